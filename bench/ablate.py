@@ -94,7 +94,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ALL_ON: Rule("", {}),
     "earliest finish": Rule(
         "the root that confirms last is not given the last chunk",
-        {"root:Root.finish": fixed(0.0)},
+        {"handout:Root.finish": fixed(0.0)},
     ),
     "late roots": Rule(
         "what a root does not confirm goes to another", {"handout:HandOut.expire": always(None)}
@@ -108,12 +108,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "roster is dialled": Rule(
         "no root is reported before its children are there", {"handout:MESH": 10**9}
     ),
-    "busy origin": Rule(
-        "asking does not keep the origin's line from its roots",
-        {"upload:Upload.lanes": fixed(0)},
-    ),
     "settle": Rule("those that come together get one roster", {"origin:_SETTLE": 0.0}),
-    "line credit": Rule("a long line is filled", {"line:Line.credit": always(2)}),
+    "line credit": Rule("a long line is filled", {"queue:Line.credit": always(2)}),
     "two classes": Rule(
         "who asks does not hold up a stripe",
         {"queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
@@ -131,21 +127,21 @@ RULES: Final[Mapping[str, Rule]] = {
     ),
     "origin's turns": Rule(
         "chunks that are on their way are not asked of the origin",
-        {"lateness:LateChunks._overdue_after": property(lambda late: late._stall)},
+        {"download:LateChunks._overdue_after": property(lambda late: late._stall)},
     ),
     "usual lag": Rule(
         "a node behind its neighbours does not pull what is coming",
         {"pace:ChunkPace.note_lag": always(None)},
     ),
     "proven holders": Rule(
-        "who boasts is asked for one chunk", {"sources:Sources._believable": everything_held}
+        "who boasts is asked for one chunk", {"repair:Repair._believable": everything_held}
     ),
     "trial": Rule(
         "who drips costs each asker one wait",
-        {"sources:Source.room": property(lambda source: 4 - source.owed)},
+        {"repair:Source.room": property(lambda source: 4 - source.owed)},
     ),
-    "own line": Rule("no node asks for more than its line carries", {"sources:_AHEAD": 1e9}),
-    "credulity": Rule("one claim does not bend the forest", {"capacity:_CREDULITY": 1e9}),
+    "own line": Rule("no node asks for more than its line carries", {"repair:_AHEAD": 1e9}),
+    "credulity": Rule("one claim does not bend the forest", {"receipts:_CREDULITY": 1e9}),
     "receipts": Rule(
         "who claims much and relays little is believed what it relays",
         {"receipts:ReceiptBook.judge": lambda *_: iter(())},

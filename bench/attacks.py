@@ -17,9 +17,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from bench.hostile.kinds import KINDS
+from bench.hostile.live import HERE, SETTLE, Outcome, attack_live
 from bench.report import Report
-from tests.attacks.kinds import KINDS
-from tests.attacks.live import HERE, SETTLE, Outcome, attack_live
 
 COLUMNS: Final = (
     "worst s",

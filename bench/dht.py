@@ -30,12 +30,8 @@ from p2p.dht.core.events import (
     Join,
     Joined,
     Moved,
-    PeerDown,
-    PeerUp,
     Put,
-    Received,
     SendIfConnected,
-    Tick,
     Written,
 )
 from p2p.dht.core.table import RoutingTable
@@ -56,8 +52,8 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import Record, sign_record
 from p2p.dht.stamp import make_stamp
-from p2p.effects import AddAddrs, Penalise, Send
 from p2p.errors import BadMessage
+from p2p.events import AddAddrs, PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
 

@@ -31,6 +31,9 @@ from typing import Any, Final
 
 import trio
 
+from bench.hostile.live import HERE, Vitals
+from bench.hostile.raw import pause
+from bench.hostile.strangers import KINDS, Orders
 from bench.report import Report
 from p2p.errors import BadMessage
 from p2p.identity import verify
@@ -46,9 +49,6 @@ from roles.own.nodes import NodeProcess
 from roles.protocol.core.terms import terms_digest
 from roles.rl.learner import FILE, LearnerConfig, write_learner
 from roles.rl.recipes import SORTING
-from tests.attacks.live import HERE, Vitals
-from tests.attacks.raw import pause
-from tests.attacks.strangers import KINDS, Orders
 
 WORKERS: Final = 2
 """Honest workers from the start; each turn has a newcomer more."""
@@ -246,7 +246,7 @@ async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dic
     """Strangers on their own core for the length of the block, and what they did, after it."""
     tally: dict[str, int] = {}
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.attacks.strangers", orders.to_json()],
+        [sys.executable, "-m", "bench.hostile.strangers", orders.to_json()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=HERE,

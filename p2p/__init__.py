@@ -23,9 +23,10 @@ Names and bytes, pure: `errors` (each says whose fault it is), `door` (what embe
 pass, checked), `identity` (keys and `PeerId`), `multiaddr`, `wire` (frames, msgpack read with
 distrust), `protobuf`, `policy` (how versions are numbered), `naming` (files beside others),
 `bounded` (the dictionary and the token buckets that bound what peers cause), `offence` (what
-misbehaviour costs), `own_time` (time without that for which the process was stopped). And not
-pure: `concurrency` (what tasks wait for), `patience` (deadlines in own time), `meter` (what
-peers that are no members get as answers, all together).
+misbehaviour costs), `equivocation` (the proof that an author signed two different things),
+`own_time` (time without that for which the process was stopped). And not pure: `concurrency`
+(what tasks wait for), `patience` (deadlines in own time), `meter` (what peers that are no
+members get as answers, all together).
 
 The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
 `transport`, which proves and multiplexes connections. `machine` is the world of production;
@@ -33,7 +34,7 @@ The host of production, a package with a map of its own: `swarm`, a `Host` on an
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
 and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, and `effects` are what the cores of all services
+signed log). `driver` feeds a service's core, and `events` are what the cores of all services
 ask of a host. `node` composes all services; `cast` composes three of them to send files.
 
 How data flows
@@ -131,56 +132,13 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
-    "AddrSource",
-    "BadMessage",
-    "ConfigError",
-    "ConnectionConfig",
-    "Dht",
-    "DhtConfig",
-    "FrameReader",
-    "Gossip",
-    "GossipConfig",
-    "Host",
-    "KeyPair",
-    "LimitExceeded",
-    "Listener",
-    "LocalProtocolError",
-    "Member",
-    "Membership",
-    "MembershipConfig",
-    "MemoryNetwork",
-    "MessageHandler",
-    "MissingDependency",
-    "Multiaddr",
-    "Namespace",
-    "Network",
-    "PeerEvent",
-    "PeerId",
-    "PeerState",
-    "PeerUnreachable",
-    "ProtocolError",
-    "ProtocolId",
-    "ProtocolNotSupported",
-    "Record",
-    "RemoteProtocolError",
-    "ShoalError",
-    "StorageError",
-    "Stream",
-    "StreamHandler",
-    "SwarmConfig",
-    "SwarmHost",
-    "TcpNetwork",
-    "Validity",
-    "World",
-    "WrongPeer",
-    "frame",
-    "open_dht",
-    "open_gossip",
-    "open_host",
-    "open_membership",
-    "open_world",
-    "ping",
-    "request",
-    "send_frame",
-    "serve_requests",
-]
+    "AddrSource", "BadMessage", "ConfigError", "ConnectionConfig", "Dht", "DhtConfig",
+    "FrameReader", "Gossip", "GossipConfig", "Host", "KeyPair", "LimitExceeded", "Listener",
+    "LocalProtocolError", "Member", "Membership", "MembershipConfig", "MemoryNetwork",
+    "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Network", "PeerEvent",
+    "PeerId", "PeerState", "PeerUnreachable", "ProtocolError", "ProtocolId",
+    "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError", "StorageError",
+    "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork", "Validity", "World",
+    "WrongPeer", "frame", "open_dht", "open_gossip", "open_host", "open_membership",
+    "open_world", "ping", "request", "send_frame", "serve_requests",
+]  # fmt: skip

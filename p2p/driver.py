@@ -15,13 +15,13 @@ A timer that rings before the deadline is set again, and the core not told.
 
 How a service uses it
 ---------------------
-Its own effects it carries out in a method; those that all services share (`p2p.effects`) go
-through `on_host`. `Driver.running` is entered inside the scope of the tasks that effects start,
-and outside the scopes in which the host hands over messages::
+A service carries out its own effects in a method. `Driver.serving` carries out those that all
+services share (`p2p.events`), and feeds the core what the host says. It is entered inside the
+scope of the tasks that effects start::
 
-    driver = Driver(world, core, on_host(world, host, PROTOCOL_ID, own_effect), on_deadline)
+    driver = Driver(world, core, own_effect, on_deadline)
     async with trio.open_nursery() as nursery:
-        with driver.running(), host.receiving(PROTOCOL_ID, feed_received):
+        with driver.serving(host, PROTOCOL_ID, on_deadline):
             yield service
 
 Effects are carried out before `Driver.feed` returns, so what one of them notes can be read
@@ -40,11 +40,22 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
-from p2p.effects import AddAddrs, HostEffect, Penalise, Send
-from p2p.host import Host
-from p2p.identity import ProtocolId
+import trio
+
+from p2p.events import (
+    AddAddrs,
+    HostEffect,
+    HostEvent,
+    PeerDown,
+    PeerUp,
+    Penalise,
+    Received,
+    Send,
+)  # fmt: skip
+from p2p.host import MAX_MESSAGE, Host, PeerEvent, PeerState
+from p2p.identity import PeerId, ProtocolId
 from p2p.world import Timer, World
 
 Event = TypeVar("Event")
@@ -66,27 +77,18 @@ class MessageCore(Protocol[EventIn, EffectOut]):
         ...
 
 
-def _on_time() -> float:
-    return 0.0
-
-
 class Driver(Generic[Event, Effect]):
     """Pumps one core for the length of the block `running`; before and after it, events are
     dropped.
     """
 
-    __slots__ = (
-        "_asked", "_carry_out", "_core", "_handle", "_is_handling", "_is_running",
-        "_lateness", "_now", "_on_deadline", "_timer", "_timer_at", "_waiting", "_world",
-    )  # fmt: skip
-
     def __init__(
         self,
         world: World,
-        core: MessageCore[Event, Effect],
+        core: MessageCore[Event, Effect | HostEffect],
         carry_out: Callable[[Effect], None],
         on_deadline: Callable[[], None],
-        lateness: Callable[[], float] = _on_time,
+        lateness: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``on_deadline`` is called when the core wants to be told the time, and feeds its
         tick.
@@ -98,11 +100,11 @@ class Driver(Generic[Event, Effect]):
         self._core = core
         self._handle = core.handle
         self._now = world.now
-        self._carry_out = carry_out
+        self._carry_out = cast("Callable[[Effect | HostEffect], None]", carry_out)
         self._on_deadline = on_deadline
         self._lateness = lateness
         self._waiting: deque[Event] = deque()
-        self._asked: deque[Effect] = deque()
+        self._asked: deque[Effect | HostEffect] = deque()
         """Effects of events that were judged while those of another were carried out."""
         self._is_running = False
         self._is_handling = False
@@ -122,10 +124,62 @@ class Driver(Generic[Event, Effect]):
             if self._timer is not None:
                 self._timer.cancel()
 
+    @contextmanager
+    def serving(
+        self,
+        host: Host,
+        protocol: ProtocolId,
+        begin: Callable[[], None],
+        max_message: int = MAX_MESSAGE,
+    ) -> Iterator[None]:
+        """Handle events for the length of the block, those of ``host`` among them: messages of
+        ``protocol``, and peers that come and go. Effects of `p2p.events` go to ``host``.
+        ``begin`` feeds what the core is to hear before it hears of peers."""
+        feed = cast("Callable[[HostEvent], None]", self.feed)
+        wall = self._world.wall
+        own_effect, send = self._carry_out, host.send
+
+        def carry_out(effect: Effect | HostEffect) -> None:
+            if isinstance(effect, Send):  # nearly all are
+                send(effect.peer, protocol, effect.data)
+            elif isinstance(effect, AddAddrs):
+                host.add_addrs(effect.peer, effect.addrs, effect.source)
+            elif isinstance(effect, Penalise):
+                self._world.sometimes("driver/penalised a peer", True)
+                host.penalise(effect.peer, effect.offence.points, effect.reason)
+            else:
+                own_effect(effect)
+
+        def on_message(peer: PeerId, data: bytes) -> None:
+            feed(Received(peer, data, wall()))
+
+        def on_peer(event: PeerEvent) -> None:
+            if event.state is PeerState.CONNECTED:
+                feed(PeerUp(event.peer, event.dialled))
+            else:
+                feed(PeerDown(event.peer, event.state is PeerState.UNREACHABLE))
+
+        self._carry_out = carry_out
+        with (
+            self.running(),
+            host.receiving(protocol, on_message, max_message=max_message),
+            host.watching(on_peer),
+        ):
+            begin()
+            for peer in host.connected:
+                feed(PeerUp(peer))
+            yield
+
     @property
     def is_running(self) -> bool:
-        """Whether events are handled."""
         return self._is_running
+
+    def check_running(self, what: str) -> None:
+        """Raise `trio.ClosedResourceError` once the block of ``open_<what>`` has ended."""
+        if not self._is_running:
+            raise trio.ClosedResourceError(
+                f"this {what} is closed: its open_{what} block has ended"
+            )
 
     def feed(self, event: Event) -> None:
         """Let the core judge ``event`` and carry out what it asks, now, or behind the event
@@ -159,7 +213,7 @@ class Driver(Generic[Event, Effect]):
             if self._core.next_deadline < self._timer_at:
                 self.set_timer()
 
-    def ask(self, event: Event) -> Sequence[Effect]:
+    def ask(self, event: Event) -> Sequence[Effect | HostEffect]:
         """Let the core judge ``event`` at once, ahead of events that wait; returns its effects.
 
         They are carried out before this returns, or behind those of the event under way. Raises
@@ -201,26 +255,3 @@ class Driver(Generic[Event, Effect]):
             self._on_deadline()
         else:
             self.set_timer()
-
-
-def on_host(
-    world: World,
-    host: Host,
-    protocol: ProtocolId,
-    carry_out: Callable[[Effect], None],
-) -> Callable[[Effect | HostEffect], None]:
-    """Carry out `p2p.effects` on ``host`` and hand all other effects to ``carry_out``."""
-    send, add_addrs = host.send, host.add_addrs
-
-    def carry_out_any(effect: Effect | HostEffect) -> None:
-        if isinstance(effect, Send):  # nearly all are
-            send(effect.peer, protocol, effect.data)
-        elif isinstance(effect, AddAddrs):
-            add_addrs(effect.peer, effect.addrs, effect.source)
-        elif isinstance(effect, Penalise):
-            world.sometimes("driver/penalised a peer", True)
-            host.penalise(effect.peer, effect.offence.points, effect.reason)
-        else:
-            carry_out(effect)
-
-    return carry_out_any

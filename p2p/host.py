@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -21,7 +21,7 @@ from p2p.door import check, check_function, check_has, check_host, check_number
 from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
-from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
+from p2p.wire import KI, MIB, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
@@ -30,16 +30,6 @@ MAX_PROTOCOL: Final = 255
 MAX_OUTBOX: Final = 4 * MIB
 """Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped.
 Four largest messages, or 16 s of a heartbeat a millisecond."""
-FRAME_PATIENCE: Final = 10.0
-"""Seconds within which a frame must be whole after its first byte, even a short one."""
-FRAME_RATE: Final = 16 * KI
-"""Bytes per second granted to a longer frame beyond that, as much as two ISDN channels: 1 MiB
-has 74 s."""
-_SHARED: Final = 4 * KI
-"""From this size on a payload is not copied behind its length prefix: thousands of streams that
-send one document share its bytes."""
-_READ: Final = 64 * KI
-"""Bytes taken from a stream at once: one record."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
@@ -47,9 +37,6 @@ class Stream(trio.abc.HalfCloseableStream):
 
     peer: PeerId
     protocol: ProtocolId
-    on_unfinished: Callable[[int], None] | None = None
-    """Called with the bytes of an unfinished frame that a `FrameReceiver` holds; hosts that
-    count them set it."""
 
     def reset(self) -> None:
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
@@ -99,27 +86,37 @@ class PeerEvent:
     """
 
 
-class PeerWatchers:
-    """The listeners of one host."""
+PeerFinder = Callable[[PeerId], Awaitable[object]]
+"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
-    __slots__ = ("_listeners",)
+
+class _Registered(Generic[_Function]):
+    """Functions that a host calls, each for the length of a block."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+        self._all: tuple[_Function, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
 
     @contextmanager
-    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change for the length of the block.
+    def adding(self, function: _Function) -> Iterator[None]:
+        """Call ``function`` as well for the length of the block.
 
         At its end one registration of it goes. The tuple is a new one: an event that is being
         told to the old one, and ends a listener's block, skips no other.
         """
-        self._listeners = (*self._listeners, listener)
+        self._all = (*self._all, function)
         try:
             yield
         finally:
-            place = self._listeners.index(listener)
-            self._listeners = self._listeners[:place] + self._listeners[place + 1 :]
+            place = self._all.index(function)
+            self._all = self._all[:place] + self._all[place + 1 :]
+
+
+class PeerWatchers(_Registered[Callable[[PeerEvent], None]]):
+    """The listeners of one host."""
 
     def tell(self, event: PeerEvent) -> None:
         """Call all listeners, in the order in which they came.
@@ -129,41 +126,19 @@ class PeerWatchers:
         raised goes on to the caller.
         """
         with ExitStack() as calls:
-            for listener in reversed(self._listeners):
+            for listener in reversed(self._all):
                 calls.callback(listener, event)
 
 
-PeerFinder = Callable[[PeerId], Awaitable[object]]
-"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
-
-
-class PeerFinders:
+class PeerFinders(_Registered[PeerFinder]):
     """Functions that are asked, one after another, for the address of a peer.
 
     What go-libp2p calls a routed host.
     """
 
-    __slots__ = ("_finders",)
-
-    def __init__(self) -> None:
-        self._finders: tuple[PeerFinder, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._finders)
-
-    @contextmanager
-    def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Add ``find`` for the length of the block."""
-        self._finders = (*self._finders, find)
-        try:
-            yield
-        finally:
-            place = self._finders.index(find)
-            self._finders = self._finders[:place] + self._finders[place + 1 :]
-
     async def find(self, peer: PeerId, is_known: Callable[[], bool]) -> None:
-        """Ask one after another until an address is known."""
-        for find in self._finders:
+        """Ask one after the other until ``is_known``."""
+        for find in self._all:
             if is_known():
                 return
             await find(peer)
@@ -343,7 +318,9 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
     """Send one length-prefixed frame."""
     check_has("stream", stream, "stream", "send_all")
     check("payload", payload, bytes, bytearray, memoryview)
-    if len(payload) < _SHARED:
+    # From this size on a payload is not copied behind its length prefix: thousands of streams
+    # that send one document share its bytes.
+    if len(payload) < (4 * KI):
         await stream.send_all(frame(payload))
     else:
         await stream.send_all(encode_varint(len(payload)))
@@ -351,12 +328,7 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 
 
 async def request(
-    host: Host,
-    peer: PeerId,
-    protocol: str,
-    payload: bytes,
-    *,
-    max_reply: int = MAX_MESSAGE,
+    host: Host, peer: PeerId, protocol: str, payload: bytes, *, max_reply: int = MAX_MESSAGE
 ) -> bytes:
     """One question, one answer, on a stream of its own. The caller sets the deadline.
 
@@ -381,55 +353,22 @@ async def request(
         return reply
 
 
-class FrameReceiver:
+class FrameReceiver(FrameReader):
     """Reads frames that a stranger sends: the stream may be idle between frames, but not within
-    one.
-
-    A frame that was begun and never ended would hold its bytes for ever, and a peer could begin
-    as many as it may open streams. So each has a deadline, and its bytes are counted
-    (`Stream.on_unfinished`).
-    """
+    one. A frame that was begun and never ended would hold its bytes for ever."""
 
     def __init__(self, stream: Stream, max_bytes: int) -> None:
-        self._stream = stream
-        self._parser = FrameParser(max_bytes)
-        self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
-
-    async def receive(self) -> bytes | None:
-        """The next frame, or None when the peer has ended the stream between frames.
-
-        Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that
-        takes too long.
-        """
-        while (found := self._parser.next_frame()) is None:
-            if self._parser.pending:
-                return await self._receive_rest()
-            data = await self._stream.receive_some(_READ)
-            if not data:
-                return None
-            self._parser.feed(data)
-            del data  # the parser has it: waiting for the rest is not to hold it twice
-        return found
+        super().__init__(stream, max_bytes)
+        # Seconds within which a frame must be whole after its first byte, even a short one.
+        # Bytes per second granted to a longer frame beyond that, as much as two ISDN channels:
+        # 1 MiB has 74 s.
+        self._patience = 10.0 + max_bytes / (16 * KI)
 
     async def _receive_rest(self) -> bytes:
-        found = None
+        """Receive the rest of a frame. Raises `LimitExceeded` if that takes too long."""
         with trio.move_on_after(self._patience):
-            while found is None:
-                self._tell(self._parser.pending)
-                data = await self._stream.receive_some(_READ)
-                if not data:
-                    raise BadMessage("the stream ended within a frame")
-                self._parser.feed(data)
-                del data
-                found = self._parser.next_frame()
-        if found is None:
-            raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
-        self._tell(0)
-        return found
-
-    def _tell(self, unfinished: int) -> None:
-        if self._stream.on_unfinished is not None:
-            self._stream.on_unfinished(unfinished)
+            return await super()._receive_rest()
+        raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
 
 
 def serve_requests(

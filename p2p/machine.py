@@ -40,8 +40,6 @@ from p2p.world import Disk, DiskEntry, Worker
 
 T = TypeVar("T")
 
-DISK_THREADS: Final = 40
-"""Concurrent calls to the disk: as many as trio allows for everything."""
 MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
 billions, and some libraries walk over all of them."""
@@ -53,27 +51,11 @@ which may be as long as a name can be."""
 TRIM_EVERY: Final = 1.0
 """Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
 what was freed and what was taken anew add up."""
-TRIM_ABOVE: Final = 8 * MIB
-"""Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB, and
-four more for what is taken again."""
-TRIM_SPARE: Final = 4 * MIB
-"""Bytes that a trim leaves at the end of the heap, for what comes next."""
 COLLECT_EVERY: Final = 10.0
 """Seconds between full collections of a process that is only a node. Python collects whenever
 its objects have grown by a quarter, which under a crowd stops the loop again and again."""
-COLLECT_SHARE: Final = 0.01
-"""Part of the time that may go to full collections: 0.3 s of the node above every 30."""
-COLLECT_AFTER: Final = 10
-"""A full collection is worth its time after so many of the middle generation: Python's own
-threshold, 70,000 new objects. An idle node makes them in hours."""
-NEVER: Final = 2**31 - 1
-"""A threshold so high that Python never begins a full collection by itself."""
 KEY: Final = "key"
 """Name of the key file in a node's folder."""
-KEY_CHECKSUM: Final = 8
-"""Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node
-would be another peer, and hear of it only from those who do not know it. Files of 32 bytes,
-without it, are taken too."""
 
 
 def trim_memory() -> None:
@@ -87,8 +69,11 @@ def trim_memory() -> None:
     if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
         return  # another library than glibc, or one of before 2021
     libc.mallinfo2.restype = _Mallinfo
-    if libc.mallinfo2().fordblks > TRIM_ABOVE:
-        libc.malloc_trim(ctypes.c_size_t(TRIM_SPARE))
+    # Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB,
+    # and four more for what is taken again.
+    if libc.mallinfo2().fordblks > (8 * MIB):
+        # Bytes that a trim leaves at the end of the heap, for what comes next.
+        libc.malloc_trim(ctypes.c_size_t(4 * MIB))
 
 
 @contextlib.contextmanager
@@ -100,7 +85,8 @@ def full_collections_by_hand() -> Iterator[None]:
     young, middle, old = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(young, middle, NEVER)
+    # A threshold so high that Python never begins a full collection by itself.
+    gc.set_threshold(young, middle, (2**31 - 1))
     try:
         yield
     finally:
@@ -110,7 +96,9 @@ def full_collections_by_hand() -> Iterator[None]:
 
 def collect_garbage() -> None:
     """Free what is in cycles, if much was made since last."""
-    if gc.get_count()[2] >= COLLECT_AFTER:
+    # A full collection is worth its time after so many of the middle generation: Python's own
+    # threshold, 70,000 new objects. An idle node makes them in hours.
+    if gc.get_count()[2] >= 10:
         gc.collect()
 
 
@@ -201,7 +189,8 @@ class RealWorld:
         """
         before = self.now()
         collect_garbage()
-        pause = max(COLLECT_EVERY, (self.now() - before) / COLLECT_SHARE)
+        # Part of the time that may go to full collections: 0.3 s of the node above every 30.
+        pause = max(COLLECT_EVERY, (self.now() - before) / 0.01)
         self.call_at(self.now() + pause, self.keep_collected)
 
     def rng(self, purpose: str) -> Random:
@@ -248,7 +237,8 @@ class RealDisk:
         pusher gives away stays where it is."""
         self._folder = folder
         self._mounts = dict(mounts or {})
-        self._threads = trio.CapacityLimiter(DISK_THREADS)
+        # Concurrent calls to the disk: as many as trio allows for everything.
+        self._threads = trio.CapacityLimiter(40)
 
     def _path(self, path: str) -> Path:
         if path.startswith("/") or ".." in path.split("/"):
@@ -313,7 +303,8 @@ class RealDisk:
 
     async def size(self, path: str) -> int | None:
         """Bytes, or None."""
-        return await self._run(_size, self._path(path))
+        file = self._path(path)
+        return await self._run(lambda: file.stat().st_size if file.is_file() else None)
 
     async def free(self) -> int:
         """Bytes that the file system has left."""
@@ -489,10 +480,6 @@ def _open_lock(path: Path) -> int | None:
     return descriptor
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
 def raise_descriptor_limit() -> int:
     """Raise the soft limit on files and sockets as far as allowed and needed; returns the limit
     in force."""
@@ -546,7 +533,10 @@ def decode_key(path: Path, data: bytes) -> KeyPair:
 
 def _key_checksum(seed: bytes) -> bytes:
     # With a prefix: the file must not hold part of a plain digest of the secret.
-    return hashlib.sha256(b"shoal key file" + seed).digest()[:KEY_CHECKSUM]
+    # Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node
+    # would be another peer, and hear of it only from those who do not know it. Files of 32
+    # bytes, without it, are taken too.
+    return hashlib.sha256(b"shoal key file" + seed).digest()[:8]
 
 
 @asynccontextmanager

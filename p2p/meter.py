@@ -32,8 +32,6 @@ SHARE: Final = 1 / 8
 """Of ``[share] upload``, where the owner sets one."""
 SECONDS: Final = 16.0
 """Of ``[share] upload`` that strangers get at once at most."""
-LEAST_CHARGE: Final = 256
-"""Bytes that any answer counts for: it costs a stream and a turn."""
 
 
 class StrangerMeter:
@@ -77,7 +75,8 @@ class StrangerMeter:
         """
         if self._is_member is not None and self._is_member(peer):
             return True
-        bucket, cost = self._bucket, max(size, LEAST_CHARGE)
+        # Bytes that any answer counts for: it costs a stream and a turn.
+        bucket, cost = self._bucket, max(size, 256)
         bucket.refill(self._world.now(), self._rate)
         if bucket.level <= 0 if is_door else bucket.level - cost < bucket.capacity / 2:
             self.refused += 1

@@ -8,8 +8,6 @@ from blake3 import blake3
 
 MAX_NAME: Final = 255
 """Bytes of a file's name: what the usual file systems take."""
-_DIGEST: Final = 32
-"""Hexadecimal digits that stand for a name that is too long: 128 bits."""
 
 
 def derived(name: str, *, before: str = "", after: str = "") -> str:
@@ -22,7 +20,8 @@ def derived(name: str, *, before: str = "", after: str = "") -> str:
     whole = f"{before}{name}{after}"
     if len(whole.encode(errors="surrogateescape")) <= MAX_NAME:
         return whole
-    digest = blake3(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
+    # Hexadecimal digits that stand for a name that is too long: 128 bits.
+    digest = blake3(name.encode(errors="surrogateescape")).hexdigest()[:32]
     return f"{before}{digest}{after}"
 
 

@@ -1,7 +1,7 @@
 """What peers do that honest peers do not, and how many points of penalty each costs.
 
 A host forgets half of a peer's points every minute, and refuses a peer that has 100 of them
-(`p2p.swarm.core.peers`). So the points say how often a peer may do a thing: what only an enemy
+(`p2p.swarm.core.gater`). So the points say how often a peer may do a thing: what only an enemy
 does costs 67 or more, what a bug may cause now and then costs a few.
 """
 

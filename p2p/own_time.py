@@ -16,16 +16,12 @@ STALL: Final = 3.0
 busy event loop is late by less."""
 
 
-def _ignore(now: float) -> None:
-    pass
-
-
 class OwnTime:
     """Turns the world's time into a core's own, and a core's deadlines into the world's."""
 
     __slots__ = ("_absent", "_last", "_on_resume")
 
-    def __init__(self, on_resume: Callable[[float], None] = _ignore) -> None:
+    def __init__(self, on_resume: Callable[[float], None] = lambda _: None) -> None:
         """``on_resume`` is called with the own time of the first event after a stop."""
         self._absent = 0.0
         self._last = -math.inf

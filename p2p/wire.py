@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import msgpack
 
@@ -165,19 +167,29 @@ class FrameReader:
         return self._parser.pending
 
     async def receive(self) -> bytes | None:
-        """The next frame, or None when the peer has ended the stream between frames.
-
-        Raises `BadMessage` on a frame that is too long or cut off.
-        """
+        """The next frame, or None when the stream has ended between frames. Raises `BadMessage`
+        on a frame that is too long or cut off."""
         while (payload := self._parser.next_frame()) is None:
+            if self._parser.pending:
+                return await self._receive_rest()
+            self._tell()
             data = await self._stream.receive_some()
             if not data:
-                if self._parser.pending:
-                    raise BadMessage("the stream ended within a frame")
                 return None
             self._parser.feed(data)
             del data  # the parser has it: waiting for more is not to hold it twice
+        return payload
+
+    async def _receive_rest(self) -> bytes:
+        payload = None
+        while payload is None:
             self._tell()
+            data = await self._stream.receive_some()
+            if not data:
+                raise BadMessage("the stream ended within a frame")
+            self._parser.feed(data)
+            del data
+            payload = self._parser.next_frame()
         self._tell()
         return payload
 
@@ -300,3 +312,44 @@ def message_untrusted(
         raise BadMessage(f"a {what} has no kind {kind!r:.20}")
     types, make = layout
     return make(*fields_untrusted(fields, *types, what=what))
+
+
+class Codec(NamedTuple):
+    """How one field of a message is written."""
+
+    kind: type
+    """Its type on the wire."""
+    encode: Callable[[Any], object] = lambda value: value
+    decode: Callable[[Any], Any] = lambda value: value
+    """May raise `BadMessage`."""
+
+
+class MessageTable(Generic[_Message]):
+    """The dataclasses that are the messages of one protocol, each with the number of its kind
+    and the codecs of its fields."""
+
+    def __init__(
+        self, what: str, *rows: tuple[int, type[_Message], *tuple[Codec, ...]]
+    ) -> None:
+        self._what = what
+        self._codecs: dict[type[_Message], tuple[int, list[tuple[str, Codec]]]] = {}
+        self._layouts: dict[int, Layout[_Message]] = {}
+        for number, message, *codecs in rows:
+            names = [field.name for field in fields(cast("Any", message))]
+            self._codecs[message] = number, list(zip(names, codecs, strict=True))
+            kinds = tuple(codec.kind for codec in codecs)
+            self._layouts[number] = kinds, partial(_make, message, codecs)
+
+    def encode(self, message: _Message) -> list[object]:
+        """Return the number of a message's kind, and its fields as they are written."""
+        number, codecs = self._codecs[type(message)]
+        return [number, *[codec.encode(getattr(message, name)) for name, codec in codecs]]
+
+    def decode_untrusted(self, kind: object, values: list[Any]) -> _Message:
+        """Return the message. Raises `BadMessage` and nothing else."""
+        return message_untrusted(self._layouts, kind, values, what=self._what)
+
+
+def _make(message: Callable[..., _Message], codecs: Sequence[Codec], *values: Any) -> _Message:
+    decoded = [codec.decode(value) for codec, value in zip(codecs, values, strict=True)]
+    return message(*decoded)

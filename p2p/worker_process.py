@@ -45,9 +45,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_WORKER_FRAME: Final = 1024 * MIB
-"""Bytes of one request or reply of a worker that is not confined: our own child, so this only
-stops a runaway, not an attacker."""
 WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
 """Of a child's environment. Sets of text then come in one order in every worker process, on
 every node: in another order five of the 106 families of reasoning-gym make another task of a
@@ -185,7 +182,9 @@ class ProcessWorker:
         self._process = process
         self._name = name
         self._is_nested = is_nested
-        self._most = MAX_WORKER_FRAME if confined is None else confined.reply
+        # Bytes of one request or reply of a worker that is not confined: our own child, so this
+        # only stops a runaway, not an attacker.
+        self._most = (1024 * MIB) if confined is None else confined.reply
         self._chatter = 0 if confined is None else confined.chatter or 0
         self._rests = is_nested and confined is not None and confined.rests
         self._stdin = _stream_of(process.stdin.fileno())
@@ -340,7 +339,8 @@ class ProcessWorker:
             os.close(self._ended)
             self._ended = None
         for orphan in self._inner:
-            await trio.to_thread.run_sync(_bury, orphan)
+            with contextlib.suppress(ChildProcessError):
+                await trio.to_thread.run_sync(os.waitpid, orphan, 0)
         await self._hear_out()
         await self._stdout.aclose()
         if self._stderr is not None:
@@ -391,13 +391,6 @@ def _children_of(pid: int) -> list[int]:
     except OSError:  # it has ended
         return []
     return list(map(int, words))
-
-
-def _bury(pid: int) -> None:
-    """Take note of the end of an orphan. It went to the first process of this machine, which in
-    a container may be this node: there each would keep its number for ever."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
 
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:

@@ -1,16 +1,29 @@
-"""What all tests share: one Hypothesis profile, and how the tests are dealt to several
-workers.
+"""What all tests share: one Hypothesis profile, which tests are played, and how they are dealt
+to several workers.
+
+A test marked ``deep`` is played with ``SHOAL_DEEP=1`` only (``make test-deep``); the everyday
+suite, ``make test``, leaves it out. `tests.sweeps` is the same for laws with many parameters.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import cpu
+from tests.support.cpu import (  # hooks, which pytest finds by their names
+    pytest_runtest_protocol as pytest_runtest_protocol,
+    pytest_sessionfinish as pytest_sessionfinish,
+    pytest_terminal_summary as pytest_terminal_summary,
+    pytest_testnodedown as pytest_testnodedown,
+)
+from tests.sweeps import DEEP
 
 try:
     from xdist.scheduler import LoadScopeScheduling
@@ -41,8 +54,9 @@ LIVE: Final = (
     "tests/simulation/test_nodes.py",
     "tests/unit/test_engine_worker.py",
 )
-"""Tests of real processes, which look at memory, descriptors and answers in real time: one
-worker has them all, so that a swarm of ten processes never has another one beside it."""
+"""Tests of real processes, marked ``live``. They look at memory, descriptors and answers in
+real time: one worker has them all, so that a swarm of ten processes runs alone.
+"""
 
 
 NEEDS_TORCH: Final = re.compile(
@@ -61,13 +75,38 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return bool(NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(LIVE):
+            item.add_marker("live")
+    if not DEEP:
+        deep = [item for item in items if item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+    if hasattr(config, "workerinput"):
+        _start_the_longest_first(items)
+
+
+def _start_the_longest_first(items: list[pytest.Item]) -> None:
+    table = cpu.read_table()
+    cost: defaultdict[str, float] = defaultdict(float)
+    for path in {item.nodeid.partition("::")[0] for item in items}:
+        cost[unit_of(path)] += table.get(path, (0.0, 0.0))[cpu.COLUMN]
+    items.sort(key=lambda item: -cost[unit_of(item.nodeid)])
+
+
+def unit_of(nodeid: str) -> str:
+    """Return what one worker plays as a whole: a file, or all tests of real processes."""
+    return "live" if nodeid.startswith(LIVE) else nodeid.partition("::")[0]
+
+
 class ByFile(LoadScopeScheduling):
     """Deals whole files to the workers, in the order in which they were collected.
 
     A file is the unit because its tests share what is costly to make (a module's fixtures, a
     scenario that was run once), and because the order inside it stays what it is without
-    workers. The order of collection suits: `LIVE` begins early, and it is the longest unit; the
-    files at the end, tests/unit, take seconds each, so that the workers end together.
+    workers.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
@@ -76,7 +115,7 @@ class ByFile(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return "live" if nodeid.startswith(LIVE) else nodeid.partition("::")[0]
+        return unit_of(nodeid)
 
 
 @pytest.fixture(scope="session")

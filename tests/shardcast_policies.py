@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.shardcast.codec import ANCHOR, encode_chunk
+from p2p.shardcast.codec import encode_chunk
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.layout import cut_file
 
@@ -13,7 +13,7 @@ def pack_policy(raw: bytes, span: int) -> tuple[Index, list[bytes]]:
     for cut in cut_file(len(raw), (), span):
         piece = raw[at : at + cut.size]
         spans.append(Span(digest_of(piece), cut.size))
-        wires.append(encode_chunk(ANCHOR, [spans[-1]], piece))
+        wires.append(encode_chunk(spans[-1], piece))
         at += cut.size
     return Index.of([PolicyFile("", len(raw))], spans), wires
 

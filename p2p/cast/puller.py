@@ -47,8 +47,8 @@ from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast import Manifest, ShardcastConfig
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
-from p2p.shardcast.selection import Selection
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 

@@ -43,6 +43,7 @@ from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig, ShardcastStats
 from p2p.shardcast.publisher import Digester, publish_alone, publish_next
+from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
@@ -277,7 +278,8 @@ async def _contents(path: Path) -> dict[str, Any]:
     """Describe what a push of ``path`` would send."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as state:
         async with mounted(Path(state), path) as (world, source):
-            index = (await Digester(world, ShardcastConfig()).digest(source)).index
+            digester = Digester(world, ShardcastConfig(), Cores(world))
+            index = (await digester.digest(source)).index
     return {
         "files": [f"{file.size:>14,}  {file.path or path.name}" for file in index.files],
         "bytes": index.size,

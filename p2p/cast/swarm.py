@@ -1,7 +1,7 @@
 """The swarm of one push: gossip, membership and SHARDCAST, without a run file or a DHT.
 
-A push is a run of its own, named by the pusher's key and the ticket's secret. Its only trainer
-is the pusher. A puller is let in, listed and given a place in the forest, when its heartbeat
+A push is a run of its own, named by the pusher's key and the ticket's secret, and only the
+pusher publishes. A puller is let in, listed and given a place in the forest, when its heartbeat
 shows the MAC of its name under the secret (`Ticket.admission`), in the field that holds a work
 stamp in open runs. The addresses in the ticket are where membership begins.
 """
@@ -29,7 +29,7 @@ from p2p.node.policies import judge_announcement, policy_topic, roster, taken_wh
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
-from p2p.shardcast.selection import Selection
+from p2p.shardcast.chunkset import Selection
 from p2p.world import World
 
 _FIRST_DIAL: Final = 1.0

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from p2p.dht.record import (
-    MAX_ADDRS,
-    MAX_RECORD,
-    read_addrs_untrusted,
-)
+from p2p.dht.record import MAX_ADDRS, MAX_RECORD, read_addrs_untrusted
 from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, dht_id, stamp_work
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr
-from p2p.wire import KI, Layout, fields_untrusted, message_untrusted, pack, unpack_untrusted
+from p2p.wire import KI, Codec, MessageTable, fields_untrusted, pack, unpack_untrusted
 
 BUCKET_SIZE: Final = 20
 """Kademlia's k: contacts per bucket and per reply. The paper's 20: so many that all of them are
@@ -102,14 +98,11 @@ def decode_contact_untrusted(blob: object) -> Contact:
 class Ping:
     """Is the receiver there? Answered by `Pong`."""
 
-    KIND: ClassVar = 0
-
 
 @dataclass(frozen=True, slots=True)
 class FindNode:
     """Which contacts are nearest to ``target``? Answered by `Nodes`."""
 
-    KIND: ClassVar = 1
     target: bytes
 
 
@@ -118,7 +111,6 @@ class FindValue:
     """Which records are held under ``key``, and which contacts are nearest to it? Answered by
     `Values`."""
 
-    KIND: ClassVar = 2
     key: bytes
 
 
@@ -126,7 +118,6 @@ class FindValue:
 class Store:
     """Hold ``record`` (encoded) under ``key``. Answered by `Stored`."""
 
-    KIND: ClassVar = 3
     key: bytes
     record: bytes
 
@@ -135,14 +126,11 @@ class Store:
 class Pong:
     """The sender is there."""
 
-    KIND: ClassVar = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """The nearest contacts of the sender's table."""
 
-    KIND: ClassVar = 17
     contacts: tuple[Contact, ...]
 
 
@@ -150,7 +138,6 @@ class Nodes:
 class Values:
     """The records that the sender holds (encoded), and the nearest contacts of its table."""
 
-    KIND: ClassVar = 18
     records: tuple[bytes, ...]
     contacts: tuple[Contact, ...]
 
@@ -159,7 +146,6 @@ class Values:
 class Stored:
     """Whether the sender holds that record, or a newer one."""
 
-    KIND: ClassVar = 19
     held: bool
 
 
@@ -178,23 +164,8 @@ class Envelope:
 
 def encode(request_id: int, sender: Contact, body: Request | Reply) -> bytes:
     """The bytes of a message."""
-    return pack([body.KIND, request_id, sender.blob, *_fields_of(body)])
-
-
-def _fields_of(body: Request | Reply) -> tuple[object, ...]:
-    match body:
-        case Ping() | Pong():
-            return ()
-        case FindNode(key) | FindValue(key):
-            return (key,)
-        case Store(key, record):
-            return (key, record)
-        case Nodes(contacts):
-            return ([contact.blob for contact in contacts],)
-        case Values(records, contacts):
-            return (list(records), [contact.blob for contact in contacts])
-        case Stored(held):
-            return (held,)
+    kind, *fields = _TABLE.encode(body)
+    return pack([kind, request_id, sender.blob, *fields])
 
 
 def decode_untrusted(data: bytes) -> Envelope:
@@ -207,7 +178,7 @@ def decode_untrusted(data: bytes) -> Envelope:
     kind, request_id, blob = fields_untrusted(fields[:3], int, int, bytes, what="DHT message")
     if not 0 <= request_id <= MAX_REQUEST_ID:
         raise BadMessage("a request id is out of range")
-    body = message_untrusted(_LAYOUTS, kind, fields[3:], what="DHT message")
+    body = _TABLE.decode_untrusted(kind, fields[3:])
     return Envelope(request_id, decode_contact_untrusted(blob), body)
 
 
@@ -231,16 +202,16 @@ def _records(items: list[Any]) -> tuple[bytes, ...]:
     return tuple(items)
 
 
-_LAYOUTS: Final[dict[int, Layout[Request | Reply]]] = {
-    Ping.KIND: ((), Ping),
-    FindNode.KIND: ((bytes,), lambda target: FindNode(_key(target))),
-    FindValue.KIND: ((bytes,), lambda key: FindValue(_key(key))),
-    Store.KIND: ((bytes, bytes), lambda key, record: Store(_key(key), record)),
-    Pong.KIND: ((), Pong),
-    Nodes.KIND: ((list,), lambda contacts: Nodes(_contacts(contacts))),
-    Values.KIND: (
-        (list, list),
-        lambda records, contacts: Values(_records(records), _contacts(contacts)),
-    ),
-    Stored.KIND: ((bool,), Stored),
-}
+_KEY: Final = Codec(bytes, decode=_key)
+_CONTACTS: Final = Codec(list, lambda contacts: [each.blob for each in contacts], _contacts)
+_TABLE: Final = MessageTable[Request | Reply](
+    "DHT message",
+    (0, Ping),
+    (1, FindNode, _KEY),
+    (2, FindValue, _KEY),
+    (3, Store, _KEY, Codec(bytes)),
+    (16, Pong),
+    (17, Nodes, _CONTACTS),
+    (18, Values, Codec(list, list, _records), _CONTACTS),
+    (19, Stored, Codec(bool)),
+)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -18,28 +19,8 @@ import trio
 
 from p2p.concurrency import AutoResetEvent, Notifier, open_bare_nursery
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import (
-    Cancel,
-    Effect,
-    Event,
-    Forget,
-    Found,
-    Get,
-    Join,
-    Joined,
-    Moved,
-    Outcome,
-    OwnEffect,
-    PeerDown,
-    PeerUp,
-    Put,
-    Received,
-    SendIfConnected,
-    Tick,
-    Written,
-)
-from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core import events as ev
+from p2p.dht.core.core import MAX_PUBLICATIONS, DhtCore
 from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
 from p2p.dht.messages import BUCKET_SIZE, MAX_DATAGRAM, Contact
 from p2p.dht.record import (
@@ -53,8 +34,9 @@ from p2p.dht.record import (
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
 from p2p.door import check, check_each, check_host, check_world
-from p2p.driver import Driver, on_host
+from p2p.driver import Driver
 from p2p.errors import StorageError
+from p2p.events import Tick
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -67,26 +49,6 @@ SEQNO_PATH: Final = "dht/seqno"
 SEQNO_RESERVE: Final = 3_600_000
 """Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an
 hour."""
-SEQNO_RETRY: Final = 60_000
-"""Sequence numbers after which a write that failed is tried again: a minute of milliseconds."""
-MAX_OPERATIONS: Final = 16
-"""Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3 keys, 2
-paths, alpha 3."""
-
-
-class _Caller:
-    """A caller that waits for the outcome of its operation."""
-
-    __slots__ = ("done", "outcome")
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.outcome: Outcome | None = None
-
-    def wake(self, outcome: Outcome | None) -> None:
-        """The operation has ended; None if the DHT was closed before."""
-        self.outcome = outcome
-        self.done.set()
 
 
 class Dht:
@@ -106,15 +68,14 @@ class Dht:
         self._config = config
         self._namespaces = namespaces
         self._tokens = count(1)
-        self._waiting: dict[int, _Caller] = {}
-        self._slots = trio.CapacityLimiter(MAX_OPERATIONS)
-        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
-        self._driver: Driver[Event, Effect] = Driver(
-            world,
-            core,
-            carry_out,
-            self._on_deadline,
-            lambda: lateness(world, "dht/late tick"),
+        self._waiting: dict[int, trio.Event] = {}
+        self._outcomes: dict[int, ev.Outcome] = {}
+        # Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3
+        # keys, 2 paths, alpha 3.
+        self._slots = trio.CapacityLimiter(16)
+        late = partial(lateness, world, "dht/late tick")
+        self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
+            world, core, self._carry_out, self._on_deadline, late
         )
         self._up: dict[PeerId, None] = {}
         """The connected peers, as the host has told us."""
@@ -150,11 +111,11 @@ class Dht:
         is no address.
         """
         given = check_each("peers", peers, Multiaddr, PeerId, str)
-        self._check_open()
+        self._driver.check_running("dht")
         known = [self._introduce(peer) for peer in given]
         self._follow_addrs()
-        outcome = await self._ask(lambda token: Join(token, tuple(known)))
-        contacts = outcome.contacts if isinstance(outcome, Joined) else 0
+        outcome = await self._ask(lambda token: ev.Join(token, tuple(known)))
+        contacts = outcome.contacts if isinstance(outcome, ev.Joined) else 0
         self._world.sometimes("dht/alone", contacts == 0)
         return contacts
 
@@ -173,24 +134,17 @@ class Dht:
 
         Returns how many nodes took it. 0 copies is no error: it is republished when there is a
         node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond 32
-        records (`p2p.dht.core.publications.MAX_PUBLICATIONS`).
+        records (`p2p.dht.core.core.MAX_PUBLICATIONS`).
         """
         self._check_put(namespace, name, value, lifetime)
-        self._check_open()
+        self._driver.check_running("dht")
         async with self._slots:
             self._follow_addrs()
             wall = await self._wait_reserved()
             outcome = await self._ask(
-                lambda token: Put(
-                    token,
-                    namespace,
-                    name,
-                    value,
-                    lifetime,
-                    wall,
-                )
+                lambda token: ev.Put(token, namespace, name, value, lifetime, wall)
             )
-        return outcome.copies if isinstance(outcome, Written) else 0
+        return outcome.copies if isinstance(outcome, ev.Written) else 0
 
     def _check_put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
         check("namespace", namespace, str)
@@ -209,15 +163,11 @@ class Dht:
                 f" {lifetime:g}"
             )
 
-    def _check_open(self) -> None:
-        if not self._driver.is_running:
-            raise trio.ClosedResourceError("this DHT is closed: its open_dht block has ended")
-
     def forget(self, namespace: str, name: bytes) -> None:
         """Stop republishing a record; it expires when its lifetime is over."""
         check("namespace", namespace, str)
         check("name", name, bytes)
-        self._driver.feed(Forget(namespace, name))
+        self._driver.feed(ev.Forget(namespace, name))
 
     async def get(self, namespace: str, name: bytes) -> list[Record]:
         """The newest valid record of each publisher, ordered by publisher; empty if there is
@@ -227,10 +177,10 @@ class Dht:
         """
         check("namespace", namespace, str)
         check("name", name, bytes)
-        self._check_open()
+        self._driver.check_running("dht")
         async with self._slots:
-            outcome = await self._ask(lambda token: Get(token, namespace, name))
-        return list(outcome.records) if isinstance(outcome, Found) else []
+            outcome = await self._ask(lambda token: ev.Get(token, namespace, name))
+        return list(outcome.records) if isinstance(outcome, ev.Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where ``peer`` says it can be dialled, which the host learns as well; empty if no
@@ -252,19 +202,20 @@ class Dht:
             self._host.add_addrs(peer, signed, AddrSource.SIGNED)
         return tuple(dict.fromkeys((*signed, *said)))
 
-    async def _ask(self, event: Callable[[int], Event]) -> Outcome | None:
+    async def _ask(self, event: Callable[[int], ev.Event]) -> ev.Outcome | None:
         """Start an operation and wait for its outcome; on cancellation the core is told."""
         token = next(self._tokens)
-        waiting = self._waiting[token] = _Caller()
+        ended = self._waiting[token] = trio.Event()
         try:
             self._driver.feed(event(token))
             if self._driver.is_running:
-                await waiting.done.wait()
+                await ended.wait()
         finally:
             del self._waiting[token]
-            if waiting.outcome is None:
-                self._driver.feed(Cancel(token))
-        return waiting.outcome
+            outcome = self._outcomes.pop(token, None)
+            if outcome is None:
+                self._driver.feed(ev.Cancel(token))
+        return outcome
 
     # Driving the core.
 
@@ -276,40 +227,27 @@ class Dht:
         async with open_bare_nursery() as nursery:
             nursery.start_soon(self._keep_seqno)
             try:
+                self._up = dict.fromkeys(host.connected)
                 with (
-                    self._driver.running(),
-                    host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_DATAGRAM),
-                    host.watching(self._on_peer),
+                    host.watching(self._on_peer),  # first: what the core sends then reads `_up`
+                    self._driver.serving(host, PROTOCOL_ID, self._follow_addrs, MAX_DATAGRAM),
                 ):
-                    self._begin()
                     yield
             finally:
-                for waiting in self._waiting.values():
-                    waiting.wake(None)
+                for ended in self._waiting.values():
+                    ended.set()
                 self._raised.notify_all()
                 nursery.cancel_scope.cancel()
-
-    def _begin(self) -> None:
-        """Tell the core our addresses and which peers are connected already."""
-        self._follow_addrs()
-        for peer in self._host.connected:
-            self._up[peer] = None
-            self._driver.feed(PeerUp(peer))
-
-    def _on_message(self, peer: PeerId, data: bytes) -> None:
-        if not self._world.buggify("dht/lost message"):
-            self._driver.feed(Received(peer, data, self._world.wall()))
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
             self._up[event.peer] = None
-            self._driver.feed(PeerUp(event.peer))
         else:
             self._up.pop(event.peer, None)
-            unreachable = event.state is PeerState.UNREACHABLE
-            met_the_dead = unreachable and bool(self._waiting)
-            self._world.sometimes("dht/lookup met the dead", met_the_dead)
-            self._driver.feed(PeerDown(event.peer, unreachable=unreachable))
+            is_unreachable = event.state is PeerState.UNREACHABLE
+            self._world.sometimes(
+                "dht/lookup met the dead", is_unreachable and bool(self._waiting)
+            )
 
     def _on_deadline(self) -> None:
         self._follow_addrs()
@@ -317,22 +255,22 @@ class Dht:
         if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
             self._driver.feed(Tick(wall))
 
-    def _carry_out(self, effect: OwnEffect) -> None:
+    def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
-            case SendIfConnected(peer, data):
+            case ev.SendIfConnected(peer, data):
                 if peer in self._up:
                     self._host.send(peer, PROTOCOL_ID, data)
-            case Joined(token) | Found(token) | Written(token):
-                waiting = self._waiting.get(token)
-                if waiting is not None:
-                    waiting.wake(effect)
+            case ev.Joined(token) | ev.Found(token) | ev.Written(token):
+                if token in self._waiting:
+                    self._outcomes[token] = effect
+                    self._waiting[token].set()
 
     def _follow_addrs(self) -> None:
         """Tell the core when the host can be dialled elsewhere."""
         addrs = self._host.addrs
         if addrs != self._addrs or self._world.buggify("dht/says its addresses again"):
             self._addrs = addrs
-            self._driver.feed(Moved(tuple(addr.transport for addr in addrs)))
+            self._driver.feed(ev.Moved(tuple(addr.transport for addr in addrs)))
 
     # Sequence numbers: on disk first, so that no later process of this node uses one again,
     # whatever its clock says.
@@ -364,7 +302,9 @@ class Dht:
                 await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
             except StorageError as error:
                 logger.warning("dht.seqno not saved: %s", error)
-                reserved += SEQNO_RETRY - SEQNO_RESERVE // 2
+                # Sequence numbers after which a write that failed is tried again: a minute of
+                # milliseconds.
+                reserved += 60_000 - SEQNO_RESERVE // 2
             self._low.clear()
             self._reserved = reserved
             self._raised.notify_all()

@@ -217,10 +217,7 @@ def _id_untrusted(value: int | bytes) -> bytes:
 
 
 def _ids_untrusted(
-    data: bytes,
-    tag: int,
-    rpc: Rpc,
-    budget: FieldBudget,
+    data: bytes, tag: int, rpc: Rpc, budget: FieldBudget
 ) -> tuple[bytes, list[bytes]]:
     """The topic in field 1, and the ids in fields ``tag``, of an IHAVE (or with tag 1, an
     IWANT)."""

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-
-import trio
+from functools import partial
 
 from p2p.door import check, check_function, check_host, check_world
-from p2p.driver import Driver, on_host
+from p2p.driver import Driver
 from p2p.errors import BadMessage
+from p2p.events import Tick
 from p2p.gossip.config import GossipConfig
+from p2p.gossip.core import events as ev
 from p2p.gossip.core.core import GossipCore
-from p2p.gossip.core.events import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Effect,
-    Event,
-    OwnEffect,
-    Publish,
-    Received,
-    Subscribe,
-    Tick,
-    Unsubscribe,
-    Validate,
-    Validated,
-    Validity,
-)
 from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import MAX_RPC, PROTOCOL_ID
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.world import World, lateness
 
-Validator = Callable[[PeerId, bytes], Validity]
+Validator = Callable[[PeerId, bytes], ev.Validity]
 """Says whether a message is accepted, by its author and data. It is called on the event loop
 and must not block. If it raises `BadMessage`, that counts as `REJECT`."""
 Handler = Callable[[PeerId, bytes], None]
@@ -60,13 +45,9 @@ class Gossip:
         self._world = world
         self._host = host
         self._core = core
-        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
-        self._driver: Driver[Event, Effect] = Driver(
-            world,
-            core,
-            carry_out,
-            self._on_deadline,
-            lambda: lateness(world, "gossip/late heartbeat"),
+        late = partial(lateness, world, "gossip/late heartbeat")
+        self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
+            world, core, self._carry_out, self._on_deadline, late
         )
         self._subscriptions: dict[str, _Subscription] = {}
 
@@ -82,8 +63,8 @@ class Gossip:
         check("topic", topic, str)
         check_function("validate", validate, 2)
         check_function("deliver", deliver, 2)
-        self._check_open()
-        event = Subscribe(topic)
+        self._driver.check_running("gossip")
+        event = ev.Subscribe(topic)
         if topic not in self._subscriptions and len(self._subscriptions) >= MAX_TOPICS_OF_PEER:
             most = MAX_TOPICS_OF_PEER
             raise ValueError(f"a node hears at most {most} topics: peers remember no more")
@@ -94,7 +75,7 @@ class Gossip:
         """Leave ``topic``; nothing if it was not subscribed to."""
         check("topic", topic, str)
         self._subscriptions.pop(topic, None)
-        self._driver.feed(Unsubscribe(topic))
+        self._driver.feed(ev.Unsubscribe(topic))
 
     def publish(self, topic: str, data: bytes) -> None:
         """Send ``data`` to the subscribers of ``topic``, but not to this node's own handler.
@@ -104,14 +85,8 @@ class Gossip:
         """
         check("topic", topic, str)
         check("data", data, bytes)
-        self._check_open()
-        self._driver.feed(Publish(topic, data))
-
-    def _check_open(self) -> None:
-        if not self._driver.is_running:
-            raise trio.ClosedResourceError(
-                "this gossip is closed: its open_gossip block has ended"
-            )
+        self._driver.check_running("gossip")
+        self._driver.feed(ev.Publish(topic, data))
 
     @property
     def topics(self) -> Mapping[str, tuple[PeerId, ...]]:
@@ -123,68 +98,43 @@ class Gossip:
         """Messages and RPCs by what became of them."""
         return self._core.counters
 
-    @contextmanager
-    def _serving(self) -> Iterator[None]:
-        """Take messages, watch connections and keep the heartbeat for the length of the
-        block."""
-        host, feed = self._host, self._driver.feed
-        with (
-            self._driver.running(),
-            host.receiving(
-                PROTOCOL_ID, lambda peer, data: feed(Received(peer, data)), max_message=MAX_RPC
-            ),
-            host.watching(self._on_peer),
-        ):
-            self._on_deadline()
-            for peer in host.connected:
-                feed(Connected(peer))
-            yield
-
-    def _on_peer(self, event: PeerEvent) -> None:
-        if event.state is PeerState.CONNECTED:
-            self._driver.feed(Connected(event.peer, event.dialled))
-        elif event.state is PeerState.DISCONNECTED:
-            self._driver.feed(Disconnected(event.peer))
-
     def _on_deadline(self) -> None:
         self._driver.feed(Tick())
         self._world.sometimes("gossip/heard it twice", self._core.counters["duplicate"] > 0)
 
-    def _carry_out(self, effect: OwnEffect) -> None:
+    def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
-            case Validate(identity, topic, author, data):
+            case ev.Validate(identity, topic, author, data):
                 self._validate(identity, topic, author, data)
-            case Deliver(topic, author, data):
+            case ev.Deliver(topic, author, data):
                 self._world.trace("gossip.deliver", topic=topic, author=author)
                 subscription = self._subscriptions.get(topic)
                 if subscription is not None:
                     subscription.deliver(author, data)
 
     def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
-        validity = Validity.IGNORE  # the answer if the validator crashes
+        validity = ev.Validity.IGNORE  # the answer if the validator crashes
         try:
             validity = self._ask_validator(topic, author, data)
         finally:
-            self._driver.feed(Validated(identity, validity))
+            self._driver.feed(ev.Validated(identity, validity))
 
-    def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> Validity:
+    def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> ev.Validity:
         subscription = self._subscriptions.get(topic)
         if subscription is None:
-            return Validity.IGNORE
+            return ev.Validity.IGNORE
         try:
             validity = subscription.validate(author, data)
-            check("the answer of validate", validity, Validity)
+            check("the answer of validate", validity, ev.Validity)
             return validity
         except BadMessage as error:
             logger.info("gossip.rejected topic=%s author=%r reason=%s", topic, author, error)
-            return Validity.REJECT
+            return ev.Validity.REJECT
 
 
 @asynccontextmanager
 async def open_gossip(
-    world: World,
-    host: Host,
-    config: GossipConfig | None = None,
+    world: World, host: Host, config: GossipConfig | None = None
 ) -> AsyncIterator[Gossip]:
     """Publish and subscribe on ``host`` for the length of the block."""
     check_world(world)
@@ -202,5 +152,5 @@ async def open_gossip(
         seqno=int(world.wall() * 1e9),
     )
     gossip = Gossip(world, host, core)
-    with gossip._serving():
+    with gossip._driver.serving(host, PROTOCOL_ID, gossip._on_deadline, MAX_RPC):
         yield gossip

@@ -13,7 +13,7 @@ A newcomer asks a node for it (``node.ledger.opened``), and calls `Ledger.append
 and `Ledger.entries`; every other method is for the package itself.
 """
 
-from p2p.ledger.core.chain import Entry, LedgerFork
+from p2p.ledger.core.chain import Entry, Statement
 from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
 from p2p.ledger.service import ExchangeConfig, LedgerExchange, open_exchange
 
@@ -22,8 +22,8 @@ __all__ = [
     "ExchangeConfig",
     "Ledger",
     "LedgerExchange",
-    "LedgerFork",
     "OwnLedger",
+    "Statement",
     "open_exchange",
     "open_ledger",
 ]

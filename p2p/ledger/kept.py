@@ -12,11 +12,11 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId
 from p2p.ledger.core.chain import (
     Entry,
-    LedgerFork,
     decode_fork_untrusted,
     encode_record,
     read_record,
@@ -63,11 +63,11 @@ class KeptLedgers:
         """Put ``news`` on the disk, if it takes them: what is lost is asked for again."""
         try:
             for one in news:
-                if isinstance(one, LedgerFork):
-                    path = f"{FOLDER}/{one.culprit}"
+                if isinstance(one, Equivocation):
+                    path = f"{FOLDER}/{one.author}"
                     await self._world.disk.replace(path + _FORK, one.encode())
                     await self._world.disk.remove(path)
-                    self._sizes.pop(one.culprit, None)
+                    self._sizes.pop(one.author, None)
             for author in self._exchange.authors:
                 fresh = [one for one in news if isinstance(one, Entry) and one.author == author]
                 if fresh and author not in self._exchange.forks:

@@ -19,12 +19,13 @@ import trio
 
 from p2p.bounded import BoundedDict, RateLimit
 from p2p.concurrency import AutoResetEvent
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, RemoteProtocolError, ShoalError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
 from p2p.ledger.core.chain import (
     Entry,
-    LedgerFork,
+    Statement,
     decode_brief_untrusted,
     decode_fork_untrusted,
     sign_head,
@@ -110,7 +111,7 @@ class LedgerExchange:
         """Who has more than we, if one said so."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
         """Until when such a word of a peer counts for nothing."""
-        self._finders: list[Callable[[LedgerFork], None]] = []
+        self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
 
     @property
@@ -119,7 +120,7 @@ class LedgerExchange:
         return self._config.is_on
 
     @property
-    def forks(self) -> dict[PeerId, LedgerFork]:
+    def forks(self) -> dict[PeerId, Equivocation[Statement]]:
         """Who has told two stories, and the proof of it."""
         return dict(self._exchange.forks)
 
@@ -135,7 +136,7 @@ class LedgerExchange:
         """The number of the newest entry of ``author`` that is here; -1 if there is none."""
         return self._exchange.top(author)
 
-    def on_found(self, listener: Callable[[LedgerFork], None]) -> None:
+    def on_found(self, listener: Callable[[Equivocation[Statement]], None]) -> None:
         """Call ``listener`` for every proof that is found here, and not brought by others."""
         self._finders.append(listener)
 
@@ -296,7 +297,7 @@ class LedgerExchange:
     def take_own(self, one: News) -> News | None:
         """Take up what this node has signed, or kept, itself."""
         try:
-            if isinstance(one, LedgerFork):
+            if isinstance(one, Equivocation):
                 found: News | None = self._exchange.take_fork_untrusted(one)
             else:
                 found = self._exchange.take_untrusted(one)
@@ -308,16 +309,16 @@ class LedgerExchange:
         return found
 
     def _tell(self, news: News, *, is_found: bool = False) -> None:
-        if isinstance(news, LedgerFork):
+        if isinstance(news, Equivocation):
             for finder in self._finders if is_found else ():
                 finder(news)
             logger.warning(
                 "%s has signed two stories about entry %d of its ledger: nothing that it states"
                 " counts any more; ask the run's owner for an edition that does not name it",
-                news.culprit,
-                news.seqno,
+                news.author,
+                news.number,
             )
-            self._world.trace("ledger.forked", author=news.culprit)
+            self._world.trace("ledger.forked", author=news.author)
 
 
 @asynccontextmanager

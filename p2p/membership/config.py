@@ -62,7 +62,7 @@ class MembershipConfig:
         check_fields(self)
         if not MIN_INTERVAL <= self.interval <= MAX_INTERVAL:
             raise ValueError(
-                f"interval is {MIN_INTERVAL} to {MAX_INTERVAL} s, not {self.interval}",
+                f"interval is {MIN_INTERVAL} to {MAX_INTERVAL} s, not {self.interval}"
             )
         if self.expiry < 3:
             raise ValueError("expiry must allow for two lost heartbeats (3 intervals)")

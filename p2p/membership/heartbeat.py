@@ -92,7 +92,7 @@ class Profile:
         are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
         if len(self.roles) > MAX_ROLES or not are_names_fit:
             raise ValueError(
-                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters",
+                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters"
             )
         if len(self.stamp) > MAX_STAMP:
             raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
@@ -100,11 +100,11 @@ class Profile:
             raise ValueError(f"the head of a ledger has at most {MAX_LEDGER} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
             raise ValueError(
-                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters",
+                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters"
             )
         if not NO_POLICY <= self.policy <= MAX_POLICY:
             raise ValueError(
-                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}",
+                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}"
             )
         is_free = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
         if not is_free or not 0 <= self.load <= 1:
@@ -132,6 +132,15 @@ class Heartbeat:
             raise ValueError(f"a heartbeat interval is {MIN_INTERVAL} to {MAX_INTERVAL} s")
 
 
+@functools.lru_cache(_PEERS)
+def key_of(peer: PeerId) -> bytes:
+    """The key that names a peer in digests."""
+    return peer[KEY]
+
+
+_peer_of = functools.lru_cache(_PEERS)(PeerId.from_public_key)
+
+
 class Digest(NamedTuple):
     """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
 
@@ -153,7 +162,7 @@ class SignedHeartbeat:
 
     def __post_init__(self) -> None:
         heartbeat = self.heartbeat
-        digest = Digest(_key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
+        digest = Digest(key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
         object.__setattr__(self, "digest", digest)
 
     @property
@@ -175,21 +184,6 @@ class SignedHeartbeat:
     def signature(self) -> bytes:
         """The peer's, over `body`."""
         return self.wire[-SIGNATURE_BYTES:]
-
-
-def key_of(peer: PeerId) -> bytes:
-    """The `KEY_BYTES` that name ``peer`` in digests; the same object for all who ask."""
-    return _key_of(peer)
-
-
-@functools.lru_cache(_PEERS)
-def _key_of(peer: PeerId) -> bytes:
-    return peer[KEY]
-
-
-@functools.lru_cache(_PEERS)
-def _peer(public_key: bytes) -> PeerId:
-    return PeerId.from_public_key(public_key)
 
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
@@ -247,7 +241,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
     if any(not isinstance(addr, bytes) or len(addr) > MAX_ADDR for addr in addrs):
         raise BadMessage(f"an address in a heartbeat has at most {MAX_ADDR} bytes")
     try:
-        peer = _peer(key)
+        peer = _peer_of(key)
         heartbeat = Heartbeat(
             peer=peer,
             seqno=seqno,
@@ -263,9 +257,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 @functools.lru_cache(_PEERS)
 def _profile_untrusted(
-    peer: PeerId,
-    addrs: tuple[bytes, ...],
-    said: tuple[Any, ...],
+    peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]
 ) -> Profile:
     roles, run, policy, upload, slots, load, version, *more = said
     stamp, ledger = (*more, b"", b"")[:2]

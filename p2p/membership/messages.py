@@ -21,41 +21,18 @@ from __future__ import annotations
 import functools
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.membership.heartbeat import (
     KEY_BYTES,
     MAX_SEQNO,
-    PROTOCOL_ID,
     Digest,
     SignedHeartbeat,
     decode_heartbeat_untrusted,
 )
 from p2p.policy import MAX_POLICY, NO_POLICY
-from p2p.wire import KI, Layout, message_untrusted, pack, unpack_untrusted
-
-__all__ = [
-    "MAX_HEARTBEATS",
-    "MAX_HOPS",
-    "MAX_KEYS",
-    "MAX_MEMBERSHIP_MESSAGE",
-    "PROTOCOL_ID",
-    "Beat",
-    "Digest",
-    "Disconnect",
-    "ForwardJoin",
-    "Heartbeats",
-    "Join",
-    "Message",
-    "Neighbor",
-    "NeighborReply",
-    "Newcomers",
-    "Suspect",
-    "Want",
-    "decode_message_untrusted",
-    "encode_message",
-]
+from p2p.wire import KI, Codec, MessageTable, pack, unpack_untrusted
 
 MAX_HEARTBEATS: Final = 32
 """Heartbeats in one message: about 7 KiB, so that one message never delays others by much."""
@@ -72,10 +49,7 @@ MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
 _MEMO: Final = 1024
 """Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
 simulation, where nodes share a process, so does every beat."""
-_MEMO_BYTES: Final = 1024
-"""Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4 MiB
-at most."""
-_DIGESTS: Final = 2048
+_DIGEST_MEMO: Final = 2048
 """Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
 most. The messages remembered name 20 each, mostly the same ones; with digests of their own they
 took 3 MiB."""
@@ -86,7 +60,6 @@ _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
-    KIND: ClassVar = 0
     is_neighbour: bool
     """Whether the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
@@ -97,7 +70,6 @@ class Beat:
 class Join:
     """Take me in, and tell others."""
 
-    KIND: ClassVar = 1
     heartbeat: SignedHeartbeat
 
 
@@ -105,7 +77,6 @@ class Join:
 class ForwardJoin:
     """A newcomer, on its walk."""
 
-    KIND: ClassVar = 2
     hops: int
     """Steps left."""
     heartbeat: SignedHeartbeat
@@ -115,7 +86,6 @@ class ForwardJoin:
 class Neighbor:
     """Be my neighbour."""
 
-    KIND: ClassVar = 3
     urgent: bool
     """The sender has no other neighbour: do not refuse."""
     heartbeat: SignedHeartbeat
@@ -125,7 +95,6 @@ class Neighbor:
 class NeighborReply:
     """We are neighbours now; or, not accepted, there is no room."""
 
-    KIND: ClassVar = 4
     accepted: bool
     heartbeat: SignedHeartbeat
 
@@ -134,14 +103,11 @@ class NeighborReply:
 class Disconnect:
     """We are no neighbours any more, and I shall send you no more heartbeats; I live."""
 
-    KIND: ClassVar = 5
-
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
     """Digests of peers that the sender has just learned of."""
 
-    KIND: ClassVar = 6
     digests: tuple[Digest, ...]
 
 
@@ -149,7 +115,6 @@ class Newcomers:
 class Want:
     """Send me the heartbeats of these."""
 
-    KIND: ClassVar = 7
     keys: tuple[bytes, ...]
 
 
@@ -157,7 +122,6 @@ class Want:
 class Heartbeats:
     """Heartbeats of others."""
 
-    KIND: ClassVar = 8
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
@@ -165,7 +129,6 @@ class Heartbeats:
 class Suspect:
     """After these, nothing came: who knows better?"""
 
-    KIND: ClassVar = 9
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
@@ -183,44 +146,21 @@ Message = (
 )
 
 
-def encode_message(message: Message) -> bytes:
-    """The bytes of ``message``."""
-    match message:
-        case Beat(is_neighbour, heartbeat, digests):
-            return pack([Beat.KIND, is_neighbour, heartbeat.wire, _pack_digests(digests)])
-        case Join(heartbeat):
-            return pack([Join.KIND, heartbeat.wire])
-        case ForwardJoin(hops, heartbeat):
-            return pack([ForwardJoin.KIND, hops, heartbeat.wire])
-        case Neighbor(urgent, heartbeat):
-            return pack([Neighbor.KIND, urgent, heartbeat.wire])
-        case NeighborReply(accepted, heartbeat):
-            return pack([NeighborReply.KIND, accepted, heartbeat.wire])
-        case Disconnect():
-            return pack([Disconnect.KIND])
-        case Newcomers(digests):
-            return pack([Newcomers.KIND, _pack_digests(digests)])
-        case Want(keys):
-            return pack([Want.KIND, b"".join(keys)])
-        case Heartbeats(heartbeats):
-            return pack([Heartbeats.KIND, [heartbeat.wire for heartbeat in heartbeats]])
-        case Suspect(heartbeats):
-            return pack([Suspect.KIND, [heartbeat.wire for heartbeat in heartbeats]])
-
-
 def decode_message_untrusted(data: bytes) -> Message:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
     checked."""
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
-    return _decode(data) if len(data) > _MEMO_BYTES else _decode_again(data)
+    # Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4
+    # MiB at most.
+    return _decode(data) if len(data) > 1024 else _decode_again(data)
 
 
 def _decode(data: bytes) -> Message:
     value = unpack_untrusted(data)
     if not isinstance(value, list) or not value:
         raise BadMessage("a membership message starts with the number of its kind")
-    return message_untrusted(_LAYOUTS, value[0], value[1:], what="membership message")
+    return _TABLE.decode_untrusted(value[0], value[1:])
 
 
 _decode_again = functools.lru_cache(_MEMO)(_decode)
@@ -238,7 +178,7 @@ def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
     return tuple([_digest_untrusted(data[start : start + size]) for start in starts])
 
 
-@functools.lru_cache(_DIGESTS)
+@functools.lru_cache(_DIGEST_MEMO)
 def _digest_untrusted(data: bytes) -> Digest:
     digest = Digest._make(_DIGEST.unpack(data))
     if digest.seqno > MAX_SEQNO or not NO_POLICY <= digest.policy <= MAX_POLICY:
@@ -258,32 +198,36 @@ def _heartbeats_untrusted(items: list[object]) -> tuple[SignedHeartbeat, ...]:
     return tuple(decode_heartbeat_untrusted(item) for item in items)
 
 
-def _forward_join_untrusted(hops: int, heartbeat: bytes) -> ForwardJoin:
+def _hops_untrusted(hops: int) -> int:
     if not 0 <= hops <= MAX_HOPS:
         raise BadMessage(f"a walk has 0 to {MAX_HOPS} steps left, not {hops}")
-    return ForwardJoin(hops, decode_heartbeat_untrusted(heartbeat))
+    return hops
 
 
-_LAYOUTS: Final[dict[int, Layout[Message]]] = {
-    Beat.KIND: (
-        (bool, bytes, bytes),
-        lambda is_neighbour, heartbeat, digests: Beat(
-            is_neighbour, decode_heartbeat_untrusted(heartbeat), _digests_untrusted(digests)
-        ),
-    ),
-    Join.KIND: ((bytes,), lambda heartbeat: Join(decode_heartbeat_untrusted(heartbeat))),
-    ForwardJoin.KIND: ((int, bytes), _forward_join_untrusted),
-    Neighbor.KIND: (
-        (bool, bytes),
-        lambda urgent, wire: Neighbor(urgent, decode_heartbeat_untrusted(wire)),
-    ),
-    NeighborReply.KIND: (
-        (bool, bytes),
-        lambda accepted, wire: NeighborReply(accepted, decode_heartbeat_untrusted(wire)),
-    ),
-    Disconnect.KIND: ((), Disconnect),
-    Newcomers.KIND: ((bytes,), lambda digests: Newcomers(_digests_untrusted(digests))),
-    Want.KIND: ((bytes,), lambda keys: Want(_keys_untrusted(keys))),
-    Heartbeats.KIND: ((list,), lambda items: Heartbeats(_heartbeats_untrusted(items))),
-    Suspect.KIND: ((list,), lambda items: Suspect(_heartbeats_untrusted(items))),
-}
+_FLAG: Final = Codec(bool)
+_HOPS: Final = Codec(int, decode=_hops_untrusted)
+_HEARTBEAT: Final = Codec(bytes, lambda signed: signed.wire, decode_heartbeat_untrusted)
+_HEARTBEATS: Final = Codec(
+    list, lambda heartbeats: [each.wire for each in heartbeats], _heartbeats_untrusted
+)
+_DIGESTS: Final = Codec(bytes, _pack_digests, _digests_untrusted)
+_KEYS: Final = Codec(bytes, b"".join, _keys_untrusted)
+
+_TABLE: Final = MessageTable[Message](
+    "membership message",
+    (0, Beat, _FLAG, _HEARTBEAT, _DIGESTS),
+    (1, Join, _HEARTBEAT),
+    (2, ForwardJoin, _HOPS, _HEARTBEAT),
+    (3, Neighbor, _FLAG, _HEARTBEAT),
+    (4, NeighborReply, _FLAG, _HEARTBEAT),
+    (5, Disconnect),
+    (6, Newcomers, _DIGESTS),
+    (7, Want, _KEYS),
+    (8, Heartbeats, _HEARTBEATS),
+    (9, Suspect, _HEARTBEATS),
+)
+
+
+def encode_message(message: Message) -> bytes:
+    """Return a message's bytes."""
+    return pack(_TABLE.encode(message))

@@ -12,41 +12,16 @@ from typing import Any, Final
 import trio
 
 from p2p.concurrency import Notifier, open_bare_nursery
-from p2p.door import (
-    check,
-    check_each,
-    check_function,
-    check_host,
-    check_values,
-    check_world,
-)
-from p2p.driver import Driver, on_host
+from p2p.door import check, check_each, check_function, check_host, check_values, check_world
+from p2p.driver import Driver
 from p2p.errors import StorageError
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.events import Tick
+from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
+from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import (
-    Bootstrap,
-    ClockOff,
-    Disconnected,
-    Effect,
-    Event,
-    Interest,
-    Leave,
-    Member,
-    MemberEvent,
-    NeighboursChanged,
-    OwnEffect,
-    Received,
-    ReserveSeqnos,
-    SaveAnchors,
-    Seek,
-    Tick,
-    Unreachable,
-    UpdateProfile,
-)
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -62,11 +37,6 @@ ANCHORS_PATH: Final = "membership/anchors"
 FIND_TIMEOUT: Final = 2.0
 """Seconds to wait for word where a peer is: a few round trips, and the queue behind which the
 answer of a busy peer waits. A dial is as much later where no peer that was asked knows it."""
-MAX_ASKED: Final = 2
-"""Peers asked where another is: trainers, as a rule, who know all their workers. One would do;
-two, since one may be gone or lie. Each answer has a heartbeat's 250 bytes."""
-MAX_ANCHORS_FILE: Final = 4 * KI
-"""Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +69,6 @@ class LocalProfile:
 class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
-    __slots__ = (
-        "_anchors", "_core", "_driver", "_found", "_host", "_joined", "_listeners",
-        "_told_clock", "_world", "_write", "me",
-    )  # fmt: skip
-
     def __init__(
         self,
         world: World,
@@ -112,26 +77,24 @@ class Membership:
         write: Callable[[str, bytes], None],
         anchors: tuple[Multiaddr, ...],
     ) -> None:
-        self.me: Final = LocalProfile(lambda profile: self._driver.feed(UpdateProfile(profile)))
+        self.me: Final = LocalProfile(
+            lambda profile: self._driver.feed(ev.UpdateProfile(profile))
+        )
         self._world = world
         self._host = host
         self._core = core
-        carry_out = on_host(world, host, PROTOCOL_ID, self._carry_out)
-        self._driver: Driver[Event, Effect] = Driver(
-            world,
-            core,
-            carry_out,
-            self._on_deadline,
+        self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
+            world, core, self._carry_out, self._on_deadline
         )
         self._write = write
         self._anchors = anchors
         self._told_clock = False
-        self._listeners: list[Callable[[MemberEvent], None]] = []
+        self._listeners: list[Callable[[ev.MemberEvent], None]] = []
         self._joined = Notifier()
         self._found = Notifier()
         """There is a new member, or a connection."""
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ev.Member]:
         """All members we know to be alive and admitted, without ourselves, longest known
         first."""
         return self._core.members()
@@ -153,7 +116,7 @@ class Membership:
         ask."""
         return self._core.size
 
-    def find(self, role: str) -> list[Member]:
+    def find(self, role: str) -> list[ev.Member]:
         """The members that run ``role``."""
         check("role", role, str)
         return [member for member in self._core.members() if role in member.roles]
@@ -168,13 +131,13 @@ class Membership:
         """What was dropped, by reason."""
         return self._core.counters
 
-    def on_change(self, listener: Callable[[MemberEvent], None]) -> None:
+    def on_change(self, listener: Callable[[ev.MemberEvent], None]) -> None:
         """Call ``listener`` (which must not block) on every change in who is a member."""
         check_function("listener", listener, 1)
         self._listeners.append(listener)
 
     @property
-    def clock_off(self) -> ClockOff | None:
+    def clock_off(self) -> ev.ClockOff | None:
         """By how much our wall clock differs from that of most peers, if so much that they
         refuse us."""
         return self._core.clock_off
@@ -185,7 +148,7 @@ class Membership:
         ``has_audience`` says whether others have such an interest in us, so that all of them
         are kept.
         """
-        self._driver.feed(Interest(check_each("peers", peers, PeerId), has_audience))
+        self._driver.feed(ev.Interest(check_each("peers", peers, PeerId), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr | str]) -> None:
         """Join the swarm through ``addrs`` (or their text), each ending in ``/p2p/``; return
@@ -197,15 +160,12 @@ class Membership:
         last life.
         """
         given = check_each("addrs", addrs, Multiaddr, str)
-        if not self._driver.is_running:
-            raise trio.ClosedResourceError(
-                "this membership is closed: its open_membership block has ended"
-            )
+        self._driver.check_running("membership")
         known = (as_multiaddr(addr, "join") for addr in given)
         others = tuple(addr for addr in known if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
-            self._driver.feed(Bootstrap(others, anchors))
+            self._driver.feed(ev.Bootstrap(others, anchors))
         if others:
             await self.wait_neighbour()
 
@@ -220,10 +180,12 @@ class Membership:
         """
         check("peer", peer, PeerId)
         others = (one for one in among if one != peer and one in self._host.connected)
-        asked = tuple(islice(others, MAX_ASKED))
+        # Peers asked where another is: trainers, as a rule, who know all their workers. One
+        # would do; two, since one may be gone or lie. Each answer has a heartbeat's 250 bytes.
+        asked = tuple(islice(others, 2))
         if not asked or peer in self._core:
             return
-        self._driver.feed(Seek(peer, asked))
+        self._driver.feed(ev.Seek(peer, asked))
         with trio.move_on_after(FIND_TIMEOUT):
             while peer not in self._core and peer not in self._host.connected:
                 await self._found.wait()
@@ -236,68 +198,49 @@ class Membership:
     @contextmanager
     def _running(self, stamp: bytes) -> Iterator[None]:
         """Take part for the length of the block; the last thing sent is a good-bye."""
-        host, feed = self._host, self._driver.feed
-        with (
-            self._driver.running(),
-            host.receiving(PROTOCOL_ID, lambda peer, data: feed(Received(peer, data))),
-            host.watching(self._on_peer),
-        ):
+
+        def begin() -> None:
             if stamp:
                 self.me.update(stamp=stamp)
             self._on_deadline()
+
+        with (
+            self._driver.serving(self._host, PROTOCOL_ID, begin),
+            self._host.watching(lambda _: self._found.notify_all()),
+        ):
             try:
                 yield
             finally:
-                feed(Leave())
-
-    def _on_peer(self, event: PeerEvent) -> None:
-        if event.state is PeerState.DISCONNECTED:
-            self._driver.feed(Disconnected(event.peer))
-        elif event.state is PeerState.UNREACHABLE:
-            self._driver.feed(Unreachable(event.peer))
-        else:
-            self._found.notify_all()
+                self._driver.feed(ev.Leave())
 
     def _on_deadline(self) -> None:
         addrs = self._host.addrs
         if addrs != self.me.profile.addrs:
             self.me.update(addrs=addrs)
         self._driver.feed(Tick())
-        if self._told_clock is (self._core.clock_off is None):
-            self._tell_clock()
-
-    def _tell_clock(self) -> None:
-        """Once each time that our clock goes wrong: nothing else says why a node finds no
-        peers."""
         off = self._core.clock_off
-        self._told_clock = off is not None
-        if off is not None:
+        if off is not None and not self._told_clock:
+            # Told once each time that our clock goes wrong: nothing else says why a node finds
+            # no peers.
             logger.warning("membership.clock %s", off)
             self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
+        self._told_clock = off is not None
 
-    def _carry_out(self, effect: OwnEffect) -> None:
+    def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:  # the most frequent first
-            case MemberEvent(change, member):
+            case ev.MemberEvent(change, member):
                 self._found.notify_all()
                 self._world.trace(f"member.{change.value}", peer=member.peer)
                 for listener in self._listeners:
                     listener(effect)
-            case SaveAnchors(addrs):
+            case ev.SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
-            case ReserveSeqnos(ceiling):
+            case ev.ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
-            case NeighboursChanged(neighbours):
-                self._note_neighbours(neighbours)
-
-    def _note_neighbours(self, neighbours: tuple[PeerId, ...]) -> None:
-        self._host.protect("neighbours", neighbours)
-        if neighbours:
-            self._joined.notify_all()
-
-
-def _everyone(_: PeerId) -> bool:
-    """A swarm without a run admits every peer."""
-    return True
+            case ev.NeighboursChanged(neighbours):
+                self._host.protect("neighbours", neighbours)
+                if neighbours:
+                    self._joined.notify_all()
 
 
 @asynccontextmanager
@@ -306,7 +249,7 @@ async def open_membership(
     host: Host,
     config: MembershipConfig | None = None,
     *,
-    may: Callable[[PeerId], bool] = _everyone,
+    may: Callable[[PeerId], bool] = lambda _: True,
     stamp: bytes = b"",
     is_stamped: Callable[[PeerId, bytes], bool] | None = None,
 ) -> AsyncIterator[Membership]:
@@ -362,7 +305,8 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
     """Where our neighbours of longest standing were. A file that makes no sense counts as
     lost."""
     try:
-        data = await world.disk.read(ANCHORS_PATH, 0, MAX_ANCHORS_FILE)
+        # Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room.
+        data = await world.disk.read(ANCHORS_PATH, 0, (4 * KI))
         addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
     except (FileNotFoundError, ValueError):
         return ()

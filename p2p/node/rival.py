@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from p2p.equivocation import conflict
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import ProtocolId
 from p2p.node.admission import SignedRun
@@ -44,7 +45,9 @@ logger = logging.getLogger(__name__)
 def are_rivals(one: SignedRun, other: SignedRun) -> bool:
     """Whether one owner has signed both for one epoch of one run, and they say different
     things."""
-    return (one.id, one.epoch) == (other.id, other.epoch) and one.digest != other.digest
+    return one.id == other.id and (
+        conflict({one.epoch: one.digest}, {other.epoch: other.digest}) is not None
+    )
 
 
 class Rivalry:

@@ -29,12 +29,13 @@ import trio
 
 from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.gossip import Gossip, Validity
 from p2p.gossip.messages import MAX_DATA
 from p2p.host import AddrSource, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
-from p2p.ledger import LedgerExchange, LedgerFork
+from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
@@ -185,7 +186,7 @@ def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity
         return Validity.REJECT
 
 
-def tell_fork(gossip: Gossip, topic: str, fork: LedgerFork) -> None:
+def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
     """Pass a proof on that was found here. One that is too long for gossip goes from question
     to question."""
     if len(data := fork.encode()) <= MAX_DATA:

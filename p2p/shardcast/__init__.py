@@ -5,24 +5,24 @@ The files, in the order in which to read them
 Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
 spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
 `delta` (what changed between two versions), `patch` (the deltas of a whole policy, as a file),
-`selection` (a part of the files), `chunkset` (some chunks of a version),
+`chunkset` (some chunks of a version, or those of some files),
 `forest` (which peer forwards what to which), `messages`, `config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out; `bulk` reads frames, `throttle` keeps to rates),
-`store` (all policies on disk: written, read, checked, pruned), `stored` (one of them: its
-paths, and which spans are verified), `disk` (whether the disk takes data), `publisher` and
-`patcher` (a trainer's files become a version). The folder `http` offers versions to curl,
-browsers and the PyPI package shardcast, and takes from them; its `__init__` is its map.
+and `sender` (chunks on streams, in and out, within an owner's rates), `store` (all policies on
+disk: written, read, checked, pruned), `stored` (one of them: its paths, and which spans are
+verified), `disk` (whether the disk takes data), `publisher` (a publisher's files
+become a version). The folder `http` offers versions to curl, browsers and the PyPI package
+shardcast, and takes from them; its `__init__` is its map.
 
 How a chunk flows
 -----------------
 ::
 
-    trainer:  publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
+    origin:   publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
     relay:    bulk stream ==> receiver -> ChunkCame -> core -> Push -> sender ==> its children
                                                             -> Keep -> store
     all here: core -> Finish -> store (fsync, rename) -> Stored -> core; wait_policy returns
@@ -41,12 +41,11 @@ All other methods are for the host, the disk and tests.
 
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.forest import RosterEntry
-from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast, open_shardcast
 
 __all__ = [
     "NO_POLICY",
-    "Equivocation",
     "Manifest",
     "PolicyVersion",
     "RosterEntry",

@@ -36,16 +36,12 @@ PATCH: Final = "gap-ulp-zstd1"
 """The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
 of its own, each packed like a policy's."""
 _LEVEL: Final = 1
-_MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW: Final = MAX_SPAN
 """What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window;
 others do."""
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
 """Bit of a plane's length that says that it is stored as it is."""
-_WORTH: Final = 32
-"""A plane is compressed if that saves at least one byte in so many: else every receiver would
-unpack it for nothing."""
 
 ENCODE_RATE: Final = 800e6
 """Bytes per second of `encode_chunk` on weights, one core: its modelled cost."""
@@ -56,43 +52,17 @@ cost."""
 Bytes = bytes | memoryview
 
 
-def wire_limit(spans: Sequence[Span]) -> int:
-    """Bytes that an `ANCHOR` chunk of these spans has at most: all planes stored."""
-    return sum(span.size + _LENGTH.size * max(1, span.kind) for span in spans)
+def wire_limit(span: Span) -> int:
+    """Bytes that the chunk of a span has at most: all planes stored."""
+    return span.size + _LENGTH.size * max(1, span.kind)
 
 
-MAX_WIRE: Final = wire_limit([Span(b"", MAX_SPAN, 4)])
+MAX_WIRE: Final = wire_limit(Span(b"", MAX_SPAN, 4))
 """Wire bytes of one chunk."""
 
 
-def encode_chunk(encoding: str, spans: Sequence[Span], raw: Bytes, base: Bytes = b"") -> bytes:
-    """The wire bytes of a run of spans, ``raw`` end to end: of one, in an anchor. The same
-    bytes each time, with the same zstd.
-
-    ``base`` are the raw bytes of the same spans in the version that the encoding starts from.
-    """
-    if encoding != ANCHOR or len(spans) != 1 or base:
-        raise ValueError(f"{encoding!r} does not pack {len(spans)} spans, or so")
-    return _encode_anchor(spans[0], raw)
-
-
-def decode_chunk_untrusted(
-    encoding: str, spans: Sequence[Span], wire: Bytes, base: Bytes = b""
-) -> Bytes:
-    """The raw bytes of ``spans``, end to end, each with its digest. Raise `BadMessage`, and
-    nothing else, whatever the bytes of ``wire``; ``base`` as in `encode_chunk`."""
-    if encoding != ANCHOR or len(spans) != 1 or base:
-        raise BadMessage("a chunk in an unknown encoding")
-    raw = _decode_anchor_untrusted(spans[0], wire)
-    at = 0
-    for span in spans:
-        if digest_of(memoryview(raw)[at : at + span.size]) != span.digest:
-            raise BadMessage("a chunk's digest is wrong")
-        at += span.size
-    return raw
-
-
-def _encode_anchor(span: Span, raw: Bytes) -> bytes:
+def encode_chunk(span: Span, raw: Bytes) -> bytes:
+    """Pack the bytes of a span. The same bytes each time, with the same zstd."""
     planes = _split(raw, span.kind)
     packed = [_pack(plane, is_number=span.kind > 0) for plane in planes]
     lengths = [
@@ -102,6 +72,15 @@ def _encode_anchor(span: Span, raw: Bytes) -> bytes:
     return b"".join([*lengths, *packed])
 
 
+def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
+    """The bytes of ``span``, with its digest. Raise `BadMessage`, and nothing else, whatever
+    the bytes of ``wire``."""
+    raw = _decode_anchor_untrusted(span, wire)
+    if digest_of(raw) != span.digest:
+        raise BadMessage("a chunk's digest is wrong")
+    return raw
+
+
 def _pack(plane: Bytes, *, is_number: bool) -> Bytes:
     """A plane as a zstd frame, or itself."""
     if is_number:
@@ -109,14 +88,16 @@ def _pack(plane: Bytes, *, is_number: bool) -> Bytes:
     else:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
     wire: bytes = compressor.compress(plane)
-    return wire if len(wire) <= len(plane) - len(plane) // _WORTH - 1 else plane
+    # A plane is compressed if that saves at least one byte in so many: else every receiver
+    # would unpack it for nothing.
+    return wire if len(wire) <= len(plane) - len(plane) // 32 - 1 else plane
 
 
 def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
     return zstandard.ZstdCompressionParameters.from_level(
         _LEVEL,
         source_size=size,
-        window_log=max(_MIN_WINDOW_LOG, (size - 1).bit_length()),
+        window_log=max(10, (size - 1).bit_length()),
         hash_log=6,
         min_match=7,
         target_length=0,

@@ -21,16 +21,16 @@ The wire, all integers big-endian::
 
     delta    segment*                    until the raw size is reached
     segment  u8 coding, body
-    sparse   u8 classes, u8 border * (classes - 1), (u32 count, u8 shift) * classes,
-             low bits, u32 bytes of gaps, plane of gaps, steps of the changed values
+    sparse   u8 1, u32 count, u8 shift, low bits, u32 bytes of gaps, plane of gaps,
+             steps of the changed values
     dense    steps of all values
     full     plane of each byte of all values, the lowest first
     steps    plane of pairs, plane of rests, plane of each byte of the wide, the lowest first
     plane    u32 wire size, bytes        themselves, or a zstd frame if that is shorter
 
 A *gap* is the number of unchanged values in front of a changed one. Its lowest ``shift`` bits
-are sent as they are (per class and bit a row of bits, the first value in the lowest bit, padded
-to bytes). What is above them is a byte, in which 255 means "add 255 and read on".
+are sent as they are (per bit a row, the first value in the lowest bit, padded to bytes). The
+rest is a byte, in which 255 means "add 255 and read on".
 
 A *step* is ``zigzag(order(new) - order(old))``, where ``order`` turns sign and magnitude into
 two's complement and ``zigzag`` puts 0, -1, 1, -2, 2 ... in a row; sparse steps are never 0 and
@@ -38,23 +38,13 @@ count from 0 for -1. Up to 14 a step is a nibble, two to a byte, the first one i
 the commonest steps (+1 and -1) would take at least one and two bits in Huffman's code, where
 they carry 1.4 on average. Nibble 15 means: read a byte of *rests*, which is added to 15; 255
 there means: the step itself is in *wide*. Each plane's length follows from the one before.
-
-In `DeltaMode.BY_EXPONENT` values are dealt into *classes* by the magnitude of their *old*
-value, which both sides know: half the magnitude is half the ulp and twice the chance to have
-changed. Class ``i`` takes the values whose upper magnitude byte (of a bf16: its exponent) is
-below ``border[i]`` and not in a class before; the last class takes the others. Gaps then count
-within a class, and all streams are in the order of classes. Both sides translate positions by
-rank and select on bit masks, 64 values a word, so that an unchanged value costs one comparison
-and one bit per class. A table of one entry per value (what the first attempt did) took ten
-times as long.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from enum import Enum, IntEnum
-from itertools import accumulate
+from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -62,7 +52,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from p2p.errors import BadMessage
-from p2p.wire import KI, MIB
+from p2p.wire import MIB
 
 OPAQUE: Final = 0
 """Kind of bytes without known structure; other kinds give the bytes of one value."""
@@ -71,11 +61,8 @@ WIDTHS: Final = {OPAQUE: 1, 2: 2, 4: 4}
 
 SEGMENT: Final = 2 * MIB
 """Values that are coded together: the unit of choice between codings, and of memory. Of bf16
-that is the largest span. Half of it takes 2.5 % more bytes by exponent, double it 2 % fewer."""
-MAX_CLASSES: Final = 16
+that is the largest span."""
 
-_LEVEL: Final = 1
-_MIN_MATCH: Final = 7
 _HASH_LOG: Final = 6
 """The smallest match table of zstd level 1: zstd is here for its Huffman coder. On streams of
 small numbers its matches are chance, and cost more than the literals they replace."""
@@ -83,50 +70,19 @@ _MORE: Final = 255
 """The byte that stands for itself and for what follows."""
 _NIBBLE: Final = 15
 """The nibble that sends the reader to the plane of rests."""
-_MEAN_GAP: Final = 128
-"""From this mean on, a gap's lowest bits are sent apart, so many that the mean of the rest is
-below. At a mean of 128 one byte in seven is a 255."""
-_MEAN_GAP_IN_CLASS: Final = 8
-"""The same where there are several classes: the nearer their means, the better one table of
-Huffman's code fits two classes that are too small for one each. At lr 1e-6: 8 % fewer bytes
-than with 128, 4 % fewer than with 32."""
-_BLOCK: Final = 2 * KI
-"""A class with at least this many bytes in a stream gets a zstd block, and so a table, of its
-own; a table takes some 40 bytes."""
-_SPARSE_ONLY: Final = 1 / 8
-"""Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense), and
-the others are not tried."""
 _MOST_SPARSE: Final = 1 / 2
 """Above this share dense wins (the two are level at 59 %), sparse is not tried, and a reader
 refuses it: its integers of eight bytes would take a multiple of what the values do."""
-_SAMPLE: Final = 16
-"""One value in this many is examined to choose the classes, for which rough counts suffice."""
-_CLASS_BITS: Final = 60
-"""Cost of one more class in bits: 6 bytes, and the last byte of each row of bits half empty."""
-
-_PIECE: Final = 256 * KI
-"""Values compared with all borders in one go, so that they stay in a core's cache."""
 
 _WORD: Final = struct.Struct(">I")
-_CLASS: Final = struct.Struct(">IB")
+_CHANGES: Final = struct.Struct(">BIB")
 _MAX_WINDOW: Final = 2 * SEGMENT
 """No stream of a segment is longer: gaps take a byte per change and one per 255 values."""
-_MAX_SHIFT: Final = 31
 
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
-_U64 = NDArray[np.uint64]
 _I64 = NDArray[np.int64]
 _Values = NDArray[np.unsignedinteger[Any]]
-
-
-class DeltaMode(Enum):
-    """How much time to spend for fewer bytes."""
-
-    FAST = 0
-    """One class."""
-    BY_EXPONENT = 1
-    """Classes by the old magnitude: about a fifth fewer bytes at a third of the speed."""
 
 
 class Coding(IntEnum):
@@ -138,7 +94,7 @@ class Coding(IntEnum):
     FULL = 3
 
 
-def encode_delta(old: Bytes, new: Bytes, kind: int, mode: DeltaMode = DeltaMode.FAST) -> bytes:
+def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
     """What turns ``old`` into ``new``, two runs of values of one ``kind`` and equal size.
 
     A run whose size is not a multiple of its values' is coded as opaque bytes.
@@ -148,7 +104,7 @@ def encode_delta(old: Bytes, new: Bytes, kind: int, mode: DeltaMode = DeltaMode.
     compressor = _compressor()
     parts: list[bytes] = []
     for before, after in zip(_segments(old, kind), _segments(new, kind), strict=True):
-        parts += _encode_segment(before, after, _is_signed(kind, len(old)), mode, compressor)
+        parts += _encode_segment(before, after, _is_signed(kind, len(old)), compressor)
     return b"".join(parts)
 
 
@@ -191,9 +147,7 @@ def _segments(raw: Bytes, kind: int) -> Iterator[_Values]:
         yield values[first : first + SEGMENT]
 
 
-def _encode_segment(
-    old: _Values, new: _Values, signed: bool, mode: DeltaMode, compressor: Any
-) -> list[bytes]:
+def _encode_segment(old: _Values, new: _Values, signed: bool, compressor: Any) -> list[bytes]:
     # A tensor may start anywhere in a mapped file, and numpy is slow between two addresses.
     old, new = np.require(old, requirements="A"), np.require(new, requirements="A")
     places = np.flatnonzero(old != new)
@@ -202,12 +156,12 @@ def _encode_segment(
     candidates = []
     if len(places) <= _MOST_SPARSE * len(old):
         steps = _steps(old[places], new[places], signed)
-        by_exponent = signed and mode is DeltaMode.BY_EXPONENT
-        borders = _choose_borders(old, places) if by_exponent else []
-        candidates.append(_sparse(old, places, steps, borders, compressor))
-    if len(places) > _SPARSE_ONLY * len(old):
+        candidates.append(_sparse(places, steps, compressor))
+    # Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense),
+    # and the others are not tried.
+    if len(places) > (1 / 8) * len(old):
         del places
-        dense = _put_steps(_steps(old, new, signed), [len(old)], compressor)
+        dense = _put_steps(_steps(old, new, signed), compressor)
         candidates.append([bytes([Coding.DENSE]), *dense])
         candidates.append([bytes([Coding.FULL]), *_put_planes(new, compressor)])
     return min(candidates, key=_wire_bytes)
@@ -223,7 +177,7 @@ def _decode_segment(old: _Values, out: _Values, signed: bool, reader: _Reader) -
         return
     out[:] = old
     if coding == Coding.SPARSE:
-        places, steps = _read_sparse(old, reader)
+        places, steps = reader.sparse(old)
         out[places] = _stepped(old[places], steps + 1, signed)
     elif coding != Coding.SAME:
         raise BadMessage(f"a delta has no coding {coding}")
@@ -232,54 +186,21 @@ def _decode_segment(old: _Values, out: _Values, signed: bool, reader: _Reader) -
 # Sparse segments
 
 
-def _sparse(
-    old: _Values, places: _I64, steps: _Values, borders: Sequence[int], compressor: Any
-) -> list[bytes]:
-    members = _members(old, places, borders)
-    heads, low, high = [], [], []
-    for mask, inside in zip(_masks(old, borders), members, strict=True):
-        ranks = places[inside] if mask is None else _ranks(mask, places[inside])
-        gaps = np.diff(ranks, prepend=-1) - 1
-        mean = int(ranks[-1]) // len(ranks) if len(ranks) else 0
-        shift = (mean // (_MEAN_GAP_IN_CLASS if borders else _MEAN_GAP)).bit_length()
-        heads.append(_CLASS.pack(len(ranks), shift))
-        low += [
-            np.packbits(gaps >> bit & 1, bitorder="little").tobytes() for bit in range(shift)
-        ]
-        high.append(_escaped(gaps >> shift))
-    order = np.concatenate(members)
-    ends = list(accumulate(len(inside) for inside in members))
+def _sparse(places: _I64, steps: _Values, compressor: Any) -> list[bytes]:
+    gaps = np.diff(places, prepend=-1) - 1
+    # From this mean on, a gap's lowest bits are sent apart, so many that the mean of the rest
+    # is below. At a mean of 128 one byte in seven is a 255.
+    shift = (int(places[-1]) // len(places) // 128).bit_length()
+    low = [np.packbits(gaps >> bit & 1, bitorder="little").tobytes() for bit in range(shift)]
+    high = _escaped(gaps >> shift)
     return [
-        bytes([Coding.SPARSE, len(members), *borders]),
-        *heads,
+        bytes([Coding.SPARSE]),
+        _CHANGES.pack(1, len(places), shift),
         *low,
-        _WORD.pack(sum(map(len, high))),
+        _WORD.pack(len(high)),
         *_put_plane(high, compressor),
-        *_put_steps(steps[order] - steps.dtype.type(1), ends, compressor),
+        *_put_steps(steps - steps.dtype.type(1), compressor),
     ]
-
-
-def _read_sparse(old: _Values, reader: _Reader) -> tuple[_I64, _Values]:
-    """The changed places, in the order of classes, and their steps."""
-    borders = reader.borders()
-    heads = [reader.head(len(old)) for _ in range(len(borders) + 1)]
-    total = sum(count for count, _ in heads)
-    if total > _MOST_SPARSE * len(old):
-        raise BadMessage(f"{total} of {len(old)} values are said to have changed")
-    low = [reader.bits(count, shift) for count, shift in heads]
-    gaps = reader.gaps(total, len(old))
-    places, first = [], 0
-    for mask, bits, (count, shift) in zip(_masks(old, borders), low, heads, strict=True):
-        ranks = np.cumsum((gaps[first : first + count] << shift) + bits + 1) - 1
-        places.append(_inside(ranks, len(old)) if mask is None else _places(mask, ranks))
-        first += count
-    return np.concatenate(places), reader.steps(total, old.dtype)
-
-
-def _inside(ranks: _I64, count: int) -> _I64:
-    if len(ranks) and int(ranks[-1]) >= count:
-        raise BadMessage("a delta changes values behind its segment")
-    return ranks
 
 
 def _escaped(numbers: _I64) -> _U8:
@@ -299,102 +220,6 @@ def _unescaped(stream: _U8) -> _I64:
         return stream.astype(np.int64)
     before: _I64 = np.diff(ends, prepend=-1) - 1
     return before * _MORE + stream[ends]
-
-
-# Classes: rank and select
-
-
-def _choose_borders(old: _Values, places: _I64) -> list[int]:
-    """Borders of classes that make the positions cheapest.
-
-    Neighbouring magnitudes are joined, always the two whose union costs the fewest bits of
-    entropy more, until no more than `MAX_CLASSES` are left and the next would cost more than
-    the head of a class.
-    """
-    magnitudes = _magnitudes(old[::_SAMPLE])
-    seen = np.bincount(magnitudes, minlength=256) * _SAMPLE
-    changed = np.bincount(_magnitudes(old[places]), minlength=256)
-    lowest = np.flatnonzero(seen + changed)
-    here = np.maximum(seen, changed)[lowest].astype(np.float64)
-    moved = changed[lowest].astype(np.float64)
-    while len(lowest) > 1:
-        union = _entropy(here[1:] + here[:-1], moved[1:] + moved[:-1])
-        alone = _entropy(here, moved)
-        price = union - alone[1:] - alone[:-1]
-        cheapest = int(np.argmin(price))
-        if len(lowest) <= MAX_CLASSES and price[cheapest] > _CLASS_BITS:
-            break
-        for counts in (here, moved):
-            counts[cheapest] += counts[cheapest + 1]
-        here, moved = np.delete(here, cheapest + 1), np.delete(moved, cheapest + 1)
-        lowest = np.delete(lowest, cheapest + 1)
-    return [int(border) for border in lowest[1:]]
-
-
-def _entropy(count: NDArray[np.float64], part: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bits that say which ``part`` of ``count`` values it is."""
-    rest = count - part
-
-    def bits(number: NDArray[np.float64]) -> NDArray[np.float64]:
-        return number * np.log2(np.maximum(number, 1))
-
-    return bits(count) - bits(part) - bits(rest)
-
-
-def _magnitudes(values: _Values) -> _U8:
-    """The eight bits below the sign."""
-    return (values >> values.dtype.type(values.itemsize * 8 - 9)).astype(np.uint8)
-
-
-def _members(old: _Values, places: _I64, borders: Sequence[int]) -> list[_I64]:
-    """For each class, the ``places`` in it."""
-    if not borders:
-        return [np.arange(len(places))]
-    classes = np.searchsorted(np.array(borders, np.uint8), _magnitudes(old[places]), "right")
-    return [np.flatnonzero(classes == number) for number in range(len(borders) + 1)]
-
-
-def _masks(old: _Values, borders: Sequence[int]) -> list[_U64 | None]:
-    """For each class a bit per value, 64 to a word; None for a class of all."""
-    if not borders:
-        return [None]
-    below = np.zeros((len(borders) + 1, -(-len(old) // 64) * 8), np.uint8)
-    for first in range(0, len(old), _PIECE):
-        magnitudes = _magnitudes(old[first : first + _PIECE])
-        start, end = first // 8, (first + len(magnitudes) + 7) // 8
-        for row, border in zip(below, borders, strict=False):
-            row[start:end] = np.packbits(magnitudes < border, bitorder="little")
-        below[-1, start:end] = np.packbits(np.ones(len(magnitudes), bool), bitorder="little")
-    words = below.view("<u8")
-    words[1:] &= ~words[:-1]
-    return list(words)
-
-
-def _ranks(mask: _U64, places: _I64) -> _I64:
-    """The number of set bits of ``mask`` below each of ``places``."""
-    totals = np.cumsum(np.bitwise_count(mask), dtype=np.int64)
-    words = places >> 6
-    below = (np.uint64(1) << (places & 63).astype(np.uint64)) - np.uint64(1)
-    ranks: _I64 = totals[words] - np.bitwise_count(mask[words] & ~below)
-    return ranks
-
-
-def _places(mask: _U64, ranks: _I64) -> _I64:
-    """The positions of the set bits of ``mask`` with these ``ranks``, which ascend."""
-    totals = np.cumsum(np.bitwise_count(mask), dtype=np.int64)
-    _inside(ranks, int(totals[-1]))
-    words = np.searchsorted(totals, ranks, side="right")
-    rest = mask[words]
-    left = (ranks - totals[words] + np.bitwise_count(rest)).astype(np.uint8)
-    places = words << 6
-    for half in (32, 16, 8, 4, 2, 1):
-        below = np.bitwise_count(rest & np.uint64((1 << half) - 1))
-        above = left >= below
-        left -= below * above
-        jump = above * np.uint8(half)
-        rest >>= jump
-        places += jump
-    return places
 
 
 # Steps
@@ -434,29 +259,18 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 def _compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters.from_level(
-            _LEVEL,
+            1,
             strategy=zstandard.STRATEGY_FAST,
-            min_match=_MIN_MATCH,
+            min_match=7,
             hash_log=_HASH_LOG,
             write_content_size=True,
         )
     )
 
 
-def _put_plane(streams: Sequence[_U8], compressor: Any) -> list[bytes]:
-    raw = b"".join(stream.tobytes() for stream in streams)
-    if len(streams) == 1:
-        wire = compressor.compress(raw)
-    else:
-        frame = compressor.compressobj(len(raw))
-        blocks, waiting = [], 0
-        for stream in streams:
-            blocks.append(frame.compress(stream.tobytes()))
-            waiting += len(stream)
-            if waiting >= _BLOCK:
-                blocks.append(frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
-                waiting = 0
-        wire = b"".join([*blocks, frame.flush()])
+def _put_plane(stream: _U8, compressor: Any) -> list[bytes]:
+    raw = stream.tobytes()
+    wire = compressor.compress(raw)
     if len(wire) >= len(raw):
         wire = raw
     return [_WORD.pack(len(wire)), wire]
@@ -465,18 +279,18 @@ def _put_plane(streams: Sequence[_U8], compressor: Any) -> list[bytes]:
 def _put_planes(values: _Values, compressor: Any) -> Iterator[bytes]:
     octets = values.view(np.uint8).reshape(len(values), values.itemsize)
     for plane in range(values.itemsize):
-        yield from _put_plane([octets[:, plane]], compressor)
+        yield from _put_plane(octets[:, plane], compressor)
 
 
-def _put_steps(steps: _Values, ends: Sequence[int], compressor: Any) -> Iterator[bytes]:
+def _put_steps(steps: _Values, compressor: Any) -> Iterator[bytes]:
     nibbles = np.minimum(steps, _NIBBLE).astype(np.uint8)
     if len(nibbles) % 2:
         nibbles = np.append(nibbles, np.uint8(0))
     larger = steps[steps >= _NIBBLE]
     rests = np.minimum(larger - larger.dtype.type(_NIBBLE), _MORE).astype(np.uint8)
-    pairs = nibbles[::2] << 4 | nibbles[1::2]
-    yield from _put_plane(np.split(pairs, [end // 2 for end in ends[:-1]]), compressor)
-    yield from _put_plane([rests], compressor)
+    pairs: _U8 = (nibbles[::2] << 4 | nibbles[1::2]).astype(np.uint8)
+    yield from _put_plane(pairs, compressor)
+    yield from _put_plane(rests, compressor)
     yield from _put_planes(larger[rests == _MORE], compressor)
 
 
@@ -505,23 +319,20 @@ class _Reader:
         """The next byte."""
         return self.take(1)[0]
 
-    def borders(self) -> list[int]:
-        """The borders between classes."""
-        classes = self.byte()
-        if not 0 < classes <= MAX_CLASSES:
-            raise BadMessage(f"{classes} classes of magnitudes")
-        borders = list(self.take(classes - 1))
-        if any(low >= high for low, high in zip([0, *borders], borders, strict=False)):
-            raise BadMessage("borders of classes do not ascend")
-        return borders
-
-    def head(self, values: int) -> tuple[int, int]:
-        """How many values of a class changed, and how many low bits of each gap are sent
-        apart."""
-        count, shift = _CLASS.unpack(self.take(_CLASS.size))
-        if count > values or shift > _MAX_SHIFT:
-            raise BadMessage(f"{count} changes among {values} values, gaps shifted by {shift}")
-        return count, shift
+    def sparse(self, old: _Values) -> tuple[_I64, _Values]:
+        """Read the changed places of a segment, and their steps."""
+        values = len(old)
+        classes, count, shift = _CHANGES.unpack(self.take(_CHANGES.size))
+        if classes != 1 or count > _MOST_SPARSE * values or shift > 31:
+            raise BadMessage(
+                f"{count} changes in {classes} classes among {values} values, gaps shifted by"
+                f" {shift}"
+            )
+        low = self.bits(count, shift)
+        places = np.cumsum((self.gaps(count, values) << shift) + low + 1) - 1
+        if count and int(places[-1]) >= values:
+            raise BadMessage("a delta changes values behind its segment")
+        return places, self.steps(count, old.dtype)
 
     def bits(self, count: int, shift: int) -> _I64:
         """The lowest ``shift`` bits of ``count`` gaps."""

@@ -15,8 +15,6 @@ FIRST_RETRY: Final = 5.0
 LONGEST_RETRY: Final = 30.0
 """Seconds: what a disk that was mended is left idle for at most, while a person waits who has
 made room. 120 trials, 120 MiB, an hour meanwhile."""
-TRIAL_BYTES: Final = MIB
-"""Bytes written to find out whether there is room: a full file system still takes a few."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +52,13 @@ class DiskHealth:
         self._pause = FIRST_RETRY
 
     async def wait_mended(self) -> None:
-        """Return when a write has failed, and one of `TRIAL_BYTES` has succeeded since."""
+        """Return when a write has failed, and a trial has succeeded since."""
         while not self.refuses:
             await self._failed.wait()
         while self.refuses:
-            self.refuses = not await self._takes_data_later()
+            await self._pause_longer()
+            self.refuses = not await self.takes_data()
         logger.warning("disk.takes_data: policies are fetched again")
-
-    async def _takes_data_later(self) -> bool:
-        await self._pause_longer()
-        return await self.takes_data()
 
     async def _pause_longer(self) -> None:
         await self._world.sleep(self._pause)
@@ -76,11 +71,13 @@ class DiskHealth:
             await self._pause_longer()
 
     async def takes_data(self, needed: int = 0) -> bool:
-        """Return True if `TRIAL_BYTES` can be written, and ``needed`` bytes are free."""
+        """Return True if a trial can be written, and ``needed`` bytes are free."""
         try:
             if needed and await self._world.disk.free() < needed:
                 return False
-            await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
+            # Bytes written to find out whether there is room: a full file system still takes a
+            # few.
+            await self._world.disk.replace(self._trial, bytes(MIB))
             await self._world.disk.remove(self._trial)
         except StorageError as error:
             logger.debug("disk.still_refuses reason=%s", error)

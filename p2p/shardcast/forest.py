@@ -48,16 +48,11 @@ CLASS_UNIT: Final = 16 * KI
 FOREST_RULE: Final = 2
 """The number of the rule by which `build_forest` makes stripes. Every roster carries it, since
 nodes that build different forests starve each other. It grows with each change of the rule."""
-_UNNUMBERED: Final = 1
-"""The rule of rosters from before they carried a number."""
-_MAX_EPOCH: Final = 2**53
 _FEW_STRIPES: Final = 4
 """Stripes above `MESH` peers. More stripes mean shallower trees with more children each: 32
 peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07 with
 eight."""
 _MANY_STRIPES: Final = 8
-_MANY_PEERS: Final = 128
-"""Peers from which 8 stripes pay: one level less of depth for each."""
 _DEGREE_PAIRS: Final = 4
 """Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
 stand 1, 3, 9 and 27 places to either side, so every peer is within a few hops of every
@@ -185,7 +180,8 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     fields = unpack_untrusted(content)
     first = fields[0] if isinstance(fields, list) and fields else None
     if isinstance(first, bytes):
-        raise OtherForestRule(_UNNUMBERED)
+        # The rule of rosters from before they carried a number.
+        raise OtherForestRule(1)
     if type(first) is int and first != FOREST_RULE:
         raise OtherForestRule(first)  # the rest may be laid out otherwise
     _, author, named, epoch, rows = fields_untrusted(
@@ -195,7 +191,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     if not 0 < len(named) <= MAX_RUN_ID or named != run:
         raise BadMessage("a roster of another run")
     if (
-        not 0 <= epoch <= _MAX_EPOCH
+        not 0 <= epoch <= 2**53
         or len(rows) > MAX_ROSTER * ROSTER_ENTRY
         or len(rows) % ROSTER_ENTRY
     ):
@@ -310,7 +306,9 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
     if count <= MESH:
         stripes = [_star(count, place) for place in order]
     else:
-        groups = _deal(roster, order, _stripe_count(count, len(order)))
+        # From 128 peers on 8 stripes pay: one level less of depth for each.
+        most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
+        groups = _deal(roster, order, min(most, len(order)))
         weak = (
             [place for place in range(count) if not roster.classes[place]]
             if len(order) < count
@@ -318,10 +316,6 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
         )
         stripes = [_tree([*order, *weak], group) for group in groups]
     return Forest(roster, tuple(stripes))
-
-
-def _stripe_count(count: int, capable: int) -> int:
-    return min(_MANY_STRIPES if count > _MANY_PEERS else _FEW_STRIPES, capable)
 
 
 def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
@@ -366,8 +360,10 @@ def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
             break  # too weak to carry even one child; ordered, so are all that follow
         group = min(groups, key=lambda group: sum(group.values()))
         group[place] = max(2, round(fair[place]))
-    for group in groups:
-        _stretch(group, need)
+    for group in groups:  # add slots, evenly and big first, until it can carry a stripe
+        places = list(group)
+        for turn in range(max(0, need - sum(group.values()))):
+            group[places[turn % len(places)]] += 1
     return groups
 
 
@@ -388,14 +384,6 @@ def _fair_slots(
         fair[place] = min(float(most), left * weights[place] / total)
         left, total = left - fair[place], total - weights[place]
     return fair
-
-
-def _stretch(group: dict[int, int], need: int) -> None:
-    """Add slots, evenly and big first, until the group can carry a whole stripe."""
-    short = need - sum(group.values())
-    places = list(group)
-    for turn in range(max(0, short)):
-        group[places[turn % len(places)]] += 1
 
 
 def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:

@@ -35,12 +35,10 @@ MAX_CHUNKS: Final = 64 * KI
 MAX_FILES: Final = 4 * KI
 """Files of one policy: the largest sharded models have some 200, and every file costs a
 descriptor, an fsync and a place in the span table."""
-MAX_PATH: Final = 512
-"""Bytes of one file's path in UTF-8."""
 MAX_SEGMENT: Final = MAX_NAME
 """Bytes of one name in a path."""
 MAX_FILE_TABLE: Final = 256 * KI
-"""Bytes of a file table: 4,096 paths of 54 bytes. `MAX_PATH` alone would allow 2 MiB."""
+"""Bytes of a file table: 4,096 paths of 54 bytes. 512 bytes for each would be 2 MiB."""
 MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
 KINDS: Final = (0, 2, 4)
 """Bytes per value of a span: 2 for bf16 and f16, 4 for f32, 0 for what is not known to be
@@ -65,7 +63,7 @@ class PolicyFile:
     """One file of a policy: its path within it, and its bytes.
 
     The path of a policy that is one file is empty: the same weights are the same policy
-    whatever their file is called at the trainer's.
+    whatever their file is called at the publisher's.
     """
 
     path: str
@@ -143,6 +141,15 @@ class Index:
         return len(self.spans)
 
 
+def right_mask(spans: Sequence[Span], raw: bytes | memoryview) -> int:
+    """Return the mask of the spans whose bytes, end to end in ``raw``, hash right."""
+    view, at, mask = memoryview(raw), 0, 0
+    for number, span in enumerate(spans):
+        mask |= (digest_of(view[at : at + span.size]) == span.digest) << number
+        at += span.size
+    return mask
+
+
 def is_path(path: str) -> bool:
     """Whether a path may name a file of a policy: relative, inside, the same on every system.
 
@@ -154,7 +161,8 @@ def is_path(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return (
-        0 < len(raw) <= MAX_PATH
+        # Bytes of one file's path in UTF-8.
+        0 < len(raw) <= 512
         and _FORBIDDEN.isdisjoint(path)
         and all(
             name

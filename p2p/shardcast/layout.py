@@ -18,9 +18,6 @@ from p2p.errors import BadMessage
 from p2p.shardcast.index import MAX_CHUNKS, MAX_SPAN
 from p2p.wire import KI, MIB
 
-MIN_SPAN: Final = 32 * KI
-"""Smaller chunks cost more in frames, hashes and wake-ups than their earlier arrival is
-worth."""
 MAX_HEADER: Final = 32 * MIB
 """Bytes of a safetensors header: 250,000 tensors. A file with a longer one is cut blindly."""
 LENGTH_BYTES: Final = 8
@@ -29,8 +26,6 @@ _GOAL: Final = 512
 """Chunks per policy to aim at. A chunk is relayed when it is whole, so each hop delays by a
 chunk's time: fewer are slower, and more cost a core more than the line. 32 MiB are 512 of 64
 KiB."""
-_ALIGN: Final = 64
-"""Bytes at whose multiples a large tensor is cut: no value of any type is torn."""
 _KINDS: Final = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -54,7 +49,9 @@ class CutSpan:
 def span_for(size: int) -> int:
     """Raw bytes per span for a policy of ``size`` bytes: a power of two, about `_GOAL`
     chunks."""
-    span = MIN_SPAN
+    # Smaller chunks cost more in frames, hashes and wake-ups than their earlier arrival is
+    # worth.
+    span = 32 * KI
     while span < MAX_SPAN and span * _GOAL < size:
         span *= 2
     return span
@@ -147,7 +144,8 @@ def _blind(size: int, span: int) -> Iterable[CutSpan]:
 
 def _equal(size: int, kind: int, span: int) -> Iterable[CutSpan]:
     part = -(-size // -(-size // span))
-    part = min(span, part + -part % _ALIGN)
+    # Bytes at whose multiples a large tensor is cut: no value of any type is torn.
+    part = min(span, part + -part % 64)
     for offset in range(0, size, part):
         yield CutSpan(min(part, size - offset), kind)
 

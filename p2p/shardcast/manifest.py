@@ -9,12 +9,12 @@ Per encoding the manifest says what it costs. An anchor needs nothing else: its 
 i. An encoding whose chunks are something else, a delta, names the list of them by digest.
 
 A manifest carries the digest of the one before it. Two different manifests for one version, or
-one that denies its own predecessor, are an `Equivocation`: proof, from signatures alone,
-against a trainer.
+one that denies its own predecessor, are a `p2p.equivocation.Equivocation`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,7 +60,6 @@ MAX_RUN_ID: Final = 64
 """Bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
-_MAX_NAME: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Encoding:
     chunks: int
     wire: int
     """Bytes on the wire, by which a receiver chooses the cheapest path. Of an anchor it is what
-    the trainer expects: it signs before it has packed everything."""
+    the publisher expects: it signs before it has packed everything."""
     index: bytes = b""
     """Digest of the index of a patch, by which messages name it; empty for an anchor, whose
     index is the policy's."""
@@ -96,13 +95,13 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class ManifestBody:
-    """What a trainer says about one version, before it is signed."""
+    """What a publisher says about one version, before it is signed."""
 
     run: bytes
     version: PolicyVersion
     previous_version: PolicyVersion
     previous: bytes
-    """Digest of the manifest before this one, the trainer's own if it signed that version;
+    """Digest of the manifest before this one, the publisher's own if it signed that version;
     empty for the first."""
     weights_digest: bytes
     """Digest of the index, and so of every byte of every file."""
@@ -110,7 +109,7 @@ class ManifestBody:
     """Bytes of all files."""
     encodings: tuple[Encoding, ...]
     note: bytes = b""
-    """A digest of what the trainer wants to be held to (32 bytes), or empty."""
+    """A digest of what the publisher wants to be held to (32 bytes), or empty."""
 
     def sign(self, signer: Signer) -> Manifest:
         """The manifest. Equal bodies give equal bytes, whenever and however often they are
@@ -133,19 +132,30 @@ class ManifestBody:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A policy version, signed by the trainer that made it."""
+    """A policy version, signed by the publisher that made it."""
 
-    trainer: PeerId
+    publisher: PeerId
     body: ManifestBody
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
     """The digest of what was signed: the name of this policy in every message. It leaves the
-    signature out, so that signing the same thing again does not make an honest trainer look
+    signature out, so that signing the same thing again does not make an honest publisher look
     like two."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.content))
+
+    @property
+    def author(self) -> PeerId:
+        """The publisher."""
+        return self.publisher
+
+    @property
+    def bound(self) -> Mapping[int, bytes]:
+        """The digests of this manifest and of its predecessor, by version."""
+        before, previous = self.body.previous_version, self.body.previous
+        return {self.version: self.digest, **({before: previous} if previous else {})}
 
     @property
     def version(self) -> PolicyVersion:
@@ -201,7 +211,7 @@ class Manifest:
         return pack([self.content, self.signature])
 
     def __repr__(self) -> str:
-        return f"Manifest(v{self.version}, {self.digest.hex()[:8]}, by {self.trainer!r})"
+        return f"Manifest(v{self.version}, {self.digest.hex()[:8]}, by {self.publisher!r})"
 
 
 def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manifest:
@@ -220,7 +230,7 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     unpacked = unpack_untrusted(content)
     has_note = isinstance(unpacked, list) and len(unpacked) > len(kinds)
     fields = fields_untrusted(unpacked, *kinds, *[bytes] * has_note, what="manifest")
-    trainer = decode_peer_id_untrusted(fields[0])
+    publisher = decode_peer_id_untrusted(fields[0])
     encodings = tuple(
         _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
     )
@@ -234,10 +244,10 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     if body.run != run:
         raise BadMessage("a manifest of another run")
     if len(signature) != SIGNATURE_BYTES or not verify(
-        trainer, PROTOCOL_ID, content, signature
+        publisher, PROTOCOL_ID, content, signature
     ):
         raise BadMessage("a manifest's signature is wrong")
-    return Manifest(trainer, body, content, signature)
+    return Manifest(publisher, body, content, signature)
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:
@@ -245,7 +255,7 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
         value, str, int, int, int, bytes, what="encoding"
     )
     is_anchor = name == ANCHOR
-    if not 0 < len(name) <= _MAX_NAME or len(index) != (0 if is_anchor else DIGEST_BYTES):
+    if not 0 < len(name) <= 32 or len(index) != (0 if is_anchor else DIGEST_BYTES):
         raise BadMessage("an encoding's name or index digest has the wrong length")
     if not (
         NO_POLICY <= base <= MAX_POLICY
@@ -273,28 +283,3 @@ def _check_body(body: ManifestBody) -> None:
         raise BadMessage("a manifest needs one anchor and distinct encodings")
     if not all(e.base < body.version for e in body.encodings):
         raise BadMessage("a manifest's patch is on no older version")
-
-
-@dataclass(frozen=True, slots=True)
-class Equivocation:
-    """Two manifests that one honest trainer cannot have signed both. Any node can check it."""
-
-    first: Manifest
-    second: Manifest
-
-    @property
-    def trainer(self) -> PeerId:
-        """The trainer that it convicts."""
-        return self.first.trainer
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether the two really contradict each other (their signatures were judged at
-        decoding)."""
-        first, second = self.first, self.second
-        if first.trainer != second.trainer or first.digest == second.digest:
-            return False
-        if first.version == second.version:
-            return True
-        denied = first.version == second.body.previous_version
-        return denied and second.body.previous != first.digest

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Final, get_args, get_type_hints
 
 from p2p.errors import BadMessage
 from p2p.identity import PEER_ID_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted
@@ -25,9 +25,7 @@ from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index
 from p2p.shardcast.manifest import MAX_MANIFEST, MAX_ROSTER_BYTES, Manifest
 from p2p.wire import (
     KI,
-    Layout,
     fields_untrusted,
-    message_untrusted,
     pack,
     unpack_untrusted,
 )
@@ -50,8 +48,8 @@ MAX_RECEIPT_ROWS: Final = 64
 """Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
 sees."""
 MAX_CONVICTED: Final = 16
-"""Trainers that a `Hello` names as convicted, 624 bytes: a run names a handful of trainers, and
-most convict none."""
+"""Publishers that a `Hello` names as convicted, 624 bytes: a run names a handful, and most
+convict none."""
 _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
@@ -67,16 +65,92 @@ MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 """Bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How a field of a message travels."""
+
+    kind: type
+    """Its type in msgpack."""
+    decode: Callable[[Any], Any] = _same
+    """May raise `BadMessage`."""
+    encode: Callable[[Any], Any] = _same
+
+
+def _between(low: int, high: int) -> _Field:
+    def decode(number: int) -> int:
+        if not low <= number <= high:
+            raise BadMessage(f"{number} is not between {low} and {high}")
+        return number
+
+    return _Field(int, decode)
+
+
+def _digest_untrusted(digest: bytes) -> bytes:
+    if len(digest) != DIGEST_BYTES:
+        raise BadMessage(f"a policy is named by {DIGEST_BYTES} bytes")
+    return digest
+
+
+def _manifest_untrusted(data: bytes) -> bytes:
+    if len(data) > MAX_MANIFEST:
+        raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")
+    return data
+
+
+def _names_untrusted(names: bytes) -> tuple[PeerId, ...]:
+    count, rest = divmod(len(names), PEER_ID_BYTES)
+    if rest or count > MAX_CONVICTED:
+        raise BadMessage("a hello's names have the wrong length")
+    starts = range(0, len(names), PEER_ID_BYTES)
+    return tuple(decode_peer_id_untrusted(names[at : at + PEER_ID_BYTES]) for at in starts)
+
+
+def _rows_untrusted(packed: bytes) -> tuple[tuple[int, int, int], ...]:
+    count, rest = divmod(len(packed), _RECEIPT_ROW.size)
+    if rest or count > MAX_RECEIPT_ROWS:
+        raise BadMessage(f"a receipt of {len(packed)} bytes of rows")
+    rows = tuple(_RECEIPT_ROW.iter_unpack(packed))
+    if len({row[:2] for row in rows}) < count:
+        raise BadMessage("a receipt names a stripe twice")
+    return rows
+
+
+def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
+    numbers = fields_untrusted(chunks, *[int] * min(len(chunks), MAX_WANT), what="want")
+    if not numbers or not all(0 <= number < MAX_CHUNKS for number in numbers):
+        raise BadMessage("a want names no chunk, or one that cannot exist")
+    return tuple(dict.fromkeys(numbers))
+
+
+_Policy = Annotated[bytes, _Field(bytes, _digest_untrusted)]
+_Signed = Annotated[bytes, _Field(bytes, _manifest_untrusted)]
+_Ranges = Annotated[Ranges, _Field(bytes, unpack_ranges_untrusted, pack_ranges)]
+_Count = Annotated[int, _between(0, _MAX_COUNT)]
+_Peer = Annotated[PeerId, _Field(bytes, decode_peer_id_untrusted, lambda peer: peer.digest)]
+_Peers = Annotated[
+    tuple[PeerId, ...],
+    _Field(bytes, _names_untrusted, lambda peers: b"".join(peer.digest for peer in peers)),
+]
+_Rows = Annotated[
+    tuple[tuple[int, int, int], ...],
+    _Field(bytes, _rows_untrusted, lambda rows: b"".join(_RECEIPT_ROW.pack(*r) for r in rows)),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """On connecting: what the sender knows. A node that knows of a newer version answers with
     news of it, one that knows of further convictions with the evidence."""
 
     KIND: ClassVar = "hello"
-    newest: int
+    newest: Annotated[int, _between(-1, _MAX_COUNT)]
     """The newest version that the sender knows, -1 if none."""
-    convicted: tuple[PeerId, ...] = ()
-    """Trainers that the sender knows to have contradicted themselves; at most
+    convicted: _Peers = ()
+    """Publishers that the sender knows to have contradicted themselves; at most
     `MAX_CONVICTED`."""
 
 
@@ -85,8 +159,8 @@ class PolicyNews:
     """A signed manifest, with its index if that is short or was asked for (else empty)."""
 
     KIND: ClassVar = "policy"
-    manifest: bytes = field(repr=False)
-    index: bytes = field(repr=False)
+    manifest: _Signed = field(repr=False)
+    index: Annotated[bytes, _Field(bytes)] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +168,16 @@ class RosterNews:
     """A signed roster."""
 
     KIND: ClassVar = "roster"
-    roster: bytes = field(repr=False)
+    roster: Annotated[bytes, _Field(bytes)] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two signed manifests that convict their trainer."""
+    """Two signed manifests that convict their publisher."""
 
     KIND: ClassVar = "evidence"
-    first: bytes = field(repr=False)
-    second: bytes = field(repr=False)
+    first: _Signed = field(repr=False)
+    second: _Signed = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +186,8 @@ class Ask:
     index."""
 
     KIND: ClassVar = "ask"
-    policy: bytes
-    index: bool
+    policy: _Policy
+    index: Annotated[bool, _Field(bool)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +195,8 @@ class Have:
     """Chunks that the sender now holds."""
 
     KIND: ClassVar = "have"
-    policy: bytes
-    ranges: Ranges
+    policy: _Policy
+    ranges: _Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +204,8 @@ class Taken:
     """Chunks that the sender has asked another peer for: the receiver need not send them."""
 
     KIND: ClassVar = "taken"
-    policy: bytes
-    ranges: Ranges
+    policy: _Policy
+    ranges: _Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +215,10 @@ class Skipped:
     on along the stripe."""
 
     KIND: ClassVar = "skipped"
-    policy: bytes
-    epoch: int
-    stripe: int
-    ranges: Ranges
+    policy: _Policy
+    epoch: _Count
+    stripe: Annotated[int, _between(0, NO_STRIPE - 1)]
+    ranges: _Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +226,8 @@ class Want:
     """Asks for these chunks."""
 
     KIND: ClassVar = "want"
-    policy: bytes
-    chunks: tuple[int, ...]
+    policy: _Policy
+    chunks: Annotated[tuple[int, ...], _Field(list, _chunks_untrusted, list)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +236,9 @@ class Credit:
     given ``granted`` in all."""
 
     KIND: ClassVar = "credit"
-    policy: bytes
-    received: int
-    granted: int
+    policy: _Policy
+    received: Annotated[int, _between(0, MAX_CHUNKS)]
+    granted: Annotated[int, _between(0, 2 * MAX_CHUNKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +246,8 @@ class Blame:
     """To the origin: ``peer`` sent the sender a wrong chunk of this policy."""
 
     KIND: ClassVar = "blame"
-    policy: bytes
-    peer: PeerId
+    policy: _Policy
+    peer: Annotated[PeerId, _Field(bytes, decode_peer_id_untrusted, lambda peer: peer.digest)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +257,9 @@ class Receipt:
     brought."""
 
     KIND: ClassVar = "receipt"
-    policy: bytes
-    milliseconds: int
-    rows: tuple[tuple[int, int, int], ...]
+    policy: _Policy
+    milliseconds: Annotated[int, _between(1, _MAX_COUNT)]
+    rows: _Rows
 
 
 Message = (
@@ -221,34 +295,19 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
+def _fields_of(kind: type[Message]) -> dict[str, _Field]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name].__metadata__[0] for one in fields(kind)}
+
+
+_FIELDS: Final = {kind: _fields_of(kind) for kind in get_args(Message)}
+_KINDS: Final[Mapping[str, type[Message]]] = {kind.KIND: kind for kind in get_args(Message)}
+
+
 def encode_message(message: Message) -> bytes:
     """The wire bytes of a control message."""
-    match message:
-        case Hello(newest, convicted):
-            return pack([Hello.KIND, newest, b"".join(peer.digest for peer in convicted)])
-        case PolicyNews(manifest, index):
-            return pack([PolicyNews.KIND, manifest, index])
-        case RosterNews(roster):
-            return pack([RosterNews.KIND, roster])
-        case Evidence(first, second):
-            return pack([Evidence.KIND, first, second])
-        case Ask(policy, index):
-            return pack([Ask.KIND, policy, index])
-        case Have(policy, ranges):
-            return pack([Have.KIND, policy, pack_ranges(ranges)])
-        case Taken(policy, ranges):
-            return pack([Taken.KIND, policy, pack_ranges(ranges)])
-        case Skipped(policy, epoch, stripe, ranges):
-            return pack([Skipped.KIND, policy, epoch, stripe, pack_ranges(ranges)])
-        case Want(policy, chunks):
-            return pack([Want.KIND, policy, list(chunks)])
-        case Credit(policy, received, granted):
-            return pack([Credit.KIND, policy, received, granted])
-        case Blame(policy, peer):
-            return pack([Blame.KIND, policy, peer.digest])
-        case Receipt(policy, milliseconds, rows):
-            packed = b"".join(_RECEIPT_ROW.pack(*row) for row in rows)
-            return pack([Receipt.KIND, policy, milliseconds, packed])
+    parts = _FIELDS[type(message)].items()
+    return pack([message.KIND, *(part.encode(getattr(message, name)) for name, part in parts)])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
@@ -256,110 +315,14 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
     value = unpack_untrusted(data)
     if not isinstance(value, list) or not value:
         raise BadMessage("a shardcast message is a list that starts with its kind")
-    return message_untrusted(_LAYOUTS, value[0], value[1:], what="shardcast message")
-
-
-def _hello(newest: int, names: bytes) -> Hello:
-    count, rest = divmod(len(names), PEER_ID_BYTES)
-    if rest or count > MAX_CONVICTED:
-        raise BadMessage("a hello's names have the wrong length")
-    starts = range(0, len(names), PEER_ID_BYTES)
-    convicted = tuple(decode_peer_id_untrusted(names[at : at + PEER_ID_BYTES]) for at in starts)
-    return Hello(_bounded(newest, -1, _MAX_COUNT), convicted)
-
-
-def _policy_news(manifest: bytes, index: bytes) -> PolicyNews:
-    return PolicyNews(_manifest(manifest), index)
-
-
-def _evidence(first: bytes, second: bytes) -> Evidence:
-    return Evidence(_manifest(first), _manifest(second))
-
-
-def _ask(policy: bytes, index: bool) -> Ask:
-    return Ask(_policy(policy), index)
-
-
-def _have(policy: bytes, ranges: bytes) -> Have:
-    return Have(_policy(policy), unpack_ranges_untrusted(ranges))
-
-
-def _taken(policy: bytes, ranges: bytes) -> Taken:
-    return Taken(_policy(policy), unpack_ranges_untrusted(ranges))
-
-
-def _skipped(policy: bytes, epoch: int, stripe: int, ranges: bytes) -> Skipped:
-    epoch, stripe = _bounded(epoch, 0, _MAX_COUNT), _bounded(stripe, 0, NO_STRIPE - 1)
-    return Skipped(_policy(policy), epoch, stripe, unpack_ranges_untrusted(ranges))
-
-
-def _want(policy: bytes, chunks: list[Any]) -> Want:
-    return Want(_policy(policy), _chunks_untrusted(chunks))
-
-
-def _credit(policy: bytes, received: int, granted: int) -> Credit:
-    received = _bounded(received, 0, MAX_CHUNKS)
-    return Credit(_policy(policy), received, _bounded(granted, 0, 2 * MAX_CHUNKS))
-
-
-def _blame(policy: bytes, peer: bytes) -> Blame:
-    return Blame(_policy(policy), decode_peer_id_untrusted(peer))
-
-
-def _receipt(policy: bytes, milliseconds: int, packed: bytes) -> Receipt:
-    milliseconds = _bounded(milliseconds, 1, _MAX_COUNT)
-    return Receipt(_policy(policy), milliseconds, _receipt_rows_untrusted(packed))
-
-
-_LAYOUTS: Final[Mapping[str, Layout[Message]]] = {
-    Hello.KIND: ((int, bytes), _hello),
-    PolicyNews.KIND: ((bytes, bytes), _policy_news),
-    RosterNews.KIND: ((bytes,), RosterNews),
-    Evidence.KIND: ((bytes, bytes), _evidence),
-    Ask.KIND: ((bytes, bool), _ask),
-    Have.KIND: ((bytes, bytes), _have),
-    Taken.KIND: ((bytes, bytes), _taken),
-    Skipped.KIND: ((bytes, int, int, bytes), _skipped),
-    Want.KIND: ((bytes, list), _want),
-    Credit.KIND: ((bytes, int, int), _credit),
-    Blame.KIND: ((bytes, bytes), _blame),
-    Receipt.KIND: ((bytes, int, bytes), _receipt),
-}
-
-
-def _policy(digest: bytes) -> bytes:
-    if len(digest) != DIGEST_BYTES:
-        raise BadMessage(f"a policy is named by {DIGEST_BYTES} bytes")
-    return digest
-
-
-def _manifest(data: bytes) -> bytes:
-    if len(data) > MAX_MANIFEST:
-        raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")
-    return data
-
-
-def _bounded(number: int, low: int, high: int) -> int:
-    if not low <= number <= high:
-        raise BadMessage(f"{number} is not between {low} and {high}")
-    return number
-
-
-def _receipt_rows_untrusted(packed: bytes) -> tuple[tuple[int, int, int], ...]:
-    count, rest = divmod(len(packed), _RECEIPT_ROW.size)
-    if rest or count > MAX_RECEIPT_ROWS:
-        raise BadMessage(f"a receipt of {len(packed)} bytes of rows")
-    rows = tuple(_RECEIPT_ROW.iter_unpack(packed))
-    if len({row[:2] for row in rows}) < count:
-        raise BadMessage("a receipt names a stripe twice")
-    return rows
-
-
-def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
-    numbers = fields_untrusted(chunks, *[int] * min(len(chunks), MAX_WANT), what="want")
-    if not numbers or not all(0 <= number < MAX_CHUNKS for number in numbers):
-        raise BadMessage("a want names no chunk, or one that cannot exist")
-    return tuple(dict.fromkeys(numbers))
+    kind = _KINDS.get(value[0]) if isinstance(value[0], str) else None
+    if kind is None:
+        raise BadMessage(f"a shardcast message has no kind {value[0]!r:.20}")
+    parts = _FIELDS[kind].values()
+    found = fields_untrusted(
+        value[1:], *(part.kind for part in parts), what="shardcast message"
+    )
+    return kind(*(part.decode(one) for part, one in zip(parts, found, strict=True)))
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
@@ -380,7 +343,7 @@ def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
     if len(data) != BULK_OVERHEAD or data[0] != CHUNK_KIND:
         raise BadMessage("not the head of a chunk")
     policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
-    return ChunkHeader(policy, _bounded(index, 0, MAX_CHUNKS - 1), epoch, stripe)
+    return ChunkHeader(policy, _between(0, MAX_CHUNKS - 1).decode(index), epoch, stripe)
 
 
 def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:

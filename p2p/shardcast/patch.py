@@ -29,7 +29,7 @@ from p2p.shardcast.index import (
     MAX_INDEX,
     Index,
     Span,
-    digest_of,
+    right_mask,
 )
 from p2p.wire import MIB
 
@@ -111,22 +111,13 @@ def runs_of(index: Index) -> list[SpanRun]:
 def encode_run(run: SpanRun, spans: Sequence[Span], old: Bytes, new: Bytes) -> bytes | None:
     """The delta of one run; None if ``old`` is not what ``spans`` of the base say, or one of
     the two was cut short meanwhile."""
-    if len(old) != run.size or len(new) != run.size or not is_right(spans, old):
+    if (
+        len(old) != run.size
+        or len(new) != run.size
+        or right_mask(spans, old) != (1 << len(spans)) - 1
+    ):
         return None
     return encode_delta(old, new, run.kind)
-
-
-def is_right(spans: Sequence[Span], raw: Bytes) -> bool:
-    """Whether ``raw`` is these spans, end to end."""
-    return _right_mask(spans, raw) == (1 << len(spans)) - 1
-
-
-def _right_mask(spans: Sequence[Span], raw: Bytes) -> int:
-    view, at, mask = memoryview(raw), 0, 0
-    for number, span in enumerate(spans):
-        mask |= (digest_of(view[at : at + span.size]) == span.digest) << number
-        at += span.size
-    return mask
 
 
 def encode_table(
@@ -186,11 +177,11 @@ def apply_run_untrusted(
 ) -> tuple[bytes, int]:
     """What a run becomes, and the mask of its ``spans`` that are right.
 
-    All are wrong if the delta is malformed: its trainer signed nonsense, or the base is not
+    All are wrong if the delta is malformed: its publisher signed nonsense, or the base is not
     what it was. That is found out once more by those who pull the spans themselves.
     """
     try:
         raw = decode_delta_untrusted(old, wire, run.size, run.kind)
     except BadMessage:
         return b"", 0
-    return raw, _right_mask(spans, raw)
+    return raw, right_mask(spans, raw)

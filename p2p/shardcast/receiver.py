@@ -1,34 +1,154 @@
-"""What peers send in bulk: one stream of each is read, and a chunk only if it is wanted."""
+"""What peers send in bulk: one stream of each is read, and a chunk only if it is wanted.
+
+A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
+is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has
+one stream (the newest replaces the one before); and all frames that are unfinished share one
+budget. When it is spent, the oldest frame of an unexpected sender goes first: refusing the
+newest instead would let 16 peers that never finish shut out all others.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import trio
 
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import PeerId
-from p2p.shardcast.bulk import MAX_UNBROKEN, BulkReader, FrameBudget
-from p2p.shardcast.codec import ANCHOR, DECODE_RATE, decode_chunk_untrusted
+from p2p.shardcast.codec import DECODE_RATE, decode_chunk_untrusted, wire_limit
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.index import Span
 from p2p.shardcast.messages import (
     BULK_OVERHEAD,
     CHUNK_KIND,
     MAX_BULK,
     MAX_BULK_MESSAGE,
     MESSAGE_KIND,
-    ChunkHeader,
     decode_chunk_header_untrusted,
     decode_message_untrusted,
 )
+from p2p.shardcast.sender import Throttle
 from p2p.shardcast.store import Cores
-from p2p.shardcast.throttle import Throttle
+from p2p.wire import MIB, decode_varint_untrusted
 from p2p.world import OFF_LOOP, World, dawdle
 
+MAX_UNFINISHED: Final = 64 * MIB
+"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest
+chunk each. Without it 200 peers held 800 MB."""
+
 logger = logging.getLogger(__name__)
+
+
+class FrameBudget:
+    """The bytes of unfinished frames, all peers together."""
+
+    def __init__(self, limit: int = MAX_UNFINISHED) -> None:
+        self._limit = limit
+        self._frames: dict[trio.CancelScope, tuple[bool, int]] = {}
+        """By frame: whether its sender is expected to send it, and the bytes that came."""
+        self.held = 0
+        """Bytes held now."""
+
+    @contextmanager
+    def frame(self, *, trusted: bool) -> Iterator[Callable[[int], None]]:
+        """Count a frame for the length of the block; gives what counts its bytes.
+
+        The block is cancelled if the frame must make room for others: frames of senders that
+        are not ``trusted`` go first.
+        """
+        with trio.CancelScope() as scope:
+            self._frames[scope] = trusted, 0
+
+            def hold(count: int) -> None:
+                if scope not in self._frames:
+                    return
+                self._frames[scope] = trusted, self._frames[scope][1] + count
+                self.held += count
+                while self.held > self._limit and self._frames:
+                    strangers = (one for one, (known, _) in self._frames.items() if not known)
+                    victim = next(strangers, next(iter(self._frames)))
+                    self._forget(victim)
+                    victim.cancel()
+
+            try:
+                yield hold
+            finally:
+                self._forget(scope)
+
+    def _forget(self, scope: trio.CancelScope) -> None:
+        self.held -= self._frames.pop(scope, (True, 0))[1]
+
+
+class BulkReader:
+    """Reads length-prefixed frames in pieces."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._data: bytes | bytearray = b""
+        self._at = 0
+        self.unbroken = 0
+        """Frames begun since the stream last had to be waited for."""
+
+    async def begin(self) -> int | None:
+        """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""
+        self.unbroken += 1
+        # Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
+        # messages.
+        if self.unbroken > 32:
+            self.unbroken = 1
+            await trio.lowlevel.checkpoint()
+        while (head := decode_varint_untrusted(self._data, self._at)) is None:
+            self._data, self._at = self._data[self._at :], 0
+            more = await self._receive()
+            if not more:
+                if self._data:
+                    raise BadMessage("the stream ended within a frame")
+                return None
+            self._data = self._data + more if self._data else more
+        length, self._at = head
+        return length
+
+    def has(self, count: int) -> bool:
+        """Whether the next ``count`` bytes are here: taking them does not wait."""
+        return len(self._data) - self._at >= count
+
+    async def take(self, count: int, hold: Callable[[int], None] | None = None) -> bytes:
+        """The next ``count`` bytes; ``hold`` hears how many of them came."""
+        parts = []
+        while count:
+            await self._fill()
+            part = memoryview(self._data)[self._at : self._at + count]
+            self._at += len(part)
+            if hold is not None:
+                hold(len(part))
+            count -= len(part)
+            parts.append(part)
+        return b"".join(parts)  # the only copy between the stream and the decoder
+
+    async def skip(self, count: int) -> None:
+        """Throw the next ``count`` bytes away as they come."""
+        while count:
+            await self._fill()
+            here = min(count, len(self._data) - self._at)
+            self._at += here
+            count -= here
+
+    async def _fill(self) -> None:
+        """Return when there is a byte to take. Raises `BadMessage` if there never is."""
+        if self._at == len(self._data):
+            self._data, self._at = b"", 0  # not kept while more is waited for
+            self._data = await self._receive()
+            if not self._data:
+                raise BadMessage("the stream ended within a frame")
+
+    async def _receive(self) -> bytes | bytearray:
+        self.unbroken = 0
+        return await self._stream.receive_some()
 
 
 class Receiver:
@@ -43,10 +163,12 @@ class Receiver:
         cores: Cores,
         throttle: Throttle,
     ) -> None:
-        """``handle`` is told what came; ``written`` is awaited before each chunk of a policy:
+        """``handle`` is told what came; ``written`` is awaited behind each chunk of a policy:
         one is written while the next comes; chunks are unpacked on ``cores``, and none is
         read before ``throttle`` has been paid for the last."""
         self.budget = FrameBudget()
+        self.in_hand: tuple[bytes, bytes | memoryview] = b"", b""
+        """The chunk of which the core is being told, packed and unpacked."""
         self._world = world
         self._core = core
         self._handle = handle
@@ -84,74 +206,61 @@ class Receiver:
 
     async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
         """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
-        if reader.unbroken >= MAX_UNBROKEN:
-            await reader.pause()
         kind = (await reader.take(1))[0] if length else None
         if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
-            message = await self._read_body(reader, length - 1, trusted=False)
-            if message is not None:
-                self._handle(ev.Heard(peer, decode_message_untrusted(message)))
-            return message is not None
+            message = None
+            if reader.has(length - 1):
+                message = await reader.take(length - 1)
+            else:
+                with self.budget.frame(trusted=False) as hold:
+                    message = await reader.take(length - 1, hold)
+            if message is None:
+                return False
+            self._handle(ev.Heard(peer, decode_message_untrusted(message)))
+            return True
         if kind != CHUNK_KIND or not BULK_OVERHEAD < length <= MAX_BULK:
             raise BadMessage(f"a bulk frame of {length} bytes that is no chunk and no message")
         header = decode_chunk_header_untrusted(
             bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1)
         )
         size = length - BULK_OVERHEAD
-        wanted = self._core.wants(peer, header)
-        if wanted is None:
+        offer = self._core.offer(peer, header)
+        if offer is None:
             await reader.skip(size)
             self._handle(ev.ChunkDiscarded(peer, header, size))
             return True
-        if size > wanted:  # no chunk of this span: its bytes need not be seen
-            self._handle(ev.ChunkCame(peer, header, b"", is_right=False))
+        if size > wire_limit(offer.span):  # no chunk of this span: its bytes need not be seen
+            self._handle(ev.ChunkCame(peer, header, size, is_right=False))
             return False
-        event = await self._read_chunk(peer, header, reader, size)
-        if event is None:
+        is_judged = False
+        # A chunk counts against the budget until it is judged: a core may be awaited for that.
+        with self.budget.frame(trusted=offer.is_expected) as hold:
+            data = await reader.take(size, hold)
+            await dawdle(self._world, "shardcast/slow reader")
+            raw = await self._unpack(offer.span, data)
+            is_judged = True
+        if not is_judged:
             return False
+        if raw is None:
+            logger.debug("chunk_wrong peer=%r index=%d", peer, header.index)
+        self.in_hand = data, raw or b""
+        try:
+            self._handle(ev.ChunkCame(peer, header, size, is_right=raw is not None))
+        finally:
+            self.in_hand = b"", b""
+        del data, raw  # the store has them
         await self._written(header.policy)
-        self._handle(event)
         await self._throttle.charge(size)
         self._world.sometimes("shardcast/chunk came twice", self._core.stats.duplicates > 0)
         return True
 
-    async def _read_chunk(
-        self, peer: PeerId, header: ChunkHeader, reader: BulkReader, size: int
-    ) -> ev.ChunkCame | ev.ChunkDiscarded | None:
-        """The rest of a chunk's frame, judged; None if it was given up for others. It counts
-        against the budget until it is judged: a core may be awaited for that."""
-        scope = trio.CancelScope()
-        trusted = self._core.expects(peer, header)
-        with self.budget.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
-            data = await reader.take(size, hold)
-            await dawdle(self._world, "shardcast/slow reader")
-            return await self._judge(peer, header, data)
-        return None
-
-    async def _judge(
-        self, peer: PeerId, header: ChunkHeader, data: bytes
-    ) -> ev.ChunkCame | ev.ChunkDiscarded:
-        """Unpack a chunk and compare its digest, once, before any other node hears of it."""
-        span = self._core.span(header)
-        if span is None:
-            return ev.ChunkDiscarded(peer, header, len(data))
-        unpack = decode_chunk_untrusted
+    async def _unpack(self, span: Span, data: bytes) -> bytes | memoryview | None:
+        """Unpack a chunk and compare its digest, once, before any other node hears of it;
+        None if it is wrong."""
         try:
             if span.size <= OFF_LOOP:
-                raw = unpack(ANCHOR, (span,), data)
-            else:
-                cost = span.size / DECODE_RATE
-                raw = await self._cores.run(unpack, ANCHOR, (span,), data, cost=cost)
-        except BadMessage as error:
-            logger.debug("chunk_wrong peer=%r index=%d: %s", peer, header.index, error)
-            return ev.ChunkCame(peer, header, data, is_right=False)
-        return ev.ChunkCame(peer, header, data, raw=raw)
-
-    async def _read_body(self, reader: BulkReader, size: int, *, trusted: bool) -> bytes | None:
-        """The rest of a frame; None if it was given up for others."""
-        if reader.has(size):
-            return await reader.take(size)
-        scope = trio.CancelScope()
-        with self.budget.frame(trusted=trusted, give_up=scope.cancel) as hold, scope:
-            return await reader.take(size, hold)
-        return None
+                return decode_chunk_untrusted(span, data)
+            cost = span.size / DECODE_RATE
+            return await self._cores.run(decode_chunk_untrusted, span, data, cost=cost)
+        except BadMessage:
+            return None

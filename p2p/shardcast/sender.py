@@ -1,4 +1,11 @@
-"""One task and one bulk stream per peer: what the core pushes to it."""
+"""One task and one bulk stream per peer: what the core pushes to it, at an owner's rate.
+
+An owner lends a rate of the line in one direction, for all peers together. Each chunk is
+charged before it leaves, or after it came, and whoever has moved it waits until the rate has
+paid for it. Chunks, long indexes and answers to strangers (`p2p.meter`) are charged:
+heartbeats, requests and work are few kilobytes a second, and a node that held them back would
+seem gone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,7 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import TokenBucket
 from p2p.concurrency import AutoResetEvent
 from p2p.errors import (
     LimitExceeded,
@@ -29,17 +37,14 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
 )
 from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.throttle import Throttle
 from p2p.wire import KI, encode_varint, frame
+from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
 """Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
 asks."""
-_JOIN: Final = 64 * KI
-"""Chunks up to this size are sent with their header in one piece: copying them costs less than
-a packet and a wake-up for 47 bytes."""
 
 
 UNSENT: Final = 16 * KI
@@ -54,6 +59,31 @@ LOST: Final = (
     trio.ClosedResourceError,
 )
 """Exceptions that end a bulk stream without a bug: the peer gets nothing for now."""
+
+
+class Throttle:
+    """Waits so long that no more than ``rate`` bytes a second move, a second's worth at once
+    after a pause; 0 is no limit."""
+
+    def __init__(self, world: World, rate: float) -> None:
+        self._world = world
+        self._rate = rate
+        self._bucket = TokenBucket(rate, world.now())
+
+    def take(self, size: int) -> None:
+        """Charge ``size`` bytes that have left already: chunks wait for them."""
+        self._bucket.refill(self._world.now(), self._rate)
+        self._bucket.take(size if self._rate else 0)
+
+    async def charge(self, size: int) -> None:
+        """Return when ``size`` bytes are paid for."""
+        if not self._rate:
+            return
+        now = self._world.now()
+        self._bucket.refill(now, self._rate)
+        self._bucket.take(size)
+        if self._bucket.level < 0:
+            await self._world.sleep_until(now - self._bucket.level / self._rate)
 
 
 class Sender:
@@ -107,7 +137,15 @@ class Sender:
         data = await self._read(item)
         if data is not None:
             await self._throttle.charge(len(data))
-            await _send_chunk(stream, encode_chunk_header(item), data)
+            header = encode_chunk_header(item)
+            head = encode_varint(len(header) + len(data)) + header
+            # Chunks up to this size are sent with their header in one piece: copying them costs
+            # less than a packet and a wake-up for 47 bytes.
+            if len(data) <= 64 * KI:
+                await stream.send_all(head + data)
+            else:
+                await stream.send_all(head)
+                await stream.send_all(data)
             await stream.drained(UNSENT)
         report(ev.ChunkSent(self.peer, len(data or b"")))
 
@@ -123,12 +161,3 @@ class Sender:
                 error,
             )
             return None
-
-
-async def _send_chunk(stream: trio.abc.SendStream, header: bytes, data: bytes) -> None:
-    head = encode_varint(len(header) + len(data)) + header
-    if len(data) <= _JOIN:
-        await stream.send_all(head + data)
-    else:
-        await stream.send_all(head)
-        await stream.send_all(data)

@@ -11,16 +11,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
 from p2p.concurrency import Notifier
 from p2p.driver import Driver
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.offence import Offence
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
@@ -29,7 +31,7 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     MAX_CONTROL,
@@ -42,10 +44,9 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.receiver import Receiver
-from p2p.shardcast.selection import Selection
-from p2p.shardcast.sender import Sender
+from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.throttle import Throttle
+from p2p.shardcast.stored import StoredPolicy
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -171,23 +172,23 @@ class Shardcast:
         return self._core.uplink_rate
 
     @property
-    def halted(self) -> dict[PeerId, Equivocation]:
-        """Trainers convicted of equivocation, with the proof."""
+    def halted(self) -> dict[PeerId, Equivocation[Manifest]]:
+        """Publishers convicted of equivocation, with the proof."""
         return dict(self._core.statements.halted)
+
+    def _entry(self, version: PolicyVersion) -> StoredPolicy:
+        entry = self._store.stored(version)
+        if entry is None:
+            raise KeyError(version)
+        return entry
 
     def manifest(self, version: PolicyVersion) -> Manifest:
         """The manifest of a version that is whole here. Raises `KeyError` if it is not."""
-        entry = self._store.stored(version)
-        if entry is None:
-            raise KeyError(version)
-        return entry.manifest
+        return self._entry(version).manifest
 
     def index(self, version: PolicyVersion) -> Index:
         """The files and spans of a version that is whole here. Raises `KeyError`."""
-        entry = self._store.stored(version)
-        if entry is None:
-            raise KeyError(version)
-        return entry.index
+        return self._entry(version).index
 
     @property
     def held(self) -> tuple[PolicyVersion, ...]:
@@ -198,11 +199,6 @@ class Shardcast:
         """Whether a version is whole here."""
         return self._store.stored(version) is not None
 
-    def was_signed(self, version: PolicyVersion, weights_digest: bytes) -> bool:
-        """Whether a trusted trainer signed this as ``version``, as far as this node remembers:
-        perhaps the one of two that was not chosen."""
-        return self._core.statements.was_signed(version, weights_digest)
-
     def weights(self, version: PolicyVersion) -> str:
         """The path (for `World.disk`) of a version's file, or of the folder of its files.
         Raises `KeyError` if it is not here.
@@ -210,18 +206,13 @@ class Shardcast:
         They stay while the version is among the newest `ShardcastConfig.keep_versions`, or
         pinned.
         """
-        entry = self._store.stored(version)
-        if entry is None:
-            raise KeyError(version)
-        return entry.weights
+        return self._entry(version).weights
 
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[str]:
         """Keep a version on disk for the length of the block; gives its weights' path. Raises
         `KeyError`."""
-        entry = self._store.stored(version)
-        if entry is None:
-            raise KeyError(version)
+        entry = self._entry(version)
         with entry.pin():
             yield entry.weights
 
@@ -233,9 +224,7 @@ class Shardcast:
         since they came would make a worker's honest work false, and a validator's judgement.
         Raises `KeyError` if the version is not here, `StorageError` if it has rotted.
         """
-        entry = self._store.stored(version)
-        if entry is None:
-            raise KeyError(version)
+        entry = self._entry(version)
         await self._store.check_weights(entry)
         return entry.weights
 
@@ -310,8 +299,16 @@ class Shardcast:
                 self._sender(peer)
             case ev.Gossip(message):
                 self._announce(encode_message(message))
-            case ev.Begin() | ev.Keep() | ev.Finish() | ev.Patch() | ev.Abandon():
-                self._store_it(effect)
+            case ev.Begin(manifest, index):
+                self._store.begin(manifest, index)
+                self._written.notify_all()
+            case ev.Keep(policy, chunk):
+                self._store.keep_nowait(policy, chunk, *self._receiver.in_hand)
+                if policy not in self._writers:
+                    self._writers[policy] = Notifier()
+                    self._nursery.start_soon(self._write, policy)
+            case ev.Finish() | ev.Patch() | ev.Abandon():
+                self._jobs.send_nowait(effect)
             case ev.Regroup():
                 self._nursery.start_soon(self._regroup)
             case ev.Penalise(peer, reason):
@@ -323,26 +320,12 @@ class Shardcast:
             case ev.Halt(evidence):
                 logger.warning(
                     "trainer_halted trainer=%r version=%d",
-                    evidence.trainer,
+                    evidence.author,
                     evidence.first.version,
                 )
                 self._jobs.send_nowait(effect)
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
-
-    def _store_it(self, effect: ev.Begin | ev.Keep | ev.Finish | ev.Patch | ev.Abandon) -> None:
-        """Carry out a disk effect of the core."""
-        match effect:
-            case ev.Begin(manifest, index):
-                self._store.begin(manifest, index)
-                self._written.notify_all()
-            case ev.Keep(policy, chunk, data, raw):
-                self._store.keep_nowait(policy, chunk, data, raw)
-                if policy not in self._writers:
-                    self._writers[policy] = Notifier()
-                    self._nursery.start_soon(self._write, policy)
-            case ev.Finish() | ev.Patch() | ev.Abandon():
-                self._jobs.send_nowait(effect)
 
     def on_peer(self, event: PeerEvent) -> None:
         """A `Host` listener."""
@@ -506,43 +489,40 @@ class Shardcast:
             # tried again when the next version is whole
             logger.warning("prune_failed reason=%s", error)
 
-    async def resume(self) -> None:
-        """Take up what the disk holds. Called once, in `running`."""
-        roster = await self._store.load_roster()
-        if roster is not None and roster.origin == self._host.peer_id:
-            self._core.statements.add_roster(roster)
-        for evidence in await self._store.load_convictions():
-            self._core.statements.halt(evidence)
-        for entry in await self._store.load():
-            # What was whole when its trainer was convicted stays, as it did then.
-            was_whole = entry.stored and entry.manifest.trainer in self._core.statements.halted
-            if was_whole or self._core.statements.is_trusted(entry.manifest.trainer):
-                self._driver.feed(
-                    ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
-                )
-            elif not entry.stored:
-                # it will never be whole
-                self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
-        self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
-
-    def running(self) -> AbstractContextManager[None]:
-        """Judge events for the length of the block; gossip, which outlives it, goes on to bring
-        announcements. Entered by `open_shardcast`."""
-        return self._driver.running()
-
-    @contextmanager
-    def meeting_the_swarm(self) -> Iterator[None]:
-        """Work and hear peers for the length of the block. Entered by `open_shardcast`."""
-        self._nursery.start_soon(self._do_jobs)
-        self._nursery.start_soon(self._mend_disk)
-        with (
-            self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
-            self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
-            self._host.watching(self.on_peer),
-        ):
-            for peer in self._host.connected:
-                self._driver.feed(ev.PeerUp(peer))
-            yield
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take up what the disk holds, then work and hear peers for the length of the block.
+        Entered by `open_shardcast`; gossip, which outlives it, goes on to bring
+        announcements."""
+        statements = self._core.statements
+        with self._driver.running():
+            roster = await self._store.load_roster()
+            if roster is not None and roster.origin == self._host.peer_id:
+                statements.add_roster(roster)
+            for evidence in await self._store.load_convictions():
+                statements.halt(evidence)
+            for entry in await self._store.load():
+                # What was whole when its publisher was convicted stays, as it did then.
+                was_whole = entry.stored and entry.manifest.publisher in statements.halted
+                if was_whole or statements.is_trusted(entry.manifest.publisher):
+                    self._driver.feed(
+                        ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
+                    )
+                elif not entry.stored:
+                    # it will never be whole
+                    self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
+            self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
+            self._nursery.start_soon(self._do_jobs)
+            self._nursery.start_soon(self._mend_disk)
+            with (
+                self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
+                self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
+                self._host.watching(self.on_peer),
+            ):
+                for peer in self._host.connected:
+                    self._driver.feed(ev.PeerUp(peer))
+                yield
+            self._nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -559,7 +539,7 @@ async def open_shardcast(
 ) -> AsyncIterator[Shardcast]:
     """Distribute the policies of ``run`` for the length of the block.
 
-    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish`
+    ``may_publish`` says who is a publisher; ``roster`` whom to feed (asked only where `publish`
     is called); ``announce`` gossips bytes that elsewhere are given to
     `Shardcast.receive_announcement`. With a ``selection`` only those files are fetched: see
     `Shardcast.wait_selected`.
@@ -571,8 +551,5 @@ async def open_shardcast(
     with store.holding():
         async with trio.open_nursery() as nursery:
             service = Shardcast(world, host, config, core, store, publisher, nursery, announce)
-            with service.running():
-                await service.resume()
-                with service.meeting_the_swarm():
-                    yield service
-                nursery.cancel_scope.cancel()
+            async with service.running():
+                yield service

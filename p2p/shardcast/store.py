@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -35,16 +35,16 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.bounded import BoundedDict
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
-from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
+from p2p.shardcast.chunkset import EMPTY, ChunkSet, Selection
+from p2p.shardcast.codec import ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
-from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
+from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of, right_mask
 from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
-    Equivocation,
     Manifest,
     PolicyVersion,
     decode_manifest_untrusted,
@@ -59,7 +59,6 @@ from p2p.shardcast.patch import (
     patch_runs_untrusted,
     table_bytes_untrusted,
 )
-from p2p.shardcast.selection import Selection
 from p2p.shardcast.stored import (
     HEAD,
     PART,
@@ -73,23 +72,11 @@ from p2p.world import OFF_LOOP, World
 
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
-READ_BATCH: Final = 4 * MIB
-"""Raw bytes read and hashed in one go: the largest span, and 1 ms of a core."""
-_MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
-_MAX_CONVICTIONS: Final = MIB
-"""Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers. A run names
-a handful."""
 DRAFT: Final = "publishing"
-"""Folder of a trainer's patches that no manifest names yet."""
-_DRAFTS: Final = ("publishing.tmp", DRAFT)
-"""Drafts that a killed node left behind, oldest first."""
+"""Folder of a publisher's patches that no manifest names yet."""
 _LOCK: Final = "lock"
-_MAX_DAMAGED: Final = 64
-"""Damaged files that are remembered: more are not worth naming to a person."""
-_MAX_SELECTED: Final = 4
-"""Versions whose selected spans are remembered: two are fetched at once."""
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -145,7 +132,8 @@ class PolicyStore:
     ) -> None:
         self._world = world
         self._selection = selection
-        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(_MAX_SELECTED)
+        # Versions whose selected spans are remembered: two are fetched at once.
+        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(4)
         """The spans of the selected files: looked at after each write."""
         self._disk = world.disk
         self._config = config
@@ -156,7 +144,8 @@ class PolicyStore:
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
-        self.damaged: BoundedDict[str, str] = BoundedDict(_MAX_DAMAGED)
+        # Damaged files that are remembered: more are not worth naming to a person.
+        self.damaged: BoundedDict[str, str] = BoundedDict(64)
         """What is wrong with files of which a span was asked for that is not what was
         published, or fetched, by absolute path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
@@ -194,7 +183,7 @@ class PolicyStore:
     def newest_own(self) -> Manifest | None:
         """The newest version that this node has signed, here or not."""
         local = self._world.signer.peer_id
-        own = [e.manifest for e in self._entries.values() if e.manifest.trainer == local]
+        own = [e.manifest for e in self._entries.values() if e.manifest.publisher == local]
         return max(own, key=lambda manifest: manifest.version, default=None)
 
     # Fetching
@@ -214,13 +203,13 @@ class PolicyStore:
     def unwritten(self, policy: bytes) -> int:
         """How many spans of a policy are only in memory."""
         entry = self._entries.get(policy)
-        return entry.unwritten_count if entry is not None else 0
+        return len(entry.unwritten) if entry is not None else 0
 
     async def flush(self, policy: bytes) -> None:
         """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
         would not fit."""
         entry = self._entries.get(policy)
-        if entry is None or not entry.unwritten_count:
+        if entry is None or not entry.unwritten:
             return
         await self._make_room(entry)
         with entry.writing() as spans:
@@ -237,7 +226,7 @@ class PolicyStore:
         async with self._preparing:
             if not entry.has_head:
                 await self._write_head(entry)
-                entry.note_head()
+                entry.has_head = True
             if entry.has_room:
                 return
             try:
@@ -252,7 +241,7 @@ class PolicyStore:
                     f" {error}",
                     sum(entry.index.files[number].size for number in numbers),
                 ) from error
-            entry.note_room()
+            entry.has_room = True
 
     def _fetched_files(self, index: Index) -> Sequence[int]:
         if self._selection is None:
@@ -269,7 +258,7 @@ class PolicyStore:
             if spans is None:
                 spans = self._selected[entry.name] = self._selection.spans(entry.index)
             is_all = len(spans) == len(entry.index)  # it will be whole, and move
-            if spans - entry.verified or entry.unwritten_count or (is_all and not entry.stored):
+            if spans - entry.verified or entry.unwritten or (is_all and not entry.stored):
                 continue
             if not entry.stored:
                 await self._make_room(entry)  # files without bytes have no spans
@@ -281,7 +270,7 @@ class PolicyStore:
     async def _write_head(self, entry: StoredPolicy) -> None:
         """Without an fsync, for which every stream would wait: `finish` does it. But what this
         node has signed must be known in every later life."""
-        if entry.manifest.trainer == self._world.signer.peer_id:
+        if entry.manifest.publisher == self._world.signer.peer_id:
             await self._disk.replace(entry.head, entry.encode_head())
         else:
             await self._disk.write(entry.head, entry.encode_head())
@@ -297,13 +286,13 @@ class PolicyStore:
         if entry.stored:
             return True
         await self._make_room(entry)
-        while entry.unwritten_count:
+        while entry.unwritten:
             await self.flush(policy)
             await entry.wait_idle()
         for path in (entry.head, *entry.files):
             await self._disk.fsync(path)
         await self._disk.rename(entry.part, entry.final)
-        entry.mark_stored()
+        entry.stored = True
         return True
 
     # Patching
@@ -367,7 +356,7 @@ class PolicyStore:
             first, end = (offsets[n] - offsets[run.first] for n in (start, start + count))
             path = made.file(place.file)
             await self._disk.write(path, view[first:end], place.offset + first)
-        made.note_found(right)
+        made.verified |= right
 
     # Serving
 
@@ -396,7 +385,7 @@ class PolicyStore:
     async def _pack(self, entry: StoredPolicy, chunk: int) -> bytes | None:
         """The wire bytes of a span that is here. A peer that got another would take us for a
         liar, so what was read is compared with its digest."""
-        span, raw = entry.index.spans[chunk], entry.unwritten(chunk)
+        span, raw = entry.index.spans[chunk], entry.unwritten.get(chunk)
         path = self._disk.locate(entry.file(entry.index.place(chunk).file))
         try:
             raw = raw if raw is not None else await self._read(entry, chunk)
@@ -409,7 +398,7 @@ class PolicyStore:
             _encode_if_right, span, raw, size=span.size, rate=ENCODE_RATE
         )
         if wire is None and self._entries.get(entry.name) is entry:
-            entry.note_damaged(ChunkSet.of([chunk]))
+            entry.verified -= ChunkSet.of([chunk])
             if path not in self.damaged:  # of a large file thousands of spans may be wrong
                 self.damaged[path] = "changed"
                 logger.warning(
@@ -462,7 +451,7 @@ class PolicyStore:
                 raw = await self._disk.read(entry.file(place.file), place.offset, size)
             except FileNotFoundError:
                 return
-            right = await self._compute(good_mask, spans, raw, size=size, rate=HASH_RATE)
+            right = await self._compute(right_mask, spans, raw, size=size, rate=HASH_RATE)
             good |= ChunkSet(right << first)
 
         await self.cores.for_each(batches(entry.index), judge)
@@ -502,7 +491,7 @@ class PolicyStore:
             size = entry.footprint + patches[entry.manifest.digest]
             total += size
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
-            if rank and full and not entry.is_pinned:
+            if rank and full and not entry.pins:
                 total -= size
                 gone.append(entry)
         # A patch stays as long as what it leads to: peers that are behind take it from here.
@@ -514,7 +503,7 @@ class PolicyStore:
         ]
         forgotten = []
         for entry in gone:
-            if not entry.is_pinned:  # it may have been pinned while another was removed
+            if not entry.pins:  # it may have been pinned while another was removed
                 await self.forget(entry.name)
                 forgotten.append(entry.name)
         return forgotten
@@ -524,8 +513,8 @@ class PolicyStore:
     async def commit_own(self, manifest: Manifest, index: Index, source: str) -> None:
         """Take a policy whose files are at ``source``, durably. Raises `StorageError`."""
         entry = StoredPolicy(manifest, index, self.folder, source)
-        entry.note_found(ChunkSet.below(len(index)))
-        entry.mark_stored()
+        entry.verified |= ChunkSet.below(len(index))
+        entry.stored = True
         for path in entry.files:
             await self._disk.fsync(path)
         await self._disk.replace(entry.head, entry.encode_head())
@@ -536,36 +525,38 @@ class PolicyStore:
         """Take a patch of our own, whose file is at ``draft``, durably. Raises
         `StorageError`."""
         entry = StoredPolicy(manifest, index, self.folder)
-        entry.note_found(ChunkSet.below(len(index)))
+        entry.verified |= ChunkSet.below(len(index))
         await self._disk.fsync(draft)
         await self._disk.rename(draft, entry.final)
         await self._disk.replace(entry.head, entry.encode_head())
-        entry.note_head()
-        entry.mark_stored()
+        entry.has_head = True
+        entry.stored = True
         self._entries[entry.name] = entry
 
-    def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
-        """Keep a chunk of our own in memory: it is about to be sent to all roots."""
-        self._remember(policy, chunk, data)
+    def cache_nowait(self, policy: bytes, wires: Mapping[int, bytes]) -> None:
+        """Keep chunks of our own in memory: they are about to be sent to all roots."""
+        for chunk, wire in wires.items():
+            self._remember(policy, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
         """Remember durably whom we feed, for a next life. Raises `StorageError`."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
-    async def keep_convictions(self, convictions: Iterable[Equivocation]) -> None:
-        """Remember durably which trainers contradicted themselves. Raises `StorageError`."""
+    async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:
+        """Remember durably which publishers contradicted themselves. Raises `StorageError`."""
         pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
         await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
 
     # Resuming
 
-    async def load_convictions(self) -> list[Equivocation]:
-        """The trainers that an earlier life convicted, as far as the proof still is one: a disk
-        is not believed more than a peer."""
+    async def load_convictions(self) -> list[Equivocation[Manifest]]:
+        """The publishers that an earlier life convicted, as far as the proof still is one: a
+        disk is not believed more than a peer."""
         path = f"{self.folder}/{_CONVICTIONS}"
-        found: list[Equivocation] = []
+        found: list[Equivocation[Manifest]] = []
         try:
-            pairs = unpack_untrusted(await self._disk.read(path, 0, _MAX_CONVICTIONS))
+            # Two manifests of 4 KiB each for 128 publishers; a run names a handful.
+            pairs = unpack_untrusted(await self._disk.read(path, 0, MIB))
             for pair in pairs if isinstance(pairs, list) else ():
                 found.append(self._evidence_untrusted(pair))
         except FileNotFoundError:
@@ -580,15 +571,12 @@ class PolicyStore:
             )
         return found
 
-    def _evidence_untrusted(self, pair: object) -> Equivocation:
+    def _evidence_untrusted(self, pair: object) -> Equivocation[Manifest]:
         first, second = (
             decode_manifest_untrusted(data, self._run, self._world.verify)
             for data in fields_untrusted(pair, bytes, bytes, what="conviction")
         )
-        evidence = Equivocation(first, second)
-        if not evidence.is_proof:
-            raise BadMessage("a conviction that proves nothing")
-        return evidence
+        return Equivocation(first, second)
 
     async def load_roster(self) -> Roster | None:
         """The last roster that an earlier life signed."""
@@ -620,17 +608,17 @@ class PolicyStore:
         return sorted(found, key=lambda entry: (entry.version, not entry.is_patch))
 
     async def _load_entry(self, path: str) -> StoredPolicy | None:
-        data = await self._disk.read(path, 0, _MAX_HEAD + 1)
+        data = await self._disk.read(path, 0, MAX_MANIFEST + MAX_INDEX + 4 * KI)
         try:
             entry = decode_head_untrusted(data, self._run, self._world.verify, self.folder)
         except BadMessage:
             return None  # torn, or of an older Shoal: nothing of it can be believed
         if entry.head != path:
             return None
-        entry.note_head()
+        entry.has_head = True
         if entry.source or await self._disk.walk(entry.final, 1):
-            entry.mark_stored()
-        entry.note_found(await self._good_spans(entry))
+            entry.stored = True
+        entry.verified |= await self._good_spans(entry)
         if entry.stored and not entry.is_whole:
             await self._demote(entry)
         return entry
@@ -650,23 +638,28 @@ class PolicyStore:
         )
         await self._disk.remove(entry.part)
         await self._disk.rename(entry.final, entry.part)
-        entry.mark_part()
+        entry.stored = False
 
     async def _remove_orphans(self) -> None:
         """Files whose head is gone or void: a crash came between two removals."""
         known = {path for e in self._entries.values() for path in (e.weights, e.head)}
         for name in await self._disk.list(self.folder):
             path = f"{self.folder}/{name}"
-            if name.endswith((PART, *WHOLE, PATCH_FILE, *_DRAFTS)) and path not in known:
+            # Drafts that a killed node left behind, oldest first.
+            if (
+                name.endswith((PART, *WHOLE, PATCH_FILE, "publishing.tmp", DRAFT))
+                and path not in known
+            ):
                 await self._disk.remove(path)
 
 
 def batches(index: Index) -> Iterator[tuple[int, int]]:
-    """Runs of spans (first, behind the last) of one file, of about `READ_BATCH` bytes."""
+    """Runs of spans (first, behind the last) of one file, of about 4 Mi bytes."""
     first = size = 0
     starts = set(index.starts)
     for span, row in enumerate(index.spans):
-        if size and (size + row.size > READ_BATCH or index.offsets[span] in starts):
+        # Raw bytes read and hashed in one go: the largest span, and 1 ms of a core.
+        if size and (size + row.size > 4 * MIB or index.offsets[span] in starts):
             yield first, span
             first, size = span, 0
         size += row.size
@@ -696,14 +689,4 @@ def _joined(parts: list[Bytes]) -> Bytes:
 
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     """The chunk of a span; None if ``raw`` is not that span."""
-    return encode_chunk(ANCHOR, [span], raw) if digest_of(raw) == span.digest else None
-
-
-def good_mask(spans: tuple[Span, ...], raw: bytes) -> int:
-    """The mask of spans whose bytes, end to end in ``raw``, have the right digest."""
-    view, offset, mask = memoryview(raw), 0, 0
-    for number, span in enumerate(spans):
-        right = digest_of(view[offset : offset + span.size]) == span.digest
-        mask |= right << number
-        offset += span.size
-    return mask
+    return encode_chunk(span, raw) if digest_of(raw) == span.digest else None

@@ -8,7 +8,7 @@ from typing import Final
 
 from p2p.concurrency import Notifier
 from p2p.identity import Verify
-from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.chunkset import EMPTY
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import Manifest, PolicyVersion, decode_manifest_untrusted
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
@@ -28,11 +28,6 @@ Bytes = bytes | memoryview
 class StoredPolicy:
     """One policy on this disk, whole or partial."""
 
-    __slots__ = (
-        "_busy", "_idle", "_pins", "_unwritten", "encoding", "has_head", "has_room", "index",
-        "manifest", "source", "stem", "stored", "verified",
-    )  # fmt: skip
-
     def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
         """``source`` is the path that this node published it from, if it did."""
         self.manifest = manifest
@@ -49,12 +44,12 @@ class StoredPolicy:
         """Whether its head is on the disk."""
         self.has_room = False
         """Whether its files are, with room for every span."""
-        self._unwritten: dict[int, Bytes] = {}
+        self.unwritten: dict[int, Bytes] = {}
         """Verified spans that are not yet in their place."""
         self._busy: dict[int, None] = {}
         """Those of them that are being written."""
         self._idle = Notifier()
-        self._pins = 0
+        self.pins = 0
 
     def __repr__(self) -> str:
         return f"StoredPolicy(v{self.version}, {len(self.verified)} of {len(self.index)})"
@@ -134,22 +129,18 @@ class StoredPolicy:
     def add(self, span: int, raw: Bytes) -> None:
         """A verified span is to be written."""
         self.verified = self.verified.including(span)
-        self._unwritten[span] = raw
-
-    def unwritten(self, span: int) -> Bytes | None:
-        """A span that is not yet in its place."""
-        return self._unwritten.get(span)
+        self.unwritten[span] = raw
 
     @contextmanager
     def writing(self) -> Iterator[dict[int, Bytes]]:
         """The unwritten spans that no other task writes; theirs is the block's task until it
         ends. If it ends well, they are in their place."""
-        mine = {s: raw for s, raw in sorted(self._unwritten.items()) if s not in self._busy}
+        mine = {s: raw for s, raw in sorted(self.unwritten.items()) if s not in self._busy}
         self._busy |= dict.fromkeys(mine)
         try:
             yield mine
             for span in mine:
-                del self._unwritten[span]
+                del self.unwritten[span]
         finally:
             for span in mine:
                 del self._busy[span]
@@ -161,35 +152,6 @@ class StoredPolicy:
         while self._busy:
             await self._idle.wait()
 
-    @property
-    def unwritten_count(self) -> int:
-        """How many spans are only in memory."""
-        return len(self._unwritten)
-
-    def note_head(self) -> None:
-        """Its head is on the disk."""
-        self.has_head = True
-
-    def note_room(self) -> None:
-        """Note that its files exist, with room for every span."""
-        self.has_room = True
-
-    def note_found(self, spans: ChunkSet) -> None:
-        """These spans are in their place, from an earlier life."""
-        self.verified |= spans
-
-    def note_damaged(self, spans: ChunkSet) -> None:
-        """Note that these spans have changed on the disk."""
-        self.verified -= spans
-
-    def mark_stored(self) -> None:
-        """It is whole, durable and under its final name."""
-        self.stored = True
-
-    def mark_part(self) -> None:
-        """It was whole, and some spans are missing again."""
-        self.stored = False
-
     def disown(self) -> None:
         """Forget the files it was published from, which are gone or changed: it is fetched like
         any other."""
@@ -197,19 +159,14 @@ class StoredPolicy:
 
     # Who needs it
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether a caller needs it to stay."""
-        return self._pins > 0
-
     @contextmanager
     def pin(self) -> Iterator[None]:
         """Keep it for the length of the block."""
-        self._pins += 1
+        self.pins += 1
         try:
             yield
         finally:
-            self._pins -= 1
+            self.pins -= 1
 
 
 def decode_head_untrusted(data: bytes, run: bytes, verify: Verify, folder: str) -> StoredPolicy:

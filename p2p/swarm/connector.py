@@ -48,18 +48,14 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig
+from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig, MuxedStream
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
-from p2p.transport.stream import MuxedStream
-from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured, secure
-from p2p.transport.wakeup import AddressedStream
+from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
-MAX_DIALS: Final = 32
-"""Concurrent dials to sure addresses; more would fill the tables of home routers."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -72,10 +68,6 @@ HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds for a handshake: four round trips at half a second, with a busy machine on each
 side.
 """
-CONNECT_TIMEOUT: Final = 5.0
-"""Seconds for a TCP connection: the first packet and two repetitions, after one and three
-seconds.
-"""
 DIAL_TIMEOUT: Final = 20.0
 """Seconds for all addresses of a peer together: one that takes all of its time (a connection 5,
 a handshake 10) leaves 5 for others, which are tried beside it."""
@@ -84,10 +76,6 @@ HEARSAY_TIMEOUT: Final = 8.0
 that takes its whole 5 s leaves 3 s for a handshake, four round trips of 0.75 s."""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
-ACCEPT_BACKOFF: Final = 0.1
-"""Seconds to wait when the machine has no more sockets, which is what trio's own server
-does.
-"""
 SWEEP: Final = 15.0
 """Seconds between two looks for connections that are of no use: half of `UNUSED_TIMEOUT`, so an
 unused one goes after 30 to 45 s. A look costs a pass over all connections, and a timer for each
@@ -100,21 +88,12 @@ IDLE_TIMEOUT: Final = 300.0
 """Seconds without a message or a stream after which a connection is closed; the next message
 opens it again for four round trips. Everything that a node does regularly with a peer
 (heartbeats every few seconds, the DHT's pings, the mesh's) happens more often."""
-MAX_OFFENCES: Final = 8.0
-"""Refused peers of one host, halved every five minutes, after which its connections are not
-accepted: a new identity costs 16 µs and would wash off every penalty. Eight, because a
-laboratory may share one address."""
-OFFENCE_HALF_LIFE: Final = 300.0
-"""Seconds; as long as a peer is refused (`peers.REFUSAL`)."""
 MAX_REPLACED: Final = 16.0
 """Replaced connections of one identity, halved every minute, beyond which a newer one is kept
 waiting unheard. Waiting costs less than closing: who is closed dials again at once."""
 REPLACED_HALF_LIFE: Final = 60.0
 """Seconds. With `MAX_REPLACED` an identity may replace 11 connections a minute for ever: what
 fades of 16 in a minute is 16 ln 2."""
-KEPT_WAITING_READ: Final = 1.0
-"""Seconds between two reads from a dialer that gets nothing: to see that it has gone is worth
-that much, what it says is not."""
 HANDSHAKE_RATE: Final = 700.0
 """Incoming handshakes computed in a second, at most: at 1.1 ms each, with all that a connection
 brings, three quarters of a core."""
@@ -274,15 +253,17 @@ class Connector:
         self._connections: dict[PeerId, list[Connection]] = {}
         self._usage: dict[PeerId, Usage] = {}
         self._dials: dict[PeerId, _Dial] = {}
-        self._dial_slots = trio.CapacityLimiter(MAX_DIALS)
+        # Concurrent dials to sure addresses; more would fill the tables of home routers.
+        self._dial_slots = trio.CapacityLimiter(32)
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
-        self._offences = FadingCounts(OFFENCE_HALF_LIFE)
+        # Seconds; as long as a peer is refused (`peers.REFUSAL`).
+        self._offences = FadingCounts(300.0)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
-        self._unread = HostBudget(world.now, protected=self.gater.is_protected)
+        self.memory = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -309,12 +290,12 @@ class Connector:
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Add penalty points; at the limit the peer is dropped."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self.gater.penalise(peer, points, self._world.now()):
+        if self.gater.scores.penalise(peer, points, self._world.now()):
             self._refuse(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Refuse for as long as this host lives."""
-        self.gater.ban(peer)
+        self.gater.scores.ban(peer)
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
@@ -332,7 +313,7 @@ class Connector:
 
     def is_refused(self, peer: PeerId) -> bool:
         """Whether we want nothing to do with ``peer`` for now."""
-        return self.gater.is_refused(peer, self._world.now())
+        return self.gater.scores.is_refused(peer, self._world.now())
 
     def may_send(self, peer: PeerId) -> bool:
         """Whether a message to ``peer`` may leave: over a connection, or one to be made."""
@@ -407,32 +388,32 @@ class Connector:
             if self._dials.get(peer) is dial:
                 del self._dials[peer]
             if dial.error is not None:
-                self._note_failure(peer)
+                longer = lateness(self._world, "connector/long backoff")
+                self.gater.dial_failed(peer, self._world.now(), longer)
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+        is_hearsay, group = addr not in self.gater.book.certain(peer), group_of(addr)
+        answered = False
         try:
-            return await self._dial_as_known(peer, addr)
+            if not is_hearsay:
+                return await self._dial_place(peer, addr)
+            if not self._targets.begin(group, self._world.now()):
+                raise PeerUnreachable(f"{addr} was named too often and did not answer")
+            try:
+                ready = await self._dial_place(peer, addr)
+                answered = True
+            finally:
+                self._targets.end(group, self._world.now(), answered=answered)
+            return ready
         except DIAL_FAILURES:
             self.gater.addr_failed(peer, addr, self._world.now())
             raise
 
-    async def _dial_as_known(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        if addr in self.gater.book.certain(peer):
-            return await self._dial_place(peer, addr)
-        group, now = group_of(addr), self._world.now()
-        if not self._targets.begin(group, now):
-            raise PeerUnreachable(f"{addr} was named too often and did not answer")
-        answered = False
-        try:
-            ready = await self._dial_place(peer, addr)
-            answered = True
-        finally:
-            self._targets.end(group, self._world.now(), answered=answered)
-        return ready
-
     async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        with trio.fail_after(CONNECT_TIMEOUT) as patience:
+        # Seconds for a TCP connection: the first packet and two repetitions, after one and
+        # three seconds.
+        with trio.fail_after(5.0) as patience:
             raw = await self._network.dial(addr)
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
@@ -446,10 +427,6 @@ class Connector:
                 raise
         return _Ready(raw, secured)
 
-    def _note_failure(self, peer: PeerId) -> None:
-        longer = lateness(self._world, "connector/long backoff")
-        self.gater.dial_failed(peer, self._world.now(), longer)
-
     # Accepting.
 
     async def accept_from(self, listener: Listener) -> None:
@@ -461,7 +438,9 @@ class Connector:
                 logger.warning("cannot accept a connection: %s", error)
                 if (oldest := self.budget.oldest_handshake()) is not None:
                     oldest.abort()
-                await self._world.sleep(ACCEPT_BACKOFF)
+                # Seconds to wait when the machine has no more sockets, which is what trio's own
+                # server does.
+                await self._world.sleep(0.1)
                 continue
             if self._world.buggify("connector/full"):
                 await trio.aclose_forcefully(raw)
@@ -472,7 +451,10 @@ class Connector:
             if isinstance(raw, AddressedStream):
                 # Of a batch that was accepted in one pass none was read yet.
                 addr, has_gone, heard = raw.remote_addr, raw.has_gone, raw.has_spoken()
-            if self._offences.count(group_of(addr).host, self._world.now()) >= MAX_OFFENCES:
+            # Refused peers of one host, halved every five minutes, after which its connections
+            # are not accepted: a new identity costs 16 µs and would wash off every penalty.
+            # Eight, because a laboratory may share one address.
+            if self._offences.count(group_of(addr).host, self._world.now()) >= 8.0:
                 await trio.aclose_forcefully(raw)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
@@ -508,7 +490,13 @@ class Connector:
                 )
                 await dawdle(self._world, "connector/slow greeting")
                 if self._replaced.count(secured.peer.hex(), self._world.now()) >= MAX_REPLACED:
-                    await self._keep_waiting(raw, pending)
+                    # Closed at once it would come again at once, for one more handshake. So it
+                    # is kept waiting until it goes, its time ends, or it makes room.
+                    pending.heard = False
+                    while await raw.receive_some(FIRST_READ):
+                        # Seconds between two reads from a dialer that gets nothing: to see that
+                        # it has gone is worth that much, what it says is not.
+                        await self._world.sleep(1.0)
                     return
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)
@@ -522,18 +510,6 @@ class Connector:
                 )
             if not adopted:
                 await trio.aclose_forcefully(raw)
-
-    async def _keep_waiting(
-        self, raw: trio.abc.ReceiveStream, pending: PendingHandshake
-    ) -> None:
-        """Return when a dialer that came too often has gone; its time ends, or it makes room,
-        before.
-
-        Closed at once it would come again at once, for one more handshake.
-        """
-        pending.heard = False
-        while await raw.receive_some(FIRST_READ):
-            await self._world.sleep(KEPT_WAITING_READ)
 
     async def _wait_turn(self, pending: PendingHandshake) -> bool:
         """Return when there is CPU time for one more incoming handshake. Whether its dialer is
@@ -597,7 +573,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
-            budget=self._unread,
+            budget=self.memory,
             turns=self.turns,
         )
         connection.remote_addr = addr

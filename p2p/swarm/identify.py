@@ -26,9 +26,6 @@ MAX_INFO: Final = 8 * KI
 MAX_PROTOCOLS: Final = 128
 """Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most
 `MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
-MAX_LISTEN_ADDRS: Final = 16
-"""Addresses read from one message: four times those that a peer of ours has (IPv4 and IPv6,
-inside and outside). A peer may claim any address, and each may be dialled."""
 PING_BYTES: Final = 32
 """Bytes of a ping, by the specification: random, and echoed."""
 
@@ -72,7 +69,9 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
     listen_addrs: list[Multiaddr] = []
     observed = None
     for number, value in fields_untrusted(data):
-        if number == 2 and len(listen_addrs) < MAX_LISTEN_ADDRS:
+        # Addresses read from one message: four times those that a peer of ours has (IPv4 and
+        # IPv6, inside and outside). A peer may claim any address, and each may be dialled.
+        if number == 2 and len(listen_addrs) < 16:
             addr = _dialable(as_bytes_untrusted(value, "a listen address"))
             listen_addrs += [addr] if addr else []
         elif number == 3 and len(protocols) < MAX_PROTOCOLS:

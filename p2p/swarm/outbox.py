@@ -8,6 +8,7 @@ of sleeping ones. What waits for one peer is bounded over all of its lanes.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -15,9 +16,58 @@ import trio
 
 from p2p.host import MAX_OUTBOX
 from p2p.identity import PeerId, ProtocolId
-from p2p.transport.connection import Connection
-from p2p.transport.stream import MuxedStream
+from p2p.swarm.core.limits import ServedStream
+from p2p.transport.connection import Connection, MuxedStream
+from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI, MIB
+
+MAX_IDLE: Final = 16
+"""Tasks of one host that wait for a stream. Requests that follow each other need one; two
+records of eight streams each, which is what one pass of the scheduler may bring, need 16."""
+
+Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]
+"""Serves one stream. Raises nothing that is the peer's doing, or of a bug that the peer can
+trigger.
+"""
+
+
+class Server:
+    """One task that serves streams. Its owner starts `run` after the first `begin`."""
+
+    __slots__ = ("_scope", "_task", "_wakeup", "_work")
+
+    def __init__(self) -> None:
+        self._scope = trio.CancelScope()
+        self._task: trio.lowlevel.Task | None = None
+        self._wakeup = Wakeup()
+        self._work: tuple[MuxedStream, ServedStream] | None = None
+
+    def begin(self, stream: MuxedStream, served: ServedStream) -> bool:
+        """Serve ``stream``. Whether there is a task already; if not, `run` must be started."""
+        self._work = (stream, served)
+        if self._task is None:
+            return False
+        self._task.context = contextvars.copy_context()
+        self._wakeup.set()
+        return True
+
+    def abort(self, stream: MuxedStream) -> None:
+        """End the service of ``stream``; harmless when it is over."""
+        if self._work is not None and self._work[0] is stream:
+            self._scope.cancel()
+
+    async def run(self, serve: Serve, idle: list[Server]) -> None:
+        """Serve what `begin` names, and wait among the ``idle`` ones in between."""
+        self._task = trio.lowlevel.current_task()
+        with self._scope:
+            while self._work is not None:
+                await serve(*self._work)
+                self._work = None
+                if self._scope.cancel_called or len(idle) >= MAX_IDLE:
+                    return
+                idle.append(self)
+                await self._wakeup.wait()
+
 
 MAX_WAITING: Final = 24 * MIB
 """Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only:
@@ -31,9 +81,6 @@ STUCK_SWEEPS: Final = 4
 """Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is
 given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
 what it did not read."""
-_BATCH: Final = 64 * KI
-"""Bytes of waiting messages joined for one send: a full record, beyond which joining saves no
-seal."""
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
@@ -104,7 +151,9 @@ class Lane:
         one up to a megabyte does, for a peer that reads nothing.
         """
         count = size = 0
-        while count < len(self.waiting) and size < _BATCH:
+        # Bytes of waiting messages joined for one send: a full record, beyond which joining
+        # saves no seal.
+        while count < len(self.waiting) and size < (64 * KI):
             size += len(self.waiting[count])
             count += 1
         return self.waiting[:count]

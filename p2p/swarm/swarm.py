@@ -26,17 +26,9 @@ from typing import Final
 
 import trio
 
+from p2p import door, host as hosts
 from p2p.bounded import TokenBucket
 from p2p.concurrency import leaves, open_bare_nursery, require_trio
-from p2p.door import (
-    check,
-    check_each,
-    check_fields,
-    check_function,
-    check_has,
-    check_number,
-    check_world,
-)
 from p2p.errors import (
     ConfigError,
     LimitExceeded,
@@ -45,20 +37,6 @@ from p2p.errors import (
     ProtocolNotSupported,
     RemoteProtocolError,
     WrongPeer,
-)
-from p2p.host import (
-    MAX_MESSAGE,
-    AddrSource,
-    FrameReceiver,
-    MessageHandler,
-    PeerEvent,
-    PeerFinder,
-    PeerState,
-    Stream,
-    StreamHandler,
-    check_handler,
-    check_message,
-    check_protocol,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -75,19 +53,14 @@ from p2p.swarm.core.limits import (
     group_of,
     reach_of,
 )
-from p2p.swarm.outbox import Lane, Outbox
-from p2p.swarm.servers import Server
-from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.swarm.outbox import Lane, Outbox, Server
+from p2p.transport.connection import Connection, ConnectionConfig, MuxedStream
+from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.stream import MuxedStream
 from p2p.transport.tcp import TcpNetwork
 from p2p.wire import frame
 from p2p.world import World
 
-TURN: Final = 0.005
-"""Seconds that the messages of one stream are handled in one go; then it is another task's
-turn.
-"""
 TURN_MESSAGES: Final = 64
 """The same, in messages: 0.4 ms of the cheapest, 6 µs each."""
 MESSAGE_RATE: Final = 4000.0
@@ -130,7 +103,7 @@ class SwarmConfig:
     descriptors."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        door.check_fields(self)
 
 
 class SwarmHost:
@@ -149,9 +122,9 @@ class SwarmHost:
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._listeners: list[Listener] = []
-        self._handlers: dict[ProtocolId, StreamHandler] = {}
+        self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
-        self._message_handlers: dict[ProtocolId, MessageHandler] = {}
+        self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
@@ -209,22 +182,27 @@ class SwarmHost:
         """Resources that peers hold on this host."""
         return self._connector.budget
 
+    @property
+    def memory(self) -> HostBudget:
+        """The account of bytes that peers make this host hold."""
+        return self._connector.memory
+
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
         """A connected peer's claims about itself, once it has sent them."""
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         return self._infos.get(peer)
 
     def set_handler(
-        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+        self, protocol: str, handler: hosts.StreamHandler, *, replaces: bool = False
     ) -> None:
         """Serve incoming streams of ``protocol``; see `Host.set_handler`."""
         self._check_open()
-        checked = check_handler(protocol, () if replaces else self._handlers, handler)
+        checked = hosts.check_handler(protocol, () if replaces else self._handlers, handler)
         self._message_handlers.pop(checked, None)
         self._handlers[checked] = handler
 
     @contextmanager
-    def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
+    def serving(self, protocol: str, handler: hosts.StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
         self.set_handler(protocol, handler)
         with self._until_end_of_block(ProtocolId(protocol)):
@@ -232,7 +210,11 @@ class SwarmHost:
 
     @contextmanager
     def receiving(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: hosts.MessageHandler,
+        *,
+        max_message: int = hosts.MAX_MESSAGE,
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol``, of at most ``max_message`` bytes, for the
         length of the block.
@@ -241,27 +223,27 @@ class SwarmHost:
         go-libp2p-pubsub.
         """
         self._check_open()
-        checked = check_handler(protocol, self._handlers, handler, takes_messages=True)
-        check_number("max_message", max_message, 0, MAX_MESSAGE)
+        checked = hosts.check_handler(protocol, self._handlers, handler, takes_messages=True)
+        door.check_number("max_message", max_message, 0, hosts.MAX_MESSAGE)
         self._handlers[checked] = partial(self._take_messages, max_message)
         self._message_handlers[checked] = handler
         with self._until_end_of_block(ProtocolId(protocol)):
             yield
 
     @contextmanager
-    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
+    def watching(self, listener: Callable[[hosts.PeerEvent], None]) -> Iterator[None]:
         """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
-        check_function("listener", listener, 1)
-        with self._connector.watchers.watching(listener):
+        door.check_function("listener", listener, 1)
+        with self._connector.watchers.adding(listener):
             yield
 
     @contextmanager
-    def finding(self, find: PeerFinder) -> Iterator[None]:
+    def finding(self, find: hosts.PeerFinder) -> Iterator[None]:
         """For the length of the block, ask ``find`` before dialling a peer without a known
         address."""
-        check_function("find", find, 1, is_async=True)
-        with self._connector.finders.finding(find):
+        door.check_function("find", find, 1, is_async=True)
+        with self._connector.finders.adding(find):
             yield
 
     @contextmanager
@@ -277,18 +259,21 @@ class SwarmHost:
                 served.abort()
 
     def add_addrs(
-        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+        self,
+        peer: PeerId,
+        addrs: Sequence[Multiaddr],
+        source: hosts.AddrSource = hosts.AddrSource.OWNER,
     ) -> None:
         """Remember where ``peer`` may be dialled. Hearsay names no place that is nearer than
         ours.
         """
-        check("peer", peer, PeerId)
-        addrs = check_each("addrs", addrs, Multiaddr)
+        door.check("peer", peer, PeerId)
+        addrs = door.check_each("addrs", addrs, Multiaddr)
         self._connector.gater.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """The last known addresses of ``peer``."""
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
@@ -300,7 +285,7 @@ class SwarmHost:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         self._check_open()
         await self._connector.connect(peer)
 
@@ -318,26 +303,26 @@ class SwarmHost:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connections, if there are any, and wait until they are."""
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         for connection in self._connector.drop(peer):
             await connection.wait_closed()
         await trio.lowlevel.checkpoint()
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> hosts.Stream:
         """Connect if need be and open a stream.
 
         A protocol that the peer is known to speak costs no round trip; if it no longer does,
         the stream breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`,
         `LimitExceeded`.
         """
-        _, stream = await self._open(peer, check_protocol(protocol))
+        _, stream = await self._open(peer, hosts.check_protocol(protocol))
         return stream
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. False if it was dropped at
         once.
         """
-        check_message(peer, protocol, message)
+        hosts.check_message(peer, protocol, message)
         self._check_open()
         lane = ProtocolId(protocol)
         if not self._outbox.has_lane(peer, lane) and not self._connector.may_send(peer):
@@ -347,28 +332,28 @@ class SwarmHost:
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``, and room for them, when strangers fill this node."""
-        check("purpose", purpose, str)
-        peers = check_each("peers", peers, PeerId)
+        door.check("purpose", purpose, str)
+        peers = door.check_each("peers", peers, PeerId)
         self._connector.gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
         """The network that a connected peer is in, for limits; empty on loopback, or if it is
         unknown.
         """
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         group = UNKNOWN if connection is None else group_of(connection.remote_addr)
         return group.network if group.limited else ""
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
-        check("peer", peer, PeerId)
-        check_number("points", points, 0, math.inf, int, float)
+        door.check("peer", peer, PeerId)
+        door.check_number("points", points, 0, math.inf, int, float)
         self._connector.penalise(peer, points, reason)
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect and refuse for as long as this host lives."""
-        check("peer", peer, PeerId)
+        door.check("peer", peer, PeerId)
         self._connector.ban(peer)
 
     def __repr__(self) -> str:
@@ -401,9 +386,9 @@ class SwarmHost:
         return connection, stream
 
     def _serve_soon(self, stream: MuxedStream) -> None:
-        if self._has_many(stream.peer, stream.protocol) or self.world.buggify(
-            "swarm/serves too many"
-        ):
+        few, served_now = FEW_STREAMS.get(stream.protocol), self.budget.served_to(stream.peer)
+        is_many = few and sum(one.protocol == stream.protocol for one in served_now) >= few
+        if is_many or self.world.buggify("swarm/serves too many"):
             stream.reset()
             return
         server = self._idle_servers.pop() if self._idle_servers else Server()
@@ -428,39 +413,21 @@ class SwarmHost:
         if not server.begin(stream, served):
             self._spawn(server.run, self._serve, self._idle_servers)
 
-    def _has_many(self, peer: PeerId, protocol: ProtocolId) -> bool:
-        """Whether as many of its streams are served as a peer needs of a protocol."""
-        most = FEW_STREAMS.get(protocol)
-        if most is None:
-            return False
-        return sum(one.protocol == protocol for one in self.budget.served_to(peer)) >= most
-
     def _serve(self, stream: MuxedStream, served: ServedStream) -> Awaitable[None]:
         return self._on_behalf(stream.peer, self._handle, stream, served)
 
     async def _handle(self, stream: MuxedStream, served: ServedStream) -> None:
-        stream.on_unfinished = partial(self._hold, served)
         try:
             async with stream:
-                await self._handler_of(stream.protocol)(stream)
+                handler = self._handlers.get(stream.protocol)
+                if handler is None:  # the block that served it has ended
+                    stream.reset()
+                else:
+                    await handler(stream)
         finally:
-            stream.on_unfinished = None
             self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
-
-    def _handler_of(self, protocol: ProtocolId) -> StreamHandler:
-        """The block that serves a stream may have ended between its negotiation and its first
-        turn.
-        """
-        return self._handlers.get(protocol, _turn_away)
-
-    def _hold(self, served: ServedStream, count: int) -> None:
-        """A peer leaves ``count`` bytes of a message unfinished."""
-        victim = self.budget.hold(served, count)
-        if victim is not None:
-            logger.info("%r leaves too much unfinished: reset a stream", victim.peer)
-            victim.abort()
 
     def _stop_serving(self, peer: PeerId) -> None:
         for served in self.budget.served_to(peer):
@@ -501,11 +468,11 @@ class SwarmHost:
 
     # Messages.
 
-    async def _take_messages(self, max_message: int, stream: Stream) -> None:
+    async def _take_messages(self, max_message: int, stream: hosts.Stream) -> None:
         """Hand over what comes on one stream, a turn at a time, no faster than
         `MESSAGE_RATE`.
         """
-        receiver = FrameReceiver(stream, max_message)
+        receiver = hosts.FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
         now = self.world.now
         allowance = TokenBucket(MESSAGE_BURST, now())
@@ -527,7 +494,9 @@ class SwarmHost:
                     await self._pause(-allowance.level / MESSAGE_RATE)
                 else:
                     await self._connector.turns.wait()
-                turn_ends, in_turn = now() + TURN, 0
+                # Seconds that the messages of one stream are handled in one go; then it is
+                # another task's turn.
+                turn_ends, in_turn = now() + 0.005, 0
 
     async def _pause(self, seconds: float) -> None:
         await self.world.sleep(seconds)
@@ -543,7 +512,7 @@ class SwarmHost:
         except (PeerUnreachable, WrongPeer) as error:
             logger.debug("messages to %r were lost: %s", lane.peer, error)
             if self._connector.live(lane.peer) is None:  # it may have dialled us meanwhile
-                self._connector.tell(lane.peer, PeerState.UNREACHABLE)
+                self._connector.tell(lane.peer, hosts.PeerState.UNREACHABLE)
         finally:
             self._outbox.stopped(lane)
 
@@ -568,7 +537,7 @@ class SwarmHost:
         lanes = sum(one == peer for one, _ in self._incoming_lanes)
         return served > lanes or streams > served + self._outbox.count(peer)
 
-    async def _serve_identify(self, stream: Stream) -> None:
+    async def _serve_identify(self, stream: hosts.Stream) -> None:
         connection = self._connector.live(stream.peer)
         observed = connection.remote_addr if connection else None
         with trio.move_on_after(IDENTIFY_TIMEOUT):
@@ -587,14 +556,14 @@ class SwarmHost:
             seen = connection.remote_addr
             reach = self._own_reach() if seen is None else reach_of(seen)
             self._connector.gater.add_addrs(
-                connection.peer, info.listen_addrs, AddrSource.HEARSAY, reach
+                connection.peer, info.listen_addrs, hosts.AddrSource.HEARSAY, reach
             )
 
     # Life.
 
     async def listen(self, addr: Multiaddr) -> None:
         """Accept connections at ``addr`` as well. Raises `ConfigError`."""
-        check("addr", addr, Multiaddr)
+        door.check("addr", addr, Multiaddr)
         self._check_open()
         self._listeners.append(await self._network.listen(addr))
         if self._nursery is not None:
@@ -617,25 +586,18 @@ class SwarmHost:
                     nursery.cancel_scope.cancel()
         finally:
             self._is_over = True
-            await self._stop_listening()
+            with trio.CancelScope(shield=True):
+                for listener in self._listeners:
+                    await listener.aclose()
 
     def _check_open(self) -> None:
         if self._is_over:
             raise trio.ClosedResourceError("this host is closed: its open_host block has ended")
 
-    async def _stop_listening(self) -> None:
-        with trio.CancelScope(shield=True):
-            for listener in self._listeners:
-                await listener.aclose()
-
     def _spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         if self._nursery is None:
             raise LocalProtocolError("the host is not running")
         self._nursery.start_soon(function, *args)
-
-
-async def _turn_away(stream: Stream) -> None:
-    stream.reset()
 
 
 @asynccontextmanager
@@ -655,15 +617,15 @@ async def open_host(
     as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
     """
     require_trio()
-    listen = check_each("listen", listen, str, Multiaddr)
+    listen = door.check_each("listen", listen, str, Multiaddr)
     for argument, value, kind in (("key", key, KeyPair), ("config", config, SwarmConfig)):
         if value is not None:
-            check(argument, value, kind)
+            door.check(argument, value, kind)
     if network is not None:
-        check_has("network", network, "Network, such as TcpNetwork()", "dial", "listen")
+        door.check_has("network", network, "Network, such as TcpNetwork()", "dial", "listen")
     if world is not None:
-        check_world(world)
-    check("strict", strict, bool)
+        door.check_world(world)
+    door.check("strict", strict, bool)
     async with AsyncExitStack() as stack:
         if world is None:
             from p2p.machine import open_world
@@ -674,14 +636,14 @@ async def open_host(
         network = network or TcpNetwork()
         if isinstance(network, TcpNetwork):
             config = replace(config, limits=config.limits.within(network.descriptors))
-        host = SwarmHost(world, network, key or _key_of(world), config)
+        if key is None:
+            if not isinstance(world.signer, KeyPair):
+                raise ConfigError(
+                    "this world signs without showing its key: pass open_host(key=...)"
+                )
+            key = world.signer
+        host = SwarmHost(world, network, key, config)
         await stack.enter_async_context(
             host.running([as_multiaddr(addr, "listen") for addr in listen])
         )
         yield host
-
-
-def _key_of(world: World) -> KeyPair:
-    if not isinstance(world.signer, KeyPair):
-        raise ConfigError("this world signs without showing its key: pass open_host(key=...)")
-    return world.signer

@@ -6,13 +6,12 @@ The folder `core` decides: negotiation, handshake, records, Yamux and the memory
 take are machines without I/O, with a map of their own.
 
 Drivers, ordinary trio code: `connection` carries one secured connection (one task reads, one
-writes), `stream` is one stream of it, `upgrade` makes a connection's session of a raw stream.
+writes) and has its streams, `upgrade` makes a connection's session of a raw stream.
 `dial` tries the addresses of one peer, staggered.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
-third. Small parts: `wakeup` (one task waits for one event, and can do so again), `burst`
-(how much is given to the kernel at a time), `turns` (costly work for peers, one piece in each
-pass of the scheduler).
+third. `wakeup` has what tasks wait for: an event that can be used again, and turns at costly
+work, one piece in each pass of the scheduler.
 
 How data flows
 --------------

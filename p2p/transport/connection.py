@@ -20,62 +20,485 @@ holds, or when `close` is called; then what is queued is flushed first, for a mo
 However it ends, every stream fails: what the peer did before it broke the protocol is carried
 out, then all streams fail, then we say goodbye. A keep-alive that comes late says that this
 machine stood still, not that the peer was silent.
+
+One stream of a connection: trio's stream interface over a `p2p.transport.core.yamux.Mux`.
+
+What the peer sends is fed in synchronously by the connection's reader; the protocol is
+negotiated there too, so a stream costs no task until a handler serves it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 import trio
 
 from p2p.bounded import TokenBucket
-from p2p.door import check_fields
-from p2p.errors import ProtocolError, RemoteProtocolError
+from p2p.door import check, check_fields, check_number
+from p2p.errors import (
+    LimitExceeded,
+    LocalProtocolError,
+    ProtocolError,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+)
+from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.burst import Burst
+from p2p.transport.core.budget import Burst, HostBudget
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import (
+from p2p.transport.core.yamux import (
     NORMAL,
     PROTOCOL_FAILURE,
     DataReceived,
     EndReceived,
     Event,
+    Mux,
     PongReceived,
     ProtocolViolated,
     StreamOpened,
     StreamReset,
     WentAway,
 )
-from p2p.transport.stream import OVER, MuxedStream
-from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
+from p2p.transport.wakeup import DirectStream, MeteredStream, Turns, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
+
+STALLS: Final = 2
+"""Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the
+next it is given up. A peer that takes nothing of an answer for so long holds a task, its
+question and the answer."""
+OVER: Final = ProtocolError("the stream is over")
+"""Both sides have ended it: nothing that was sent is lost."""
+_UNKNOWN: Final = ProtocolId("")
+_UNNAMED_COST: Final = 4 * KI
+"""Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
+Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
+keep-alive intervals."""
+
+
+class MuxedStream(Stream):
+    """An ordered byte stream to one peer, for one protocol. Left by an exception, it is
+    reset.
+    """
+
+    def __init__(
+        self, owner: Connection, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
+    ) -> None:
+        self.peer = peer
+        self.protocol = _UNKNOWN
+        self._owner = owner
+        self._id = stream_id
+        self._negotiation: Proposer | Chooser | None = negotiation
+        # a few, at most: an empty deque takes 0.7 KiB, and streams are idle
+        self._chunks: list[bytearray] = []
+        self._readable = Wakeup()
+        self._writable = Wakeup()
+        # Flags, not a `p2p.concurrency.ConflictDetector` each: with two more objects a stream
+        # and three more blocks a request, small requests took 3 to 6 % more CPU time.
+        self._receiving = self._sending = False
+        self._stalls = 0  # looks of `has_stalled` during the present wait for room
+        self._ended = False  # the peer will send no more
+        self._sent_end = False
+        self._closed = False
+        self._failure: Exception | None = None
+        self._credit = owner.yield_every
+        self.held = 0
+        """Bytes of the peer's that we keep, as the budget counts them."""
+        self.since = 0.0
+        """When the application last took some of them, or when the first came."""
+        self._kept = 0  # of them, what a `p2p.wire.FrameReader` has
+        self._taken = 0  # of them, what the application received last, until it asks for more
+        self._answer(negotiation.data_to_send())
+        if isinstance(negotiation, Chooser):
+            self._owner.budget.hold(self, _UNNAMED_COST)
+
+    @property
+    def is_negotiated(self) -> bool:
+        """Whether both sides have agreed on `protocol`."""
+        return self._negotiation is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `try_send` has a chance."""
+        return not (self._closed or self._sent_end or self._failure)
+
+    # trio's interface.
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue ``data`` for the peer, waiting as it, or the network, cannot keep up.
+
+        Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`, `trio.BusyResourceError`.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            check("data", data, bytes, bytearray, memoryview)
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_sending()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        view = memoryview(data)
+        if view.nbytes != len(view):
+            view = view.cast("B")
+        size = len(view)
+        self._credit -= size
+        waited = False
+        self._sending = True
+        try:
+            while size:
+                sent = self._owner.mux.send(self._id, view)
+                self._owner.flush()
+                size -= sent
+                if size:
+                    view = view[sent:]
+                    waited = True
+                    self._stalls = 0
+                    await self._writable.wait()
+                    self._check_sending()
+        except LocalProtocolError as error:
+            # We check what we do: the peer has ended the stream, and we are yet to be told.
+            raise trio.BrokenResourceError(str(error)) from error
+        finally:
+            self._sending = False
+        if self._credit <= 0:
+            self._credit = self._owner.yield_every
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def drained(self, at_most: int = 0) -> None:
+        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+
+        What other streams of the connection had sealed before counts too; what they say later
+        does not.
+        """
+        check_number("at_most", at_most)
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_draining()
+        await trio.lowlevel.checkpoint()
+        queued, mark = -1, 0
+        self._sending = True
+        try:
+            while True:
+                self._check_draining()
+                now = self._owner.mux.queued(self._id)
+                if now != queued:
+                    # what has been taken since the last look lies below
+                    queued, mark = now, self._owner.drains.sealed
+                    self._stalls = 0
+                if queued + self._owner.drains.unsent(mark) <= at_most:
+                    return
+                self._owner.drain(self, mark + queued - at_most)
+                await self._writable.wait()
+        finally:
+            self._sending = False
+            self._owner.drains.waiting.pop(self, None)
+
+    def _check_draining(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._failure is not None and self._failure is not OVER:
+            raise trio.BrokenResourceError(str(self._failure)) from self._failure
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when `send_all` would take at least one byte at once."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._check_sending()
+        await trio.lowlevel.checkpoint()
+        self._sending = True
+        try:
+            self._check_sending()
+            while not self._owner.mux.room(self._id):
+                await self._writable.wait()
+                self._check_sending()
+        except LocalProtocolError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+        finally:
+            self._sending = False
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent; receiving goes on."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        if not self._sent_end or self._closed:
+            self._check_sending()
+        self._sent_end = True
+        self._owner.mux.send_end(self._id)
+        self._owner.flush()
+        await self._checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """The next bytes, or ``b""`` when the peer has ended the stream.
+
+        They count as held until the next call: an echo, or a service whose answers the peer
+        does not take, holds what it received for as long as it waits, 64 KiB for each of 4,096
+        streams. What a task still names while it waits in the next call is in no account:
+        readers ``del`` it. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
+        `trio.BusyResourceError`.
+        """
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError("max_bytes must be at least 1")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this stream")
+        if self._taken:  # the application comes back, and is done with it
+            self._owner.budget.release(self, self._taken)
+            self._taken = 0
+        if self._chunks and self._credit > 0 and not self._closed:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await self._wait_readable()
+        if not self._chunks:
+            return b""
+        chunk = self._chunks.pop(0)
+        if max_bytes is not None and len(chunk) > max_bytes:
+            head = chunk[:max_bytes]
+            del chunk[:max_bytes]
+            self._chunks.insert(0, chunk)
+            chunk = head
+        self._credit -= len(chunk)
+        self._taken = len(chunk)
+        self.since = self._owner.budget.time
+        if self._owner.mux.consumed(self._id, len(chunk)):
+            self._owner.flush()
+        return chunk
+
+    async def _wait_readable(self) -> None:
+        """Return, after a checkpoint, once there is a chunk or the end. Raises otherwise."""
+        self._receiving = True
+        try:
+            if self._is_readable():
+                if self._credit > 0:
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                else:
+                    self._credit = self._owner.yield_every
+                    await trio.lowlevel.checkpoint()
+            while not self._is_readable():
+                await self._readable.wait()
+        finally:
+            self._receiving = False
+
+    def _is_readable(self) -> bool:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._chunks:
+            return True
+        if self._failure is not None and not self._ended:
+            raise trio.BrokenResourceError(str(self._failure)) from self._failure
+        return self._ended
+
+    def _check_sending(self) -> None:
+        if self._closed or self._sent_end:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._failure is not None:
+            raise trio.BrokenResourceError(str(self._failure)) from self._failure
+
+    async def aclose(self) -> None:
+        """End both directions; what was sent still arrives."""
+        if not self._closed:
+            self._owner.mux.send_end(self._id)
+            self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
+            self._close()
+        await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """A cancellation point, and a schedule point once in a while: a request has five of its
+        own.
+        """
+        if self._credit > 0:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._credit = self._owner.yield_every
+            await trio.lowlevel.checkpoint()
+
+    def reset(self) -> None:
+        """Abandon both directions at once."""
+        if not self._closed:
+            self._owner.mux.reset(self._id)
+            self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._let_go()
+        self._owner.let_go(self._id)
+        if self._owner.mux.has_data:
+            self._owner.flush()
+        self._readable.set()
+        self._writable.set()
+
+    def _let_go(self) -> None:
+        self._chunks.clear()
+        self._kept = self._taken = 0
+        self._owner.budget.forget(self)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            # The peer must not take half of what we meant to send for the whole.
+            self.reset()
+        await self.aclose()
+
+    # What the connection tells us.
+
+    def try_send(self, data: bytes) -> bool:
+        """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a
+        peer did.
+        """
+        try:
+            if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
+                return False
+            self._owner.mux.send(self._id, memoryview(data))
+        except LocalProtocolError:
+            return False  # the peer has ended the stream, and we are yet to be told
+        self._owner.flush()
+        return True
+
+    async def wait_negotiated(self) -> None:
+        """Return once `protocol` is agreed. Raises `ProtocolNotSupported` or
+        `trio.BrokenResourceError`.
+        """
+        while self._negotiation is not None:
+            if isinstance(self._failure, ProtocolNotSupported):
+                raise ProtocolNotSupported(str(self._failure))
+            if self._failure is not None or self._ended or self._closed:
+                raise trio.BrokenResourceError(
+                    "the stream ended before its protocol was agreed"
+                )
+            await self._readable.wait()
+
+    def feed(self, data: bytearray) -> None:
+        """Bytes from the peer. Raises `RemoteProtocolError` when it garbles the negotiation.
+
+        What is kept takes at most a quarter more memory than it has bytes: a record that was
+        cut in front may still own all of its memory, and is copied then.
+        """
+        if self._closed or self._failure is not None:
+            return
+        if self._negotiation is not None:
+            data = self._negotiate(self._negotiation, data)
+            if not data or self._closed:  # closed at once, by a host that serves too many
+                return
+        size, chunks = len(data), self._chunks
+        # Bytes of a piece that is copied behind the one before it. A bytearray of one byte
+        # costs 85 bytes, so a window of 256 KiB that came byte by byte cost 21 MiB; larger
+        # pieces stay where they were opened.
+        # Bytes up to which small pieces are joined: what `receive_some` returns at once is
+        # bounded by it.
+        if size < (4 * KI) and chunks and len(chunks[-1]) < (16 * KI):
+            chunks[-1] += data
+        else:
+            chunks.append(data if data.__alloc__() <= size + size // 4 + 1 else bytearray(data))
+        self._readable.set()
+        self._owner.budget.hold(self, size)
+
+    def keep(self, count: int) -> None:
+        """The reader keeps ``count`` bytes of an unfinished frame (a `p2p.wire.Holds`)."""
+        if not self._closed and self._failure is None:
+            if self._taken:  # it says itself what it keeps of that
+                self._owner.budget.release(self, self._taken)
+                self._taken = 0
+            more, self._kept = count - self._kept, count
+            if more > 0:
+                self._owner.budget.hold(self, more)
+            elif more:
+                self._owner.budget.release(self, -more)
+
+    def evict(self) -> None:
+        """Our host holds too much: the application sees a broken stream and the peer a
+        reset.
+        """
+        self._owner.mux.reset(self._id)
+        self._ended = False
+        self.fail(
+            LimitExceeded("too much was unread over all connections, and most of it the peer's")
+        )
+        self._let_go()
+        self._owner.flush()
+
+    def feed_end(self) -> None:
+        """The peer will send no more."""
+        if isinstance(self._negotiation, Chooser):
+            self.reset()
+        self._ended = True
+        self._readable.set()
+
+    def fail(self, error: Exception) -> None:
+        """The stream, or its connection, is broken."""
+        if self._failure is None:
+            self._failure = error
+        if isinstance(self._negotiation, Chooser):
+            self._let_go()  # no application has it yet, and none will
+        self._readable.set()
+        self._writable.set()
+
+    def has_stalled(self) -> bool:
+        """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS`
+        looks.
+        """
+        self._stalls = self._stalls + 1 if self._sending else 0
+        return self._stalls > STALLS
+
+    def wake_sender(self) -> None:
+        """Wake the sender: there may be room again."""
+        self._writable.set()
+
+    def _answer(self, data: bytes) -> None:
+        """Our part of a negotiation."""
+        if data:
+            self._owner.mux.answer(self._id, data)
+            self._owner.flush()
+
+    def _negotiate(self, negotiation: Proposer | Chooser, data: bytearray) -> bytearray:
+        mux = self._owner.mux
+        proposals = negotiation.proposals if isinstance(negotiation, Chooser) else 0
+        try:
+            negotiation.receive_data(data)
+        except ProtocolNotSupported as error:
+            mux.reset(self._id)
+            self._owner.flush()
+            self.fail(error)
+            return bytearray()
+        # one takes as long as a frame, and a frame has room for 32
+        if isinstance(negotiation, Chooser):
+            mux.frames += negotiation.proposals - proposals
+        self._answer(negotiation.data_to_send())
+        if negotiation.chosen is None:
+            # else the rest of the window is all that the peer can waste
+            if not negotiation.is_deaf:
+                mux.consumed(self._id, len(data))
+            return bytearray()
+        leftover = bytearray(negotiation.leftover)
+        mux.consumed(self._id, len(data) - len(leftover))
+        self._negotiation = None
+        self.protocol = negotiation.chosen
+        self._readable.set()
+        if isinstance(negotiation, Chooser):
+            if self.held:
+                self._owner.budget.release(self, _UNNAMED_COST)
+            self._owner.on_stream(self)
+        return leftover
+
 
 BATCH: Final = 4
 """Records sealed for one send; more measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 """Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
-_WORTH_KEEPING: Final = 8
-"""A waiting connection keeps its sealing buffer only if an eighth of it is unsent; less is
-copied, so a peer that ignores the answer to a ping does not hold 256 KiB."""
 _POOL: Final = 4
 """Sealing buffers kept for reuse; as many connections can be sending at full speed on one
 core.
 """
 _buffers: list[bytearray] = []
-MAX_SPOKEN: Final = 256
-"""Protocols remembered of one peer: what it may tell by identify (128), twice, as a program
-that is updated tells others."""
 READ_BYTES: Final = 512 * KI
 """Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
 one after the other without another system call."""
@@ -90,9 +513,6 @@ FRAME_BURST: Final = 50_000
 _CROWD: Final = 256
 """Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: about
 a millisecond of work. The short end of a record of bulk is no crowd."""
-_MESSAGE: Final = KI
-"""A record of at most this many bytes counts as a message: its few frames are charged with
-later ones, since a look at the clock for each would cost half as much as the record."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush a connection, or all of a host, when it closes: the 8 MiB that they may hold
 together leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
@@ -115,17 +535,6 @@ class ConnectionConfig:
         check_fields(self)
         if not (self.keepalive > 0 and self.yield_every >= 0):
             raise ValueError("keepalive is positive, yield_every is not negative")
-
-
-class _Keepalive:
-    """What we know of the peer's liveness."""
-
-    __slots__ = ("due", "heard", "silence")
-
-    def __init__(self) -> None:
-        self.heard = True
-        self.silence = 0
-        self.due = math.inf
 
 
 class _Pace(TokenBucket):
@@ -284,12 +693,12 @@ class Connection:
         self._world = world
         self._raw = raw
         self._direct = raw if isinstance(raw, DirectStream) else None
-        self._drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
+        self.drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
         self._burst = Burst(_BATCH_BYTES)
         self._session = secured.session
         self._early = secured.early
         self._serves = serves
-        self._on_stream = on_stream
+        self.on_stream = on_stream
         self._config = config or ConnectionConfig()
         self.yield_every = self._config.yield_every
         self._streams: dict[int, MuxedStream] = {}
@@ -303,7 +712,9 @@ class Connection:
         self._over = False
         self._closed = trio.Event()
         self._timers: list[Timer] = []
-        self._keepalive = _Keepalive()
+        self._heard = True  # since the last tick
+        self._silence = 0  # ticks without a word of the peer
+        self._tick_due = math.inf
         # incoming streams without a protocol, and for how many ticks
         self._fresh: dict[int, int] = {}
 
@@ -350,7 +761,9 @@ class Connection:
     def learn(self, protocols: Iterable[ProtocolId]) -> None:
         """The peer speaks these."""
         for protocol in protocols:
-            if len(self.spoken) < MAX_SPOKEN:
+            # Protocols remembered of one peer: what it may tell by identify (128), twice, as a
+            # program that is updated tells others.
+            if len(self.spoken) < 256:
                 self.spoken[protocol] = None
 
     def close(self, code: int = NORMAL) -> None:
@@ -369,34 +782,17 @@ class Connection:
     def flush(self) -> None:
         """The mux has something for the peer."""
         self._work.set()
-        if self._drains.looking is not None:
-            self._drains.looking.cancel()
-
-    @property
-    def sealed(self) -> int:
-        """Bytes taken from the mux so far, as they are on the wire."""
-        return self._drains.sealed
-
-    def unsent(self, mark: int) -> int:
-        """How many of the first ``mark`` of those are still on this machine."""
-        return self._drains.unsent(mark)
+        if self.drains.looking is not None:
+            self.drains.looking.cancel()
 
     def drain(self, stream: MuxedStream, mark: int) -> None:
         """Wake ``stream`` when the first ``mark`` bytes have left, or sooner."""
-        self._drains.waiting[stream] = mark
+        self.drains.waiting[stream] = mark
         self.flush()
-
-    def undrain(self, stream: MuxedStream) -> None:
-        """It waits no more."""
-        self._drains.waiting.pop(stream, None)
 
     def abort(self) -> None:
         """End at once."""
         self._scope.cancel()
-
-    def negotiated(self, stream: MuxedStream) -> None:
-        """An incoming stream knows its protocol."""
-        self._on_stream(stream)
 
     def let_go(self, stream_id: int) -> None:
         """The application has closed a stream: the mux alone waits for the peer to end it."""
@@ -416,11 +812,14 @@ class Connection:
             self._early = b""
             self.flush()
             while data := await self._receive_raw():
-                self._keepalive.heard = True
+                self._heard = True
                 opened = self._session.receive_data(data)
                 if self._session.tail or self._tail.held:
                     self._tail.count(self._session.pending, progress=bool(opened))
-                if len(opened) == 1 and len(opened[0]) < _MESSAGE:
+                # A record of at most this many bytes counts as a message: its few frames are
+                # charged with later ones, since a look at the clock for each would cost half as
+                # much as the record.
+                if len(opened) == 1 and len(opened[0]) < (KI):
                     if self._receive(opened[0]) and self.mux.is_choked:
                         await self._wait_unchoked()
                     if self.mux.allowance <= 0:
@@ -471,24 +870,22 @@ class Connection:
             while True:
                 if self.mux.has_data:
                     await self._send_batch()
-                    if self._drains.waiting:
-                        self._drains.wake()
+                    if self.drains.waiting:
+                        self.drains.wake()
                 elif self._closing:
                     break
-                elif self._drains.waiting:
-                    await self._wait_left()
+                elif self.drains.waiting:
+                    # Let the line take what it was given, until a stream is drained or there is
+                    # more.
+                    before, since = self.drains.left, self._world.now()
+                    await self.drains.wait()
+                    if (left := self.drains.left - before) > 0:
+                        self._note_slow(left, self._world.now() - since)
                 else:
                     await self._work.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
-
-    async def _wait_left(self) -> None:
-        """Let the line take what it was given, until a stream is drained or there is more."""
-        before, since = self._drains.left, self._world.now()
-        await self._drains.wait()
-        if (left := self._drains.left - before) > 0:
-            self._note_slow(left, self._world.now() - since)
 
     def _note_slow(self, count: int, seconds: float) -> None:
         self._burst.note_slow(count, seconds)
@@ -497,7 +894,7 @@ class Connection:
     def _shorten(self) -> None:
         """Commit to no more than the line empties soon."""
         self.mux.shorten(min(MAX_PLAINTEXT, self._burst.size))
-        self._drains.keep_short(self._burst.size)
+        self.drains.keep_short(self._burst.size)
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
         """The next bytes, in memory that all connections share: use them before the next
@@ -522,9 +919,11 @@ class Connection:
             if self.mux.has_news:
                 self._settle()
             self._unchoked.set()
-            self._drains.sealed += used
+            self.drains.sealed += used
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
-            if used - sent > _BATCH_BYTES // _WORTH_KEEPING:
+            # A waiting connection keeps its sealing buffer only if an eighth of it is unsent;
+            # less is copied, so a peer that ignores the answer to a ping does not hold 256 KiB.
+            if used - sent > _BATCH_BYTES // 8:
                 await self._send_slowly(view[sent:used], len(buffer))
                 sent = used
             left = bytes(view[sent:used]) if sent < used else b""
@@ -535,7 +934,7 @@ class Connection:
         elif sent == used and self._burst.size < _BATCH_BYTES:
             self._burst.note_free()
             self._shorten()
-        self._drains.given = self._drains.sealed
+        self.drains.given = self.drains.sealed
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
         """Send what the network does not take at once; meanwhile ``held`` bytes count as
@@ -619,8 +1018,8 @@ class Connection:
 
     def _schedule_tick(self) -> None:
         if self._config.keepalive < math.inf and not self._closing:
-            self._keepalive.due = self._world.now() + self._config.keepalive
-            self._timers = [self._world.call_at(self._keepalive.due, self._tick)]
+            self._tick_due = self._world.now() + self._config.keepalive
+            self._timers = [self._world.call_at(self._tick_due, self._tick)]
 
     def _tick(self) -> None:
         """Once per interval: ask a silent peer for a sign of life; drop streams that never got
@@ -628,22 +1027,20 @@ class Connection:
         """
         if self._closing or self._over:
             return
-        if self._world.now() - self._keepalive.due > self._config.keepalive / 2:
+        if self._world.now() - self._tick_due > self._config.keepalive / 2:
             # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to
             # be read.
-            logger.info("a keep-alive is %.0f s late", self._world.now() - self._keepalive.due)
+            logger.info("a keep-alive is %.0f s late", self._world.now() - self._tick_due)
             self._schedule_tick()
             return
-        self._keepalive.silence = 0 if self._keepalive.heard else self._keepalive.silence + 1
-        self._keepalive.heard = False
-        if self._keepalive.silence >= 3:
-            logger.info(
-                "%r has been silent for %s keep-alives", self.peer, self._keepalive.silence
-            )
+        self._silence = 0 if self._heard else self._silence + 1
+        self._heard = False
+        if self._silence >= 3:
+            logger.info("%r has been silent for %s keep-alives", self.peer, self._silence)
             self._scope.cancel()
             return
-        if self._keepalive.silence == 1:
-            self.mux.ping(self._keepalive.silence)
+        if self._silence == 1:
+            self.mux.ping(self._silence)
             self.flush()
         for stream_id, ticks in list(self._fresh.items()):
             stream = self._streams.get(stream_id)

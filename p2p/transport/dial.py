@@ -41,6 +41,7 @@ DIAL_FAILURES: Final = (
 """What a dial of one address raises when nobody, or somebody else, answers there."""
 
 D = TypeVar("D", bound=trio.abc.AsyncResource)
+T = TypeVar("T")
 
 
 async def race(
@@ -63,14 +64,15 @@ async def race(
             errors.append(
                 error if is_ours else PeerUnreachable(f"{addr}: {error or 'too slow'}")
             )
-        else:
-            return True
-        return False
+            return False
+        return True
 
-    if len(addrs) > 1:
-        await _stagger(addrs, try_addr, won)
-    else:
-        await try_addr(addrs[0])
+    try:
+        await stagger(addrs, try_addr)
+    except BaseException:
+        for late, _ in won:
+            await trio.aclose_forcefully(late)
+        raise
     for late, _ in won[1:]:  # finished in the same tick
         await trio.aclose_forcefully(late)
     if won:
@@ -84,28 +86,23 @@ async def race(
     raise PeerUnreachable(f"{peer} cannot be reached: {'; '.join(reasons)}")
 
 
-async def _stagger(
-    addrs: Sequence[Multiaddr],
-    try_addr: Callable[[Multiaddr], Awaitable[bool]],
-    won: list[tuple[D, Multiaddr]],
-) -> None:
-    """Try all until one has ``won``."""
+async def stagger(places: Sequence[T], attempt: Callable[[T], Awaitable[bool]]) -> None:
+    """Call ``attempt`` for all places, one `STAGGER` behind the other or at once behind a
+    failure, at most `AT_ONCE` at a time, until one returns True."""
+    if len(places) == 1:
+        await attempt(places[0])
+        return
     slots = trio.CapacityLimiter(AT_ONCE)
 
-    async def try_one(addr: Multiaddr, failed: trio.Event) -> None:
+    async def try_one(place: T, failed: trio.Event) -> None:
         async with slots:
-            if await try_addr(addr):
+            if await attempt(place):
                 nursery.cancel_scope.cancel()
         failed.set()
 
-    try:
-        async with trio.open_nursery() as nursery:
-            for addr in addrs:
-                failed = trio.Event()
-                nursery.start_soon(try_one, addr, failed)
-                with trio.move_on_after(STAGGER):
-                    await failed.wait()
-    except BaseException:
-        for late, _ in won:
-            await trio.aclose_forcefully(late)
-        raise
+    async with trio.open_nursery() as nursery:
+        for place in places:
+            failed = trio.Event()
+            nursery.start_soon(try_one, place, failed)
+            with trio.move_on_after(STAGGER):
+                await failed.wait()

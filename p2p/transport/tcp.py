@@ -25,7 +25,7 @@ from p2p.door import check
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
-from p2p.transport.dial import STAGGER
+from p2p.transport.dial import stagger
 from p2p.wire import KI
 
 try:
@@ -36,31 +36,19 @@ except ImportError:  # Windows: `p2p.node.process.check_platform` says what to d
 NOT_SENT_LOW_WATER: Final = 128 * KI
 """Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
 overtaken by a heartbeat any more. Two records keep it busy while we seal the next. Slow lines
-get less (`p2p.transport.core.burst`)."""
-_SIOCOUTQNSD: Final = 0x894B
-"""Linux's request for the bytes of a socket that were never sent (linux/sockios.h). It costs
-1 µs."""
+get less (`p2p.transport.core.budget`)."""
 _INT: Final = struct.Struct("i")
-_SIOCGIFADDR: Final = 0x8915
-"""Linux's request for the address of an interface."""
 _IFREQ: Final = struct.Struct("16s24s")
 """Its argument: an interface's name, then a sockaddr, whose fifth byte is the IPv4 address'
 first."""
-BACKLOG: Final = 1024
-"""Connections the kernel holds until we accept them: as many as handshakes may be pending."""
 DNS_THREADS: Final = 4
 """Concurrent name lookups, in threads of their own: a silent name server holds one for half a
 minute, which must not delay the disk or the proofs."""
-MAX_NAME_ADDRS: Final = 4
-"""Addresses of one name that are tried: as many as are tried at the same time
-(`p2p.transport.dial.AT_ONCE`). A stranger's name may have hundreds."""
 DNS_TIMEOUT: Final = 5.0
 """Seconds for a name to be looked up: the resolver's first question and a repetition."""
 ACCEPT_BATCH: Final = 64
 """Connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as trio's
 server does, a backlog of 340 built up in a flood."""
-_DEFAULT_READ: Final = 64 * KI
-"""Bytes of a read for which the caller names no number: one record."""
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
@@ -114,7 +102,8 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Whatever is there, or ``b""`` at the end."""
-        limit = _DEFAULT_READ if max_bytes is None else operator.index(max_bytes)
+        # Bytes of a read for which the caller names no number: one record.
+        limit = (64 * KI) if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
             raise ValueError("max_bytes must be at least 1")
         while True:
@@ -143,7 +132,9 @@ class TcpStream(trio.abc.HalfCloseableStream):
         if fcntl is None or sys.platform != "linux" or self._sock.fileno() < 0:
             return 0
         try:
-            answer = fcntl.ioctl(self._sock, _SIOCOUTQNSD, bytes(_INT.size))
+            # Linux's request for the bytes of a socket that were never sent (linux/sockios.h).
+            # It costs 1 µs.
+            answer = fcntl.ioctl(self._sock, 0x894B, bytes(_INT.size))
         except OSError:
             return 0  # it is dead, as the next that sends will find
         return int(_INT.unpack(answer)[0])
@@ -265,7 +256,8 @@ def _of_interface(family: socket.AddressFamily) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode(), b""))
+                # Linux's request for the address of an interface.
+                found = fcntl.ioctl(probe, 0x8915, _IFREQ.pack(name.encode(), b""))
             except OSError:  # this interface has no address
                 continue
             addr = socket.inet_ntop(family, _IFREQ.unpack(found)[1][4:8])
@@ -386,7 +378,9 @@ class TcpNetwork:
             found = await trio.to_thread.run_sync(
                 ask, abandon_on_cancel=True, limiter=self._name_threads
             )
-            return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_NAME_ADDRS]
+            # Addresses of one name that are tried: as many as are tried at the same time
+            # (`p2p.transport.dial.AT_ONCE`). A stranger's name may have hundreds.
+            return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:4]
         raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
 
     async def listen(self, addr: Multiaddr) -> Listener:
@@ -394,7 +388,9 @@ class TcpNetwork:
         check("addr", addr, Multiaddr)
         try:
             host, port = addr.host_port
-            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+            # Connections the kernel holds until we accept them: as many as handshakes may be
+            # pending.
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot listen at {addr}: {error}") from error
         for extra in listeners[1:]:
@@ -403,27 +399,20 @@ class TcpNetwork:
 
 
 async def _first(hosts: Sequence[str], port: int) -> TcpStream:
-    """A socket connected to one of ``hosts``, tried 0.25 s apart. Raises `OSError`."""
-    if len(hosts) == 1:
-        return _adopt(await trio.open_tcp_stream(hosts[0], port))
+    """Connect to the first of ``hosts`` that answers. Raises `OSError`."""
     won: list[trio.SocketStream] = []
     errors: list[OSError] = []
 
-    async def try_one(host: str, failed: trio.Event) -> None:
+    async def try_one(host: str) -> bool:
         try:
             won.append(await trio.open_tcp_stream(host, port))
-            nursery.cancel_scope.cancel()
         except OSError as error:
             errors.append(error)
-            failed.set()
+            return False
+        return True
 
     try:
-        async with trio.open_nursery() as nursery:
-            for host in hosts:
-                failed = trio.Event()
-                nursery.start_soon(try_one, host, failed)
-                with trio.move_on_after(STAGGER):
-                    await failed.wait()
+        await stagger(hosts, try_one)
     finally:
         for late in won[1:]:
             await trio.aclose_forcefully(late)

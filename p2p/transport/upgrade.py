@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import PeerId
-from p2p.transport.core import noise, yamux_frames
+from p2p.transport.core import noise, yamux
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import NoiseHandshake, NoiseSession, StaticKey
-
-_READ: Final = 4096
-"""Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
-before it waits for us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ async def secure(
         static,
         entropy(32),
         initiator=dialer,
-        muxers=(yamux_frames.PROTOCOL_ID,),
+        muxers=(yamux.PROTOCOL_ID,),
         expected=expected,
     )
     negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
@@ -84,7 +79,7 @@ async def _negotiate_muxer(
     raw: trio.abc.HalfCloseableStream, session: NoiseSession, early: bytes, *, dialer: bool
 ) -> bytes:
     """Negotiate the muxer with peers without the Noise extension, such as py-libp2p."""
-    wanted = yamux_frames.PROTOCOL_ID
+    wanted = yamux.PROTOCOL_ID
     negotiation = Proposer([wanted]) if dialer else Chooser(wanted.__eq__)
     await _send(raw, session.seal(negotiation.data_to_send()))
     negotiation.receive_data(early)
@@ -111,7 +106,9 @@ async def _send(raw: trio.abc.SendStream, data: bytes) -> None:
 
 
 async def _receive(raw: trio.abc.ReceiveStream) -> bytes | bytearray:
-    data = await raw.receive_some(_READ)
+    # Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
+    # before it waits for us.
+    data = await raw.receive_some(4096)
     if not data:
         raise RemoteProtocolError("the peer hung up during the handshake")
     return data

@@ -103,7 +103,7 @@ class Sources:
             return self._copied[1]
         for folder in self._folders:
             for policy in self._policies(folder):
-                is_signed = policy.manifest.trainer in self._run.terms.trainers
+                is_signed = policy.manifest.publisher in self._run.terms.trainers
                 is_it = policy.manifest.weights_digest == commitment.policy
                 if is_signed and is_it and await self._copy(folder, policy):
                     return self._copied[1]
@@ -117,7 +117,7 @@ class Sources:
         disk, index = self._world.disk, policy.index
         await self._forget()
         copy = StoredPolicy(policy.manifest, index, POLICIES)
-        copy.mark_stored()
+        copy.stored = True
         self._copied = b"", copy.final
         for number, span in enumerate(index.spans):
             place = index.place(number)
@@ -149,7 +149,7 @@ class Sources:
                 policy = decode_head_untrusted(data, self._run.id, verify, self._store)
                 is_inside = not policy.source.startswith("/") and ".." not in policy.source
                 if not policy.is_patch and is_inside:
-                    policy.mark_stored()
+                    policy.stored = True
                     yield policy
 
 

@@ -167,7 +167,7 @@ class SimHost:
         """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
         check_function("listener", listener, 1)
-        with self._watchers.watching(listener):
+        with self._watchers.adding(listener):
             yield
 
     @contextmanager
@@ -175,7 +175,7 @@ class SimHost:
         """For the length of the block, ask ``find`` before dialling a peer without a known
         address."""
         check_function("find", find, 1, is_async=True)
-        with self._finders.finding(find):
+        with self._finders.adding(find):
             yield
 
     def add_addrs(
@@ -483,7 +483,7 @@ class SimHost:
 
     def refuses(self, peer: PeerId) -> bool:
         """Whether ``peer`` is banned or over the limit."""
-        return self._gater.is_refused(peer, self._world.now())
+        return self._gater.scores.is_refused(peer, self._world.now())
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``: this host closes none for want of room."""
@@ -501,13 +501,13 @@ class SimHost:
         check("peer", peer, PeerId)
         check_number("points", points, 0, math.inf, int, float)
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self._gater.penalise(peer, points, self._world.now()):
+        if self._gater.scores.penalise(peer, points, self._world.now()):
             self._disconnect(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect and refuse for as long as this host lives."""
         check("peer", peer, PeerId)
-        self._gater.ban(peer)
+        self._gater.scores.ban(peer)
         self._disconnect(peer)
 
 

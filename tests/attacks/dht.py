@@ -5,11 +5,11 @@ choice.
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.core.events import Effect, Moved, Received, SendIfConnected
+from p2p.dht.core.events import Effect, Moved, SendIfConnected
 from p2p.dht.messages import Contact, Envelope, Reply, Request, decode_untrusted, encode
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp
-from p2p.effects import Send
+from p2p.events import Received, Send
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 

@@ -11,21 +11,11 @@ from typing import Any
 
 import pytest
 
-from p2p.effects import Penalise, Send
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
+from p2p.gossip import messages as messages_module
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import core as core_module
 from p2p.gossip.core.core import GossipCore
-from p2p.gossip.core.events import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Received,
-    Subscribe,
-    Tick,
-    Validate,
-    Validated,
-    Validity,
-)
+from p2p.gossip.core.events import Deliver, Subscribe, Validate, Validated, Validity
 from p2p.gossip.messages import (
     PubsubMessage,
     Rpc,
@@ -34,7 +24,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import PeerId
-from p2p.swarm.core.peers import Scores
+from p2p.swarm.core.gater import Scores
 from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
 
 TOPIC = "run/policy"
@@ -82,11 +72,11 @@ class Victim:
                     self.points[peer] += offence.points
                     if self._scores.penalise(peer, offence.points, self.now):
                         self.refused.setdefault(peer, self.now)
-                        self.do(Disconnected(peer))
+                        self.do(PeerDown(peer))
 
     def meet(self, *peers: PeerId, hears: bool = True) -> None:
         for peer in peers:
-            self.do(Connected(peer))
+            self.do(PeerUp(peer))
             if hears:
                 self.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
 
@@ -111,7 +101,7 @@ class Victim:
         since = self.now
         steps = round(seconds * 50)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core_module, "decode_rpc_untrusted", flood.decode)
+            patch.setattr(messages_module, "decode_rpc_untrusted", flood.decode)
             for step in range(steps):
                 for number in range(step * rate // 50, (step + 1) * rate // 50):
                     if peer in self.refused:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2p.effects import Penalise
+from p2p.events import PeerDown, Penalise
 from p2p.identity import PeerId
-from p2p.membership.core.events import Disconnected
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
     Beat,
@@ -21,7 +20,7 @@ from p2p.membership.messages import (
     encode_message,
 )
 from p2p.multiaddr import Multiaddr
-from p2p.swarm.core.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
+from p2p.swarm.core.gater import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 from tests.unit.core_swarm import FakeSigner, Node, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm
 
@@ -51,7 +50,7 @@ class HostileSwarm(MembershipSwarm):
             )
             if points >= PENALTY_LIMIT:
                 points, self._refused[pair] = 0.0, self.now + REFUSAL
-                self.call_at(self.now, lambda: self.drive(node, Disconnected(effect.peer)))
+                self.call_at(self.now, lambda: self.drive(node, PeerDown(effect.peer)))
             self._points[pair] = points, self.now
         super().carry_out(node, effect)
 

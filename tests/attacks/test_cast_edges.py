@@ -16,7 +16,7 @@ from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.http_world import edge_of, get, shelf_of
 from tests.e2e.test_pull_http import DATA, ORIGIN, following
-from tests.unit.test_cast_ticket import ticket
+from tests.support.tickets import ticket
 
 WEIGHTS = bytes(range(256)) * 4000
 

@@ -12,7 +12,7 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import decode_entry_untrusted, decode_fork_untrusted
-from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted
+from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
@@ -34,29 +34,13 @@ from roles.protocol.core.window import (
     decode_window_untrusted,
 )
 from roles.trainer.taken import decode_taken_untrusted
+from tests.support.foreign import BOMBS, listed
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
 """Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the
 run file.
 """
-
-
-def listed(count: int, item: bytes) -> bytes:
-    return b"\xdd" + count.to_bytes(4, "big") + item * count
-
-
-BOMBS = {
-    "empty lists": listed(MIB, b"\x90"),
-    "empty tables": listed(MIB, b"\x80"),
-    "nothing": listed(MIB, b"\xc0"),
-    "lists of a few": listed(60 * KI, b"\xdc\x00\x10" + b"\xc0" * 16),
-    "lists that claim a million": b"\xdd\x00\x10\x00\x00" * 1000 + b"\xc0" * MIB,
-    "lists of 128 in lists": b"\xdc\x00\x80" * 1000 + b"\xc0" * MIB,
-    "a table of lists": b"\xdf" + (10_000).to_bytes(4, "big") + b"\xa1a\x90" * 10_000,
-    "a thousand deep": b"\x91" * 1000 + b"\xc0",
-    "extensions": b"\x91\xc9\x00\x10\x00\x00\x05" + bytes(MIB),
-}
 
 
 def signed_run(data: bytes) -> bytes:
@@ -153,7 +137,7 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(ANCHOR, [Span(digest_of(wire), 100)], length + wire)
+            decode_chunk_untrusted(Span(digest_of(wire), 100), length + wire)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

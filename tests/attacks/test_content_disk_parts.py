@@ -30,8 +30,8 @@ from p2p.shardcast.store import PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of
+from tests.support.runs import OWNER, RUN, TERMS
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
-from tests.unit.test_run_file import OWNER, RUN, TERMS
 
 TRAINER = KeyPair(digest_of(b"trainer"))
 PARENT, OTHER = (KeyPair(digest_of(name)).peer_id for name in (b"parent", b"other"))
@@ -169,12 +169,12 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
     held = ChunkHeader(manifest(1).digest, 0)
-    assert core.wants(PARENT, held) == len(DATA[0]) + 4
-    core.handle(ev.ChunkCame(PARENT, held, DATA[0]), 0.2)
+    assert core.offer(PARENT, held) is not None
+    core.handle(ev.ChunkCame(PARENT, held, len(DATA[0])), 0.2)
     effects = core.handle(ev.Unwritable(), 0.3)
     assert ev.Abandon(manifest(1).digest) in effects
     assert core.downloads == ()
-    assert core.wants(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
+    assert core.offer(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
     effects = core.handle(
         ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4
     )

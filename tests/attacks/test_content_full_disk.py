@@ -77,6 +77,7 @@ def play(course: FullDisks, monkeypatch: pytest.MonkeyPatch, steps: int) -> Mapp
     return outcome.value
 
 
+@pytest.mark.deep
 def test_a_relay_with_a_full_disk_serves_what_it_holds_and_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

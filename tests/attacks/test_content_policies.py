@@ -21,7 +21,7 @@ from p2p.shardcast import PolicyVersion, ShardcastConfig, publisher
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.store import PolicyStore
 from p2p.wire import KI, MIB
-from tests.unit.test_shardcast_service import Member, Town, publish
+from tests.support.shardcast_town import Member, Town, publish
 
 ONE = PolicyVersion(1)
 HF_FOLDER = {

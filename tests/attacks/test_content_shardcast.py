@@ -4,8 +4,7 @@ bounds.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -16,13 +15,12 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast.bulk import MAX_UNFINISHED, FrameBudget
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.upload import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
@@ -39,9 +37,10 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
+from p2p.shardcast.receiver import MAX_UNFINISHED, FrameBudget
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.shardcast_policies import index_of
-from tests.unit.test_shardcast_service import Member, Town, publish
+from tests.support.shardcast_town import Member, Town, publish
 
 TRAINER, LOCAL, STRANGER = (
     KeyPair(digest_of(name)) for name in (b"trainer", b"local", b"stranger")
@@ -163,25 +162,27 @@ def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
     assert course.verified == 1
 
 
-def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
-    budget, gone = FrameBudget(100), []
+async def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
+    budget, done = FrameBudget(100), []
 
-    def begin(name: str, trusted: bool) -> Iterator[None]:
-        with budget.frame(trusted=trusted, give_up=lambda: gone.append(name)) as hold:
+    async def take(name: str, trusted: bool, begun: trio.Event) -> None:
+        with budget.frame(trusted=trusted) as hold:
             hold(40)
-            yield
+            begun.set()
+            await finish.wait()
+            done.append(name)
 
-    frames = [
-        begin("parent", True),
-        begin("first", False),
-        begin("second", False),
-        begin("child", True),
-    ]
-    for one in frames:
-        next(one)
-    assert gone == ["first", "second"]
-    assert budget.held == 80
-    list(itertools.chain(*frames))
+    finish = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for name, trusted in (
+            ("parent", True), ("first", False), ("second", False), ("child", True),
+        ):  # fmt: skip
+            begun = trio.Event()
+            nursery.start_soon(take, name, trusted, begun)
+            await begun.wait()
+        assert budget.held == 80
+        finish.set()
+    assert sorted(done) == ["child", "parent"]
     assert budget.held == 0
 
 
@@ -286,7 +287,7 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
             unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
-            forged = Manifest(current.trainer, current.body, current.content, bytes(64))
+            forged = Manifest(current.publisher, current.body, current.content, bytes(64))
             for wrong in (
                 b"garbage",
                 encode_message(PolicyNews(forged.encode(), b"")),
@@ -303,7 +304,7 @@ def test_manifests_that_come_again_or_are_older_start_nothing() -> None:
     assert sum(isinstance(e, ev.Begin) for e in begun) == 1
     for number, data in enumerate(DATA):
         header = ChunkHeader(manifest(version=3).digest, number)
-        course.core.handle(ev.ChunkCame(PEERS[0], header, data), course.now)
+        course.core.handle(ev.ChunkCame(PEERS[0], header, len(data)), course.now)
     course.core.handle(ev.Stored(manifest(version=3).digest), course.now)
     older = course.hear(PEERS[1], PolicyNews(manifest(version=2).encode(), INDEX.data))
     again = course.hear(PEERS[1], news)

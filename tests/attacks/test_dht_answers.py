@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Join, Received, Written
-from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.core import MAX_PUBLICATIONS
+from p2p.dht.core.events import Join, Written
 from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
 from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.messages import (
@@ -19,6 +19,7 @@ from p2p.dht.messages import (
     Stored,
     encode,
 )
+from p2p.events import Received
 from p2p.wire import KI
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 

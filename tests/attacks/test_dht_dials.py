@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Effect, Get, Join, Moved, PeerUp, SendIfConnected, Tick
+from p2p.dht.core.events import Effect, Get, Join, Moved, SendIfConnected
 from p2p.dht.core.lookup import CREDIT
 from p2p.dht.messages import (
     Contact,
@@ -21,7 +21,7 @@ from p2p.dht.messages import (
     Values,
     decode_untrusted,
 )
-from p2p.effects import AddAddrs, Send
+from p2p.events import AddAddrs, PeerUp, Send, Tick
 from p2p.identity import PeerId
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, sent, tell
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.events import Effect, Get, Moved
-from p2p.dht.core.operations import MAX_FOUND, MAX_VALIDATED, GetOperation
+from p2p.dht.core.requester import MAX_FOUND, MAX_VALIDATED, GetOperation
 from p2p.dht.core.store import (
     MAX_HELD,
     MAX_PER_PUBLISHER,
@@ -28,7 +28,7 @@ from p2p.dht.messages import (
     Values,
 )
 from p2p.dht.record import MAX_VALUE
-from p2p.effects import Penalise
+from p2p.events import Penalise
 from p2p.identity import KeyPair
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 

@@ -6,14 +6,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import Effect, Found, Get, Join, Put, Tick
+from p2p.dht.core.events import Effect, Found, Get, Join, Put
 from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.dht.core.validation import Namespace, PublisherKind
 from p2p.dht.messages import Contact, FindValue, Store, Stored, Values
 from p2p.dht.record import Record, record_key
+from p2p.events import Tick
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunBook
@@ -94,6 +97,7 @@ def test_many_more_squatters_than_places_hide_few_members() -> None:
     assert len(found(swarm, nodes[11]) & {node.peer for node in nodes[2:10]}) >= 6
 
 
+@pytest.mark.deep
 def test_a_squatter_on_every_node_ends_no_lookup_before_the_holders() -> None:
     """Two names on each of 150 nodes. Before: one of 20 newcomers ended its lookups at nodes on
     the way, which had the squatters' records, and read nothing of the member.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.core.events import Get, Moved, Received
+from p2p.dht.core.events import Get, Moved
 from p2p.dht.messages import FindNode, Nodes, Ping, Pong, decode_untrusted, encode
+from p2p.events import Received
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from tests.attacks.dht import add_at, contact, key_pair, sent, tell

@@ -435,7 +435,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 9))
+@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 3))
 def test_who_says_something_to_some_alone_slows_no_round(
     size: int, founders: int, way: str, told: int
 ) -> None:

@@ -21,8 +21,8 @@ from roles.contract.core.file import sign_run
 from roles.doctor import asking
 from roles.doctor.asking import Answer
 from roles.doctor.checks import examine
-from tests.unit.test_doctor import SOUND
-from tests.unit.test_run_file import OWNER, RUN, TERMS
+from tests.support.doctor import SOUND
+from tests.support.runs import OWNER, RUN, TERMS
 
 
 async def asked_of(

@@ -22,7 +22,7 @@ from roles.protocol.scorer import ENGINE_FAILED
 from roles.protocol.standing import RoleStanding
 from roles.workers import client as workers
 from tests.attacks.judged import accepted, play, trainer, validator
-from tests.processes import kill_family
+from tests.support.processes import kill
 from tests.unit.content_life import ARGV, CONFIG, LESSON
 
 
@@ -30,10 +30,6 @@ from tests.unit.content_life import ARGV, CONFIG, LESSON
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WORKER_ARGV", (*ARGV, "worker"))
     monkeypatch.setattr(workers, "FIRST_PAUSE", 0.0)
-
-
-def kill(engine: Any) -> None:
-    kill_family(engine._remote.process.pid)
 
 
 @pytest.mark.usefixtures("counting")

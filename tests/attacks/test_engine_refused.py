@@ -26,7 +26,7 @@ from roles.inference.session import InferenceSession
 from roles.workers import client as workers
 from roles.workers.client import START_PAUSES
 from tests.attacks.judged import play, trainer
-from tests.attacks.test_engine_deaths import kill
+from tests.support.processes import kill
 from tests.unit.content_life import ARGV, CONFIG
 
 

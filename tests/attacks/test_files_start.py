@@ -17,7 +17,7 @@ from p2p.machine import RealWorld, load_or_create_key, open_world
 from p2p.node.rundoc import PATH, RunBook
 from roles.contract.core.file import open_run
 from tests.e2e.node_process import START_SECONDS, fail, node
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 GARBAGE = "☃ no log".encode("utf-16") + bytes(5000)
 

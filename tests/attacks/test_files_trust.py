@@ -17,8 +17,9 @@ from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.node.wiring import PASS_PATH, shown_by, take_invite
 from roles.contract.core.file import AdmissionRules, sign_run
 from roles.inference.work_stamp import WORK_PATH, keep_stamped
-from tests.unit.test_invites import GENERATE, GUEST, Wall, book_at, invite, shown
-from tests.unit.test_run_file import OWNER, TERMS
+from tests.support.invites import GENERATE, GUEST, book_at, invite, shown
+from tests.support.runs import OWNER, TERMS
+from tests.support.wall import Wall
 
 
 def harms(data: bytes) -> Iterator[bytes]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from p2p.events import PeerDown, Received
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core import mesh
-from p2p.gossip.core.events import Disconnected, Publish, Received
+from p2p.gossip.core.events import Publish
 from p2p.gossip.core.quotas import FIELD_COST, NEWCOMER, RPC_COST
 from p2p.gossip.messages import MAX_FIELDS, MAX_RPC, Rpc, encode_rpc
 from p2p.identity import PeerId
@@ -134,7 +135,7 @@ def test_reconnecting_fills_no_account() -> None:
     for _ in range(10):
         victim.meet(ENEMY, hears=False)
         flood += victim.flood(ENEMY, lambda number: b"", rate=20_000, seconds=0.2).decoded
-        victim.do(Disconnected(ENEMY))
+        victim.do(PeerDown(ENEMY))
     assert flood * RPC_COST <= NEWCOMER + GossipConfig().rate * 2 + RPC_COST
 
 
@@ -145,7 +146,7 @@ def test_backoffs_of_minted_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -
         peer = peer_named(20_000 + number)
         victim.meet(peer, hears=False)
         victim.hear(peer, Rpc(prune=[(TOPIC, 3600)]))
-        victim.do(Disconnected(peer))
+        victim.do(PeerDown(peer))
     assert len(victim.core._mesh._backoff) == 300
 
 

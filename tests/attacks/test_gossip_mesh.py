@@ -6,16 +6,9 @@ from random import Random
 
 import pytest
 
+from p2p.events import PeerDown, PeerUp, Received, Tick
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core.events import (
-    Connected,
-    Disconnected,
-    Publish,
-    Received,
-    Subscribe,
-    Tick,
-    Unsubscribe,
-)
+from p2p.gossip.core.events import Publish, Subscribe, Unsubscribe
 from p2p.gossip.core.mesh import MAX_FLOOD_PUBLISH, OPPORTUNISTIC_GRAFT_HEARTBEATS
 from p2p.gossip.messages import Rpc, encode_rpc
 from p2p.identity import PeerId
@@ -42,8 +35,8 @@ def test_what_comes_after_a_connection_has_ended_leaves_nothing() -> None:
     """
     victim = Victim()
     for ghost in GHOSTS:
-        victim.do(Connected(ghost))
-        victim.do(Disconnected(ghost))
+        victim.do(PeerUp(ghost))
+        victim.do(PeerDown(ghost))
         victim.hear(ghost, JOIN)
         victim.hear(ghost, Rpc(ihave=[(TOPIC, [b"id"])]))
     victim.meet(*HONEST)
@@ -69,12 +62,12 @@ def test_those_that_heard_a_topic_and_left_are_not_grafted_when_we_subscribe() -
     victim = Victim()
     victim.do(Unsubscribe(TOPIC))
     for peer in (*HONEST, *GHOSTS[:6]):
-        victim.do(Connected(peer))
+        victim.do(PeerUp(peer))
         victim.hear(peer, Rpc(subscriptions=[("other", True)]))
     for number in range(10):
         victim.do(Publish("other", b"%d" % number))
     for ghost in GHOSTS[:6]:
-        victim.do(Disconnected(ghost))
+        victim.do(PeerDown(ghost))
     victim.do(Subscribe("other"))
     assert not set(victim.core.topics["other"]) & set(GHOSTS)
 
@@ -87,7 +80,7 @@ def test_strangers_who_graft_first_do_not_own_the_mesh(count: int) -> None:
     for stranger in strangers:
         victim.hear(stranger, JOIN)
     for peer in HONEST[:3]:
-        victim.do(Connected(peer, dialled=True))
+        victim.do(PeerUp(peer, dialled=True))
         victim.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
     victim.meet(*HONEST[3:])
     for _ in range(120):
@@ -136,7 +129,7 @@ def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() ->
     for stranger in crowd:
         victim.hear(stranger, JOIN)
     for peer in HONEST:
-        victim.do(Connected(peer, dialled=True))
+        victim.do(PeerUp(peer, dialled=True))
         victim.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
     victim.do(Publish(TOPIC, b"news"))
     assert reached(victim, b"news", HONEST) == 6
@@ -177,7 +170,7 @@ class HostileSwarm(GossipSwarm):
         self.drive(node, Tick())
         for each in range(self._attackers):
             ghost = peer_named(10_000 + 100 * number + each)
-            self.drive(node, Connected(ghost))
+            self.drive(node, PeerUp(ghost))
             self.drive(node, Received(ghost, encode_rpc(JOIN)))
         for other in self.rng.sample(others, min(degree // 2, len(others))):
             self.connect(node, other)

@@ -8,12 +8,16 @@ from random import Random
 import pytest
 
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import message_cache, peer_scores, seen as seen_module
+from p2p.gossip.core import caches, promises as promises_module
+from p2p.gossip.core.caches import (
+    MAX_CACHE_BYTES,
+    MAX_SEEN,
+    MESSAGE_COST,
+    MessageCache,
+    SeenCache,
+)
 from p2p.gossip.core.events import Validity
-from p2p.gossip.core.message_cache import MAX_CACHE_BYTES, MESSAGE_COST, MessageCache
-from p2p.gossip.core.peer_scores import PeerScores
-from p2p.gossip.core.promises import MAX_PROMISES, Promises
-from p2p.gossip.core.seen import MAX_SEEN, SeenCache
+from p2p.gossip.core.promises import MAX_PROMISES, PeerScores, Promises
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
@@ -22,8 +26,8 @@ from p2p.shardcast import open_shardcast
 from p2p.shardcast.messages import Hello, encode_message
 from p2p.swarm.swarm import open_host
 from tests.attacks.gossip_node import TOPIC, Victim, said
+from tests.support.shardcast_town import RUN, Town, publish
 from tests.unit.core_swarm import peer_named
-from tests.unit.test_shardcast_service import RUN, Town, publish
 
 FRIEND = peer_named(1)
 AUTHOR = peer_named(2)
@@ -99,7 +103,7 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
 def test_noise_evicts_the_noise_of_the_loudest_and_never_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seen_module, "MAX_SEEN", 2000)
+    monkeypatch.setattr(caches, "MAX_SEEN", 2000)
     seen = SeenCache(120.0)
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
@@ -153,14 +157,12 @@ def test_messages_without_data_are_not_kept_without_a_limit() -> None:
     assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
 
 
-def _empty(author: int, number: int) -> message_cache.PubsubMessage:
-    return message_cache.PubsubMessage(
-        b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None
-    )
+def _empty(author: int, number: int) -> caches.PubsubMessage:
+    return caches.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
 
 
 def test_minted_names_wash_off_no_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_scores, "MAX_PENALISED", 32)
+    monkeypatch.setattr(promises_module, "MAX_PENALISED", 32)
     table = PeerScores()
     table.penalise(FRIEND, 50.0)
     for number in range(1000):

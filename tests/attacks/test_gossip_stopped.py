@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from p2p.events import PeerUp, Received
 from p2p.gossip import GossipConfig, Validity, open_gossip
-from p2p.gossip.core.events import Connected, Received
 from p2p.gossip.core.quotas import FLOOD_BURSTS
 from p2p.gossip.messages import Rpc, encode_rpc, sign_message
 from p2p.host import MAX_OUTBOX
@@ -111,7 +111,7 @@ async def test_a_validator_that_crashes_does_not_make_a_node_deaf(tmp_path: Path
         open_gossip(world, host, GossipConfig()) as gossip,
     ):
         gossip.subscribe(TOPIC, judge, lambda author, data: heard.append(data))
-        gossip._driver.feed(Connected(friend.peer_id))
+        gossip._driver.feed(PeerUp(friend.peer_id))
         for number in range(20):
             rpc = Rpc(messages=[sign_message(friend, TOPIC, b"crash", number)])
             with pytest.raises(RuntimeError, match="a bug of ours"):

@@ -18,19 +18,19 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
 from p2p.swarm.connector import MAX_HEARSAY_DIALS
-from p2p.swarm.core import peers as peers_module
-from p2p.swarm.core.limits import (
-    MAX_DIALS_PER_HOST,
-    MAX_FAILED_PER_HOST,
-    DialTargets,
-    group_of,
-)
-from p2p.swarm.core.peers import (
+from p2p.swarm.core import gater as peers_module
+from p2p.swarm.core.gater import (
     MAX_HEARSAY_ADDRS,
     MAX_HEARSAY_PER_NETWORK,
     PENALTY_LIMIT,
     AddressBook,
     Scores,
+)
+from p2p.swarm.core.limits import (
+    MAX_DIALS_PER_HOST,
+    MAX_FAILED_PER_HOST,
+    DialTargets,
+    group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.connection import ConnectionConfig

@@ -33,8 +33,7 @@ from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core import budget as budget_module
 from p2p.transport.core.budget import MAX_OUTGOING, HostBudget
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import MAX_CONTROL
+from p2p.transport.core.yamux import MAX_CONTROL, Mux
 from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
 from p2p.world import World
 from sim.kernel.determinism import deterministic
@@ -379,7 +378,7 @@ def accounts(host: SwarmHost) -> dict[str, object]:
     connector, budget, unread, outbox = (
         host._connector,
         host.budget,
-        host._connector._unread,
+        host.memory,
         host._outbox,
     )
     table = {
@@ -389,10 +388,9 @@ def accounts(host: SwarmHost) -> dict[str, object]:
             budget._inbound,
             connector._connections,
         ),
-        "places": (budget._hosts.of, budget._networks.of, connector._targets._open.of),
+        "places": (budget._hosts, budget._networks, connector._targets._open),
         "handshakes": (budget.handshakes, connector._turns.waiting),
         "served": (budget.served, budget._served, host._incoming_lanes),
-        "unfinished": (budget.unfinished, budget._unfinished),
         "peers": (connector._usage, host._infos),
         "dials": (connector._dials, connector._dial_slots.borrowed_tokens),
         "unread": (unread.held, unread._holders),

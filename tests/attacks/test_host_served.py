@@ -159,26 +159,24 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
             assert await idle.receive_some()
 
 
-async def test_unfinished_frames_are_bounded_over_all_peers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unfinished_frames_are_bounded_over_all_peers() -> None:
     """Before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
     all.
     """
-    monkeypatch.setattr(limits_module, "MAX_UNFINISHED", 2_000_000)
     network = MemoryNetwork()
     async with (
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
         open_host(network=network, listen=(), config=QUIET) as one,
         open_host(network=network, listen=(), config=QUIET) as honest,
     ):
+        victim.memory.max_held = 2_000_000
         victim.set_handler(ECHO, serve_requests(echo))
         await one.connect_addr(victim.addrs[0])
         await honest.connect_addr(victim.addrs[0])
         (kept,) = await hold_streams(honest, victim, 1, encode_varint(100) + bytes(50))
         await hold_streams(one, victim, 40, encode_varint(MAX_MESSAGE) + bytes(200_000))
         await trio.testing.wait_all_tasks_blocked()
-        assert 0 < victim.budget.unfinished <= 2_000_000
+        assert 0 < victim.memory.held <= 2_000_000
         await kept.send_all(bytes(50))
         assert await kept.receive_some()
 

@@ -28,7 +28,7 @@ from roles.models.bundle import pin_folder, read_config
 from roles.models.errors import BadModel
 from roles.models.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
-from tests.unit.test_run_file import OWNER, TERMS
+from tests.support.runs import OWNER, TERMS
 
 Change = Callable[[Path], None]
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.launch import find_containment
@@ -27,7 +26,6 @@ from roles.contract.core.file import (
     DOMAIN,
     FORMAT,
     EnvironmentPin,
-    Terms,
     _sorted,
     decode_run_untrusted,
     sign_run,
@@ -39,18 +37,9 @@ from roles.contract.core.shape import MAX_CONTEXT
 from roles.engines.config import EngineConfig, MachineLimits, engine_of, memory_needed
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
-from roles.rl.recipes import NETWORK, SORTER, SORTING
+from roles.rl.recipes import NETWORK, SORTER
+from tests.support.shady import OWNER, TERMS, install
 
-OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
-TERMS = Terms(
-    name="fleece",
-    expiry=2_000_000_000,
-    environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-    trainers=(TRAINER.peer_id,),
-    validators=(VALIDATOR.peer_id,),
-    sampling=NETWORK.sampling,
-    model=SORTING,
-)
 HOSTILE = (
     0,
     1,
@@ -157,24 +146,6 @@ def test_an_owner_cannot_name_a_callable(name: str) -> None:
     for find in (make_environment, environment_digest):
         with pytest.raises(ConfigError, match="there is no environment"):
             find(name)
-
-
-def install(folder: Path) -> None:
-    """A package with an environment whose import leaves a trace."""
-    package, info = folder / "shady_env", folder / "shady_env-1.0.dist-info"
-    package.mkdir()
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "game.py").write_text(
-        "from pathlib import Path\n"
-        "try:\n"
-        f"    Path({str(folder / 'imported')!r}).touch()\n"
-        "except OSError as error:\n"
-        "    print('imported, and', type(error).__name__)\n"
-        "from roles.envs.sort import SortEnvironment as Game\n"
-    )
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shady-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\nshady = shady_env.game:Game\n")
 
 
 @pytest.mark.skipif(

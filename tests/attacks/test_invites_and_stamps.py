@@ -25,22 +25,20 @@ from p2p.node.wiring import shown_by
 from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
 from roles.diloco.session import RunMembers
-from tests.unit.test_invites import (
+from tests.support.invites import (
     CLOSED,
-    ENDS,
     GENERATE,
     GOSSIP,
     GUEST,
     INVITER,
     OTHER,
-    OWNER,
-    TERMS,
-    Wall,
     book_at,
     edition,
     invite,
     shown,
 )
+from tests.support.wall import ENDS, Wall
+from tests.unit.test_invites import OWNER, TERMS
 
 BITS, PLACE = 8, 4
 """Of the run's work stamp, and of the DHT's."""

@@ -22,11 +22,10 @@ import trio.testing
 
 from p2p.host import FrameReceiver, Host, Stream, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.shardcast.bulk import BulkReader
 from p2p.shardcast.messages import ChunkHeader
-from p2p.shardcast.sender import Sender
+from p2p.shardcast.receiver import BulkReader
+from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.throttle import Throttle
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
@@ -51,7 +50,6 @@ class Pieces:
     """A stream that brings its pieces, and then is silent; it takes whatever is sent."""
 
     peer = KeyPair(b"\x05" * 32).peer_id
-    on_unfinished = None
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = list(pieces)

@@ -20,13 +20,11 @@ from p2p.host import Stream
 from p2p.identity import KeyPair
 from p2p.machine import COLLECT_EVERY, open_world, trim_memory
 from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
-from p2p.transport.connection import _CROWD
+from p2p.transport.connection import _CROWD, STALLS
 from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.yamux import STREAM_WORK, Mux
-from p2p.transport.core.yamux_frames import Event
+from p2p.transport.core.yamux import STREAM_WORK, Event, Mux
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.stream import STALLS
-from p2p.transport.turns import Turns
+from p2p.transport.wakeup import Turns
 from tests.attacks.hostile_mux import (
     DATA,
     ECHO,

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from p2p.effects import Send
+from p2p.events import Received, Send, Tick
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.events import Bootstrap, Received, Tick
+from p2p.membership.core.events import Bootstrap
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.heartbeat import key_of
 from p2p.membership.messages import (

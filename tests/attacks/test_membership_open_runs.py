@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from p2p.dht.stamp import check_stamp, make_stamp
-from p2p.effects import Send
+from p2p.events import Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import Interest, Received, Tick, UpdateProfile
+from p2p.membership.core.events import Interest, UpdateProfile
 from p2p.membership.heartbeat import (
     Heartbeat,
     Profile,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import _PROBATION, Capacities
-from p2p.shardcast.core.receipts import ReceiptBook
+from p2p.shardcast.core.receipts import _PROBATION, Capacities, ReceiptBook
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import Manifest, PolicyVersion
 from p2p.shardcast.messages import Receipt

@@ -38,7 +38,7 @@ from sim.kernel.virtual_time import run_simulation
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, open_swarm
 from tests.support.pieces import in_memory
-from tests.unit.test_run_file import TERMS
+from tests.support.runs import TERMS
 
 ROOT: Final = Path(__file__).parents[2]
 STRANGERS, TIMES = 32, 12

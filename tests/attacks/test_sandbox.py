@@ -36,7 +36,7 @@ from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.workers.calls import decode_reply, encode_request
-from tests.processes import children
+from tests.support.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
 pytestmark = pytest.mark.skipif(

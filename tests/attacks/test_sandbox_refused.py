@@ -21,7 +21,7 @@ from roles.engines.config import MachineLimits
 from roles.envs import base
 from roles.envs.base import EVALUATES_NOTHING, environment_digest, evaluates_nothing
 from roles.envs.client import open_environment_of
-from tests.attacks.test_hostile_owner import OWNER, TERMS, install
+from tests.support.shady import OWNER, TERMS, install
 
 WHY = "bwrap: No permissions to create a new namespace"
 

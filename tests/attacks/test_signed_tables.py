@@ -40,8 +40,8 @@ from roles.contract.core.file import (
     write_table,
 )
 from tests.counting import calls_at_most
-from tests.unit.test_node import CONFIG, Echo, member, wait_members
-from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER, VALIDATOR
+from tests.support.nodes import CONFIG, Echo, member, wait_members
+from tests.support.runs import OWNER, RUN, STRANGER, TERMS, TRAINER, VALIDATOR
 
 MOST_CALLS = 100_000
 """To read a document of 256 KiB at most; the worst below makes 20,555."""

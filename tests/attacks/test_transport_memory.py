@@ -15,7 +15,7 @@ import trio.testing
 
 from p2p.identity import PeerId
 from p2p.transport.core.negotiate import line
-from p2p.transport.core.yamux_frames import INITIAL_WINDOW, MAX_STREAMS
+from p2p.transport.core.yamux import INITIAL_WINDOW, MAX_STREAMS
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from tests.attacks.hostile_mux import (
     DATA,

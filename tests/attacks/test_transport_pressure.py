@@ -12,7 +12,7 @@ import trio.testing
 
 from p2p.swarm.identify import serve_ping
 from p2p.transport.core.negotiate import line
-from p2p.transport.core.yamux_frames import HEADER, MAX_CONTROL
+from p2p.transport.core.yamux import HEADER, MAX_CONTROL
 from p2p.transport.memory import MemoryStream, _Pipe
 from p2p.wire import KI
 from tests.attacks.hostile_mux import (

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from p2p.errors import RemoteProtocolError
-from p2p.transport.core.yamux_frames import MAX_QUEUED
+from p2p.transport.core.yamux import MAX_QUEUED
 from p2p.wire import KI
 from tests.attacks.hostile_mux import (
     ACK,

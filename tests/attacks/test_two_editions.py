@@ -12,8 +12,8 @@ from p2p.host import Host
 from p2p.identity import KeyPair, PeerId
 from p2p.node.rundoc import EXPIRY_TOLERANCE, HINT_PAUSE, MAX_HINTS, RunBook
 from roles.contract.core.file import open_run, sign_run
-from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, VALIDATOR
-from tests.unit.test_rundoc import Wall
+from tests.support.runs import OWNER, RUN, STRANGER, TERMS, VALIDATOR
+from tests.support.wall import Wall
 
 RIVAL = sign_run(replace(TERMS, validators=(STRANGER.peer_id,)), OWNER)
 
@@ -24,9 +24,9 @@ async def test_strangers_that_claim_editions_keep_no_officer_from_being_asked(
     """64 names with a digest that does not exist kept a validator's edition away from the
     trainer for eleven minutes, and the trainer threw its deliveries away."""
     wall = Wall(tmp_path, 0.0)
-    wall.world.now = autojump_clock.current_time  # type: ignore[method-assign]
-    wall.world.sleep_until = trio.sleep_until  # type: ignore[method-assign]
-    book = RunBook(wall.world, open_run)
+    wall.now = autojump_clock.current_time  # type: ignore[method-assign]
+    wall.sleep_until = trio.sleep_until  # type: ignore[method-assign]
+    book = RunBook(wall, open_run)
     await book.offer(RUN.document)
     asked: list[PeerId] = []
 
@@ -50,18 +50,18 @@ async def test_strangers_that_claim_editions_keep_no_officer_from_being_asked(
 async def test_a_clock_that_is_set_right_settles_no_rivalry(tmp_path: Path) -> None:
     """The node took its own edition up again, and dropped the proof against its owner."""
     wall = Wall(tmp_path, 0.0)
-    before = RunBook(wall.world, open_run)
+    before = RunBook(wall, open_run)
     await before.offer(RUN.document)
     await before.offer(RIVAL.document)
     assert before.rival == RIVAL
     wall.at = TERMS.expiry + EXPIRY_TOLERANCE + 600
-    book = RunBook(wall.world, open_run)
+    book = RunBook(wall, open_run)
     await book.load()
     assert (book.run, book.rival) == (None, RIVAL)
     wall.at -= 3600
     assert await book.offer(RUN.document)
     assert book.rival == RIVAL
-    again = RunBook(wall.world, open_run)
+    again = RunBook(wall, open_run)
     await again.load()
     assert again.rival == RIVAL
     assert await again.offer(sign_run(replace(TERMS, epoch=2), OWNER).document)

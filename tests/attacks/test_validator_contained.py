@@ -18,6 +18,7 @@ from roles.protocol.scorer import ENVIRONMENT_FAILED
 from roles.rl.recipes import NETWORK
 from roles.trainer.curve import LearningCurve
 from tests.attacks.judged import play, trainer, validator
+from tests.sweeps import swept
 
 
 def _deep(*_: object) -> float:
@@ -78,7 +79,7 @@ def fails_sometimes(
     return reward
 
 
-@pytest.mark.parametrize("name", ["division", "nan", "own"])
+@pytest.mark.parametrize("name", swept(["division", "nan", "own"], 1))
 def test_a_reward_that_fails_costs_its_answer_and_no_submission(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,10 +150,11 @@ def test_a_task_that_fails_ends_no_worker(
     ("method", "kind", "sentence"),
     [
         ("task", "inference", "drawing under policy 0; the environment fails: task() of"),
-        (
+        pytest.param(
             "reward",
             "validator",
             "undecided on the last place, because the environment fails: no",
+            marks=pytest.mark.deep,
         ),
     ],
 )

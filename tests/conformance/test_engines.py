@@ -37,7 +37,8 @@ from roles.envs.sort import END, SortEnvironment
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
 from tests.conformance.engine_process import EngineProcess, open_engine_process
-from tests.unit.test_engine_fake import make_world
+from tests.support.counting_world import make_world
+from tests.sweeps import swept
 
 VLLM = os.environ.get("SHOAL_VLLM", "")
 DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")
@@ -155,7 +156,7 @@ class Subject:
         return {judge(one.evidence, Limits.fp32()).reason for one in scored}
 
 
-@pytest.fixture(params=[FAKE, *SUBJECTS], scope="module")
+@pytest.fixture(params=[FAKE, *swept(SUBJECTS, 2)], scope="module")
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:

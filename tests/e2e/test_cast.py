@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import urllib.request
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +14,7 @@ import pytest
 from p2p.cast.puller import deliver
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.cast_process import FILES, LOCAL, cast, contents, folder_at, wait_until
+from tests.e2e.forked import Forks, Surroundings
 
 
 def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None:
@@ -38,6 +37,7 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
     assert not list(source.glob("**/.*"))
 
 
+@pytest.mark.deep
 def test_a_pull_without_a_pusher_says_what_to_look_into(tmp_path: Path) -> None:
     """It said "waiting" for ever, on a network where the push had found no address but
     127.0.0.1."""
@@ -50,6 +50,7 @@ def test_a_pull_without_a_pusher_says_what_to_look_into(tmp_path: Path) -> None:
     assert "pusher's own machine" in told["cause"]
 
 
+@pytest.mark.deep
 def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
     source.write_bytes(Random(0).randbytes(12_000_000))
@@ -71,6 +72,7 @@ def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: P
         assert whole["from_origin"] + whole["from_peers"] == 0
 
 
+@pytest.mark.deep
 def test_a_killed_push_is_found_again_by_those_who_pull(tmp_path: Path) -> None:
     """It came back at another port: who pulled looked for it where it had been, for ever."""
     source = tmp_path / "weights.bin"
@@ -95,6 +97,7 @@ def test_a_killed_push_is_found_again_by_those_who_pull(tmp_path: Path) -> None:
         assert all((out / "weights.bin").read_bytes() == source.read_bytes() for out in outs)
 
 
+@pytest.mark.deep
 def test_a_part_of_a_folder_costs_only_its_bytes_and_the_rest_comes_later(
     tmp_path: Path,
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_part_of_a_folder_costs_only_its_bytes_and_the_rest_comes_later(
         assert came <= sum(map(len, FILES.values())) - len(FILES[name])
 
 
+@pytest.mark.deep
 def test_a_puller_that_follows_gets_the_next_version_and_runs_a_command(tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
     source.write_bytes(b"old" * 100_000)
@@ -143,6 +147,7 @@ def test_a_puller_that_follows_gets_the_next_version_and_runs_a_command(tmp_path
         assert (out / "weights.bin").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.deep
 def test_a_puller_without_the_secret_gets_nothing(tmp_path: Path) -> None:
     from p2p.cast.ticket import decode_ticket_untrusted
 
@@ -157,6 +162,7 @@ def test_a_puller_without_the_secret_gets_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == {}
 
 
+@pytest.mark.deep
 def test_a_served_folder_is_read_by_any_http_client(tmp_path: Path) -> None:
     source = folder_at(tmp_path / "model")
     os.environ["XDG_STATE_HOME"] = str(tmp_path / "state")
@@ -189,16 +195,12 @@ def test_a_served_folder_is_read_by_any_http_client(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_gets_one_sentence(
-    tmp_path: Path, arguments: tuple[str, ...], sentence: str
+    tmp_path: Path, shells: Forks, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    code = f"import sys; from p2p import cast; sys.exit(cast.{arguments[0]}(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments[1:]],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, said = shells.run(arguments, tmp_path / "here", Surroundings())
+    assert code == 2
+    assert sentence in said
+    assert "Traceback" not in said
 
 
 def test_a_delivery_replaces_what_was_there_and_leaves_the_rest(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from p2p.naming import MAX_NAME
 from p2p.node.dashboard.server import SOCKET
 from p2p.node.usage import SOON
 from tests.e2e.cast_process import LOCAL, Cast, cast, contents
-from tests.e2e.forked import Forks, Surroundings, forks
+from tests.e2e.forked import Forks, Surroundings
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
@@ -59,6 +60,7 @@ def test_it_is_said_within_five_seconds() -> None:
     assert max(SOON, PIPED) <= 5
 
 
+@pytest.mark.deep
 def test_a_pull_waits_for_room_and_goes_on_when_it_is_made(tmp_path: Path) -> None:
     """It said nothing and hung for ever, also when there was room again."""
 
@@ -78,6 +80,7 @@ def test_a_pull_waits_for_room_and_goes_on_when_it_is_made(tmp_path: Path) -> No
         assert contents(out) == contents(tmp_path / "model")
 
 
+@pytest.mark.deep
 def test_a_pull_and_a_push_say_whom_they_wait_for(tmp_path: Path) -> None:
     with push_of(pushed(tmp_path / "model", 1000), tmp_path / "p") as (push, ticket):
         assert push.said("progress")["members"] == 0
@@ -102,7 +105,7 @@ def silent_node(folder: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("command", ["status", "peers", "top", "pause", "resume"])
+@pytest.mark.parametrize("command", swept(["status", "peers", "top", "pause", "resume"], 1))
 def test_who_asks_a_silent_node_is_told_so(command: str, tmp_path: Path) -> None:
     line = [command, str(tmp_path / "n")]
     if command in {"status", "peers", "top"}:
@@ -116,6 +119,7 @@ def test_who_asks_a_silent_node_is_told_so(command: str, tmp_path: Path) -> None
             process.kill()
 
 
+@pytest.mark.deep
 def test_a_fetch_that_waits_for_another_says_so(tmp_path: Path) -> None:
     with (tmp_path / "m.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,6 +133,7 @@ def test_a_fetch_that_waits_for_another_says_so(tmp_path: Path) -> None:
 # Files that change
 
 
+@pytest.mark.deep
 def test_a_changed_file_is_one_sentence_of_the_push(tmp_path: Path) -> None:
     """45 lines had numbers of chunks."""
     source = pushed(tmp_path / "model", 40_000_000)
@@ -152,6 +157,7 @@ def test_a_changed_file_is_one_sentence_of_the_push(tmp_path: Path) -> None:
 # Names and files that cannot be written
 
 
+@pytest.mark.deep
 def test_long_names_arrive(tmp_path: Path) -> None:
     """From 245 bytes on the whole folder was lost at the end of the transfer, and the pusher
     was told that all is well."""
@@ -190,6 +196,7 @@ def test_no_temporary_name_is_a_given_name_and_more() -> None:
             assert not longer.search(path.read_text(encoding="utf-8")), path
 
 
+@pytest.mark.deep
 def test_a_file_in_the_way_costs_only_itself_and_the_machine_does_not_count(
     tmp_path: Path,
 ) -> None:
@@ -227,12 +234,6 @@ def test_the_table_of_exit_codes_has_every_command() -> None:
     assert set(table()) == set(COMMANDS)
 
 
-@pytest.fixture(scope="module")
-def shells() -> Iterator[Forks]:
-    with forks() as found:
-        yield found
-
-
 WRONG = {"ledger": ["show", "--sed"], "run": ["show", "--sed"], "models": ["inspect", "--sed"]}
 DONE: dict[str, list[str]] = {
     "key": ["n"], "doctor": ["--help"], "inspect": ["w"], "sim": ["list"],
@@ -262,6 +263,7 @@ def test_codes_are_those_of_the_table(command: str, shells: Forks, tmp_path: Pat
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", INTERRUPTED)
 def test_an_interrupted_command_says_what_was_done(number: int, tmp_path: Path) -> None:
     """A pull that had pulled nothing ended with 0, a push without a word."""
@@ -293,6 +295,7 @@ def test_an_interrupted_command_says_what_was_done(number: int, tmp_path: Path) 
         assert serve.end() == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_it_is_played_in_a_terminal_and_ended_by_ctrl_c(command: str, tmp_path: Path) -> None:
     source = pushed(tmp_path / "[bold]model", 1000)

@@ -14,8 +14,9 @@ import pytest
 
 from p2p.node.commands import main
 from roles.contract.core.file import sign_run
+from tests.e2e.forked import Forks, Surroundings
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail, node
-from tests.unit.test_run_file import OWNER, RUN, TERMS
+from tests.support.runs import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGIN = ROOT / "examples" / "greeter"
@@ -48,6 +49,7 @@ def test_a_bare_node_says_who_and_where_it_is_and_waits(tmp_path: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.deep
 def test_the_identity_lasts_and_the_folder_is_locked(tmp_path: Path) -> None:
     with node(tmp_path / "n") as first:
         started = first.line()
@@ -84,6 +86,7 @@ def test_a_newcomer_needs_one_address(tmp_path: Path) -> None:
         assert first.interrupt() == 0
 
 
+@pytest.mark.deep
 def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.shoal", tmp_path / "theirs.shoal"
     ours.write_bytes(RUN.document)
@@ -102,6 +105,7 @@ def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> Non
         assert error.endswith("use another --data, or a member of that run\n")
 
 
+@pytest.mark.deep
 def test_a_newer_edition_is_never_rolled_back(tmp_path: Path) -> None:
     old, new = tmp_path / "1.shoal", tmp_path / "2.shoal"
     old.write_bytes(RUN.document)
@@ -159,27 +163,29 @@ def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
     ],
 )
 def test_every_error_is_one_sentence(
-    arguments: list[str], exit_code: int, sentence: str, tmp_path: Path
+    arguments: list[str], exit_code: int, sentence: str, tmp_path: Path, shells: Forks
 ) -> None:
-    code, error = fail("--data", str(tmp_path / "n"), *arguments)
+    line = ["node", "--data", str(tmp_path / "n"), *arguments]
+    code, _, error = shells.run(line, tmp_path / "here", Surroundings())
     assert code == exit_code
     assert error.startswith(f"error: {sentence}")
     assert error.count("\n") == 1
 
 
-def test_a_wrong_key_in_the_configuration_is_named(tmp_path: Path) -> None:
+def test_a_wrong_key_in_the_configuration_is_named(tmp_path: Path, shells: Forks) -> None:
     path = tmp_path / "node.toml"
     path.write_text("[membership]\nintervall = 1\n")
-    code, error = fail("--data", str(tmp_path / "n"), "--config", str(path))
+    line = ["node", "--data", str(tmp_path / "n"), "--config", str(path)]
+    code, _, error = shells.run(line, tmp_path / "here", Surroundings())
     assert (code, error) == (
         2,
         f"error: {path}: membership: there is no key 'intervall'; did you mean 'interval'?\n",
     )
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    assert fail("--bootstrap", "localhost")[0] == 2
-    assert fail("--colour")[0] == 2
+def test_wrong_usage_is_exit_code_2(tmp_path: Path, shells: Forks) -> None:
+    for line in (["--bootstrap", "localhost"], ["--colour"]):
+        assert shells.run(["node", *line], tmp_path / "here", Surroundings())[0] == 2
 
 
 def test_shoal_dispatches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from p2p.sandbox.launch import find_containment
 from roles.contract.core.file import sign_run
 from roles.engines.hardware import cores
 from tests.e2e.node_process import START_SECONDS, node
-from tests.unit.test_run_file import OWNER, RUN, TERMS
+from tests.support.runs import OWNER, RUN, TERMS
 
 TORCH = """
 __version__ = "2.13.0"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_first_steps import lines_until
+from tests.support.processes import lines_until
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

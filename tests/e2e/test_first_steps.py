@@ -19,9 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -45,7 +43,7 @@ from p2p import (
 from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main
 from p2p.node.process import check_key_place
-from p2p.node.role import Fact, Progress, RoleGuard
+from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.node.screen import LiveScreen, Terminal, scene_of
 from p2p.shardcast import Shardcast
@@ -62,35 +60,11 @@ from roles.own.status import SwarmStatus
 from roles.own.view import draw
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
-from tests.unit.test_run_file import RUN
+from tests.support.processes import ROOT, lines_until, started
+from tests.support.runs import RUN
+from tests.support.stub_node import stub_node
 
-ROOT = Path(__file__).parent.parent.parent
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWCKCeqLPSgMnDjyFsJuWqREDtKNHx1JEBiwaMXhCLNTRb"
-
-
-@contextmanager
-def started(
-    *command: str, cwd: Path | None = None, **env: str
-) -> Iterator[subprocess.Popen[str]]:
-    """A process of this Python, ended whatever happens; standard output and error together."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
-        start_new_session=True,
-        # A suite that a shell runs in the background ignores SIGINT, and so would its children.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):  # the workers of a sweep hold the pipe too
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def play(*command: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
@@ -98,17 +72,6 @@ def play(*command: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
     with started(*command, cwd=cwd, **env) as process:
         output, _ = process.communicate(timeout=START_SECONDS)
         return process.returncode, output
-
-
-def lines_until(process: subprocess.Popen[str], start: str) -> list[str]:
-    """Lines of output up to the first that begins with ``start``."""
-    assert process.stdout is not None
-    lines: list[str] = []
-    while not lines or not lines[-1].startswith(start):
-        line = process.stdout.readline()
-        assert line, f"it ended without a line {start!r}: {lines}"
-        lines.append(line)
-    return lines
 
 
 # The screen
@@ -139,21 +102,6 @@ class Worker:
         return Progress(
             facts=(Fact("now", "drawing"), Fact("work", "256 made")), over=self.over
         )
-
-
-def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
-    """As much of a node as the line asks for."""
-    of_others = SimpleNamespace(policy=57, run=b"another")
-    members = [of_others, *(SimpleNamespace(policy=policy, run=b"ours") for policy in (4, 2))]
-    membership = SimpleNamespace(size=2, members=lambda: members)
-    return SimpleNamespace(
-        world=world,
-        guard=RoleGuard(),
-        run=SimpleNamespace(id=b"ours"),
-        membership=membership,
-        clocks=SimpleNamespace(trouble=""),
-        shardcast=SimpleNamespace(newest=newest, fetching=None),
-    )
 
 
 async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
@@ -540,6 +488,7 @@ def test_a_parameter_that_nothing_reads_fails_the_run(
     assert sim_main(["run", str(path)]) == 0
 
 
+@pytest.mark.deep
 def test_what_diff_and_trace_are_told_they_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -693,6 +642,7 @@ def test_the_demo_says_what_the_machine_lacks(
     assert free_memory() > 0
 
 
+@pytest.mark.deep
 def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
     tmp_path: Path,
 ) -> None:
@@ -938,36 +888,6 @@ def test_shoal_run_is_a_command() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
     assert getattr(importlib.import_module(module), name) is run_main
-
-
-def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
-    """What a newcomer writes over gossip and the DHT, in 28 lines and with no
-    configuration.
-    """
-    page = (ROOT / "docs" / "cookbook" / "chat.md").read_text()
-    found = re.search(r"<!-- file: chat.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    assert len([line for line in found.group(1).splitlines() if line.strip()]) <= 28
-    path = tmp_path / "chat.py"
-    path.write_text(found.group(1))
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
-    command = [sys.executable, "-W", "error", str(path)]
-    with ExitStack() as ended:
-        people = []
-        door: list[str] = []
-        for name in ("alice", "bob"):
-            person = subprocess.Popen([*command, name, *door], **pipes)
-            ended.callback(person.communicate)
-            ended.callback(person.kill)
-            door = lines_until(person, "others join with")[0].split()[-1:]
-            people.append(person)
-        alice, bob = people
-        for number in range(1000):  # gossip reaches whom it knows by then, and repeats nothing
-            print(f"hello {number}", file=bob.stdin, flush=True)
-            if select.select([alice.stdout], [], [], 0.1)[0]:
-                break
-        assert re.fullmatch(r"bob: hello \d+\n", lines_until(alice, "bob")[0])
 
 
 def test_services_are_exported_and_imported_when_asked_for() -> None:

@@ -39,9 +39,9 @@ from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL, read_learner
 from tests.e2e.node_process import LOOPBACK, fail, node
-from tests.e2e.test_first_steps import lines_until, started
 from tests.model_folders import LLAMA, edit, make_folder, random_weights, write_weights
-from tests.unit.test_run_file import OWNER, RUN, TERMS
+from tests.support.processes import lines_until, started
+from tests.support.runs import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -375,6 +375,7 @@ def test_the_page_of_an_example_shows_its_commands(example: str) -> None:
     assert commands[-1].startswith("run start ")
 
 
+@pytest.mark.deep
 def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
     """Until the first policy is there and judged; then Ctrl-C ends all nodes, and the folder
     can be played again."""

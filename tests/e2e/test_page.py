@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node_process import START_SECONDS, node
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 

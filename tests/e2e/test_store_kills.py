@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import pytest
+
 from bench.store import BenchProcess, write_weights
 from p2p.shardcast.index import digest_of
 from p2p.wire import MIB
@@ -105,6 +107,7 @@ def kill_at_random(folder: Path, kills: int, seed: int) -> None:
             assert digest_of(path.read_bytes()) == nodes.digest
 
 
+@pytest.mark.deep
 def test_kills_at_random_points(tmp_path: Path) -> None:
     kill_at_random(tmp_path, KILLS, seed=1)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from bench.store import spread
 from p2p.wire import MIB
-from tests.sweeps import DEEP
 
-SIZE = (2048 if DEEP else 1024) * MIB
+pytestmark = pytest.mark.deep
+
+SIZE = 2048 * MIB
 MEMORY_MIB = 600
 """Anonymous memory of any process."""
 DISK = 1.05

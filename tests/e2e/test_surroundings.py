@@ -59,12 +59,6 @@ CODES = {0, 1, 2, 141}
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[Forks]:
-    with forks() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def ascii_only() -> Iterator[Forks]:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     with forks({**plain, "PYTHONIOENCODING": "ascii"}) as found:
@@ -90,11 +84,11 @@ def test_every_command_has_its_lines() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_surroundings_are_a_traceback(command: str, ours: Forks, tmp_path: Path) -> None:
+def test_no_surroundings_are_a_traceback(command: str, shells: Forks, tmp_path: Path) -> None:
     for number, (name, around) in enumerate(AROUND.items()):
         lines = [["--help"], *LINES[command]]
         for line in swept(LINES[command], 1) if number else lines:
-            said = ours.run([command, *line], folder_in(tmp_path), around)
+            said = shells.run([command, *line], folder_in(tmp_path), around)
             check(said, command, *line, name)
 
 
@@ -111,24 +105,24 @@ def test_names_that_the_output_cannot_encode_are_escaped(
 
 @pytest.mark.parametrize("command", AT_HOME)
 def test_without_a_home_folder_a_sentence_says_so(
-    command: str, ours: Forks, tmp_path: Path
+    command: str, shells: Forks, tmp_path: Path
 ) -> None:
     line = [command, *AT_HOME[command]]
-    code, _, complaints = ours.run(line, folder_in(tmp_path), HOMELESS)
+    code, _, complaints = shells.run(line, folder_in(tmp_path), HOMELESS)
     assert (code, complaints.count("\n")) == (2, 1), complaints
     assert "no home folder" in complaints
     assert "set HOME" in complaints
 
 
-def test_a_reader_that_has_gone_ends_what_only_prints(ours: Forks, tmp_path: Path) -> None:
+def test_a_reader_that_has_gone_ends_what_only_prints(shells: Forks, tmp_path: Path) -> None:
     for line in (["--help"], ["sim", "list"], ["inspect", "files"], ["--version"]):
-        said = ours.run(line, folder_in(tmp_path), Surroundings(out="unread"))
+        said = shells.run(line, folder_in(tmp_path), Surroundings(out="unread"))
         assert said == (141, "", ""), line
 
 
-def test_a_full_output_is_a_failure(ours: Forks, tmp_path: Path) -> None:
+def test_a_full_output_is_a_failure(shells: Forks, tmp_path: Path) -> None:
     for line in (["--help"], ["sim", "list"], ["inspect", "files"]):
-        code, _, said = ours.run(line, folder_in(tmp_path), Surroundings(out="/dev/full"))
+        code, _, said = shells.run(line, folder_in(tmp_path), Surroundings(out="/dev/full"))
         assert (code, said) == (
             1,
             "error: the output cannot be written: No space left on device\n",

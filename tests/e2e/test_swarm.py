@@ -24,9 +24,12 @@ from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
 from roles.rl.learner import WarmUp
-from tests.processes import descendants
+from tests.support.processes import descendants
+from tests.sweeps import DEEP
 
-STEPS = 14
+KILLS = (("inference-1", 2), ("validator", 5), ("trainer", 8)) if DEEP else (("trainer", 2),)
+"""Which node is killed under which policy."""
+STEPS = KILLS[-1][1] + (6 if DEEP else 3)
 SMALL = replace(
     SORTING,
     tables={**SORTING.tables, "sampling": {"group_size": 8, "submission": 4}},
@@ -95,7 +98,7 @@ async def kill(stage: LocalNodes, name: str) -> int:
 async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         versions: list[int] = []
-        for victim, at in (("inference-1", 2), ("validator", 5), ("trainer", 8)):
+        for victim, at in KILLS:
             await stage.children["trainer"].wait_status(holds(at))
             before = await kill(stage, victim)
             said = ledger(tmp_path, victim)
@@ -121,6 +124,7 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     } == set(SORTING.cast)
 
 
+@pytest.mark.deep
 async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
     # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy
     # machine.
@@ -142,6 +146,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
                 assert await process.wait() == 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_however_the_demo_ends_nothing_of_it_is_left(
     tmp_path: Path, how: signal.Signals

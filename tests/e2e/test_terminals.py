@@ -33,8 +33,8 @@ class View:
     says: tuple[str, ...]
     """What it says after Ctrl-C: what was done, and how it goes on."""
     codes: tuple[int, ...] = (130,)
-    is_heavy: bool = False
-    """Whether it costs half a minute: then only a deep run plays it."""
+    is_heavy: bool = True
+    """Whether only deep runs play it."""
     files: tuple[str, ...] = ()
     """The sources that draw it."""
 
@@ -72,12 +72,12 @@ VIEWS = {
         shows="round 0 of 2",
         says=("rounds", "interrupted", "it goes on there with: shoal demo --diloco",
               "the whole run as a page: "),
+        is_heavy=False,
     ),
     "run start": View(
         command=lambda at: (*SHOAL, "run", "start", with_run(at)),
         shows="trainer ",
         says=("as a page", "goes on"),
-        is_heavy=True,
     ),
     "node": View(
         command=lambda at: (
@@ -86,6 +86,7 @@ VIEWS = {
         shows="policy   none yet",
         says=("the same command line goes on where this node was",),
         codes=(0,),
+        is_heavy=False,
         files=("p2p/node/cli.py",),
     ),
     "sim run": View(
@@ -106,7 +107,6 @@ VIEWS = {
         ),
         shows="honest",
         says=("nothing is kept, and the same line begins again",),
-        is_heavy=True,
         files=("roles/calibrate/command.py",),
     ),
     "models fetch": View(
@@ -171,7 +171,7 @@ def test_ctrl_c_in_a_terminal_says_what_was_done_and_how_it_goes_on(
         assert "<html" in Path(page).read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(not DEEP, reason="a minute of two cores each")
+@pytest.mark.deep
 @pytest.mark.parametrize("option", [(), ("--diloco",)])
 def test_a_demo_in_a_terminal_comes_to_its_end(option: tuple[str, ...], tmp_path: Path) -> None:
     """After ten seconds: ``KeyError: 'rounds'``."""

@@ -7,7 +7,6 @@ import contextlib
 from hypothesis import example, given, settings, strategies as st
 
 from bench.dht import WALL, Swarm
-from p2p.dht.core.events import Received
 from p2p.dht.messages import (
     FindNode,
     FindValue,
@@ -22,8 +21,8 @@ from p2p.dht.messages import (
     encode,
 )
 from p2p.dht.record import decode_addrs_untrusted, decode_record_untrusted
-from p2p.effects import Penalise
 from p2p.errors import BadMessage
+from p2p.events import Penalise, Received
 from p2p.wire import pack
 
 SWARM = Swarm(3, 1)

@@ -7,18 +7,14 @@ from random import Random
 
 from hypothesis import given, settings, strategies as st
 
-from p2p.effects import Send
 from p2p.errors import BadMessage
+from p2p.events import PeerDown, PeerUp, Received, Send, Tick
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.core import GossipCore
 from p2p.gossip.core.events import (
-    Connected,
-    Disconnected,
     Event,
     Publish,
-    Received,
     Subscribe,
-    Tick,
     Unsubscribe,
     Validate,
     Validated,
@@ -80,7 +76,7 @@ def test_decoders_raise_bad_message_and_nothing_else(data: bytes) -> None:
 def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
     core = GossipCore(KEY, GossipConfig(), Random(1), verify=verify, seqno=1)
     now = 0.0
-    for event in (Tick(), Subscribe("topic"), Connected(ENEMY.peer_id)):
+    for event in (Tick(), Subscribe("topic"), PeerUp(ENEMY.peer_id)):
         core.handle(event, now)
     for data in messages:
         core.handle(Received(ENEMY.peer_id, data), now)
@@ -104,8 +100,8 @@ RPCS = st.builds(
     prune=st.lists(st.tuples(TOPICS, st.integers(0, 4000)), max_size=3),
 )
 EVENTS = st.one_of(
-    st.builds(Connected, st.sampled_from(PEERS), st.booleans()),
-    st.builds(Disconnected, st.sampled_from(PEERS)),
+    st.builds(PeerUp, st.sampled_from(PEERS), st.booleans()),
+    st.builds(PeerDown, st.sampled_from(PEERS)),
     st.builds(Received, st.sampled_from(PEERS), RPCS.map(encode_rpc)),
     st.builds(Subscribe, TOPICS),
     st.builds(Unsubscribe, TOPICS),
@@ -133,7 +129,7 @@ def test_peers_that_are_gone_leave_nothing_that_holds_them(
             set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values()
         )
     for peer in PEERS:
-        core.handle(Disconnected(peer), now)
+        core.handle(PeerDown(peer), now)
     mesh, promises = core._mesh, core._promises
     assert not any(core.topics.values())
     assert (mesh._subscribers, mesh._outbound) == ({}, {})

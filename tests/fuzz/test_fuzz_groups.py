@@ -20,7 +20,7 @@ from roles.protocol.core.groups import (
 )
 from roles.protocol.core.statements import decode_accusation_untrusted
 from roles.trainer.taken import decode_taken_untrusted
-from tests.fuzz.test_fuzz_work import foreign
+from tests.support.foreign import foreign
 
 GROUP = Group(0, (Completion((1, 2, 70_000), proof=b"p"), Completion((3,))))
 arrays = st.binary(max_size=24)

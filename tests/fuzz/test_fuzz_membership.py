@@ -8,11 +8,12 @@ from random import Random
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
+from p2p.events import Received, Tick
 from p2p.identity import KeyPair, verify
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import Received, Tick
 from p2p.membership.heartbeat import (
+    Digest,
     Heartbeat,
     Profile,
     decode_heartbeat_untrusted,
@@ -20,7 +21,6 @@ from p2p.membership.heartbeat import (
 )
 from p2p.membership.messages import (
     Beat,
-    Digest,
     Disconnect,
     ForwardJoin,
     Heartbeats,

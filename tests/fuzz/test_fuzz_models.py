@@ -9,7 +9,7 @@ from p2p.errors import BadMessage
 from roles.models.config import read_config_untrusted, read_end_tokens_untrusted, write_config
 from roles.models.errors import BadModel
 from roles.models.template import ChatTemplate
-from tests.unit.test_model_config import QWEN2, QWEN3, SMOLLM2
+from tests.support.models import QWEN2, QWEN3, SMOLLM2
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

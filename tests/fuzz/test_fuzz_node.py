@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.dht import Record
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import (
     EMPTY,
-    LedgerFork,
     decode_entry_untrusted,
     decode_fork_untrusted,
     make_entry,
@@ -36,7 +36,7 @@ from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
 from p2p.wire import pack
 from roles.contract.core.file import decode_run_untrusted, open_run
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 AUTHOR = KeyPair(b"a" * 32)
 ENTRIES = [make_entry(EMPTY, AUTHOR, "verdict", body, 0) for body in (b"yes", b"no")]
@@ -62,7 +62,7 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (decode_run_untrusted, RUN.document),
     (lambda data: open_run_untrusted(data, verify), RUN.document),
     (decode_entry_untrusted, ENTRIES[0].encode()),
-    (decode_fork_untrusted, LedgerFork(*ENTRIES).encode()),
+    (decode_fork_untrusted, Equivocation(*ENTRIES).encode()),
     (decode_clock_untrusted, pack([1.8e9])),
     (as_invite, INVITE.to_text().encode()),
     (decode_pass_untrusted, PASS),

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted, encode_chunk
+from p2p.shardcast.codec import decode_chunk_untrusted, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
@@ -52,15 +52,13 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import pack
-from tests.attacks.test_content_bombs import BOMBS
+from tests.support.foreign import BOMBS
 
 KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]
 NAME = digest_of(b"policy")
 RAW = b"\x01\x3f\x7f\x3f" * 25
-WIRES = [
-    encode_chunk(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], RAW) for kind in (0, 2, 4)
-]
+WIRES = [encode_chunk(Span(digest_of(RAW), len(RAW), kind), RAW) for kind in (0, 2, 4)]
 INDEX = Index.of(
     [PolicyFile("a/b", 60), PolicyFile("c", 0), PolicyFile("d", 40)],
     [Span(digest_of(b"%d" % number), 20, number % 2 * 2) for number in range(5)],
@@ -213,7 +211,7 @@ def test_indexes(data: bytes, count: int) -> None:
 )
 def test_chunks(data: bytes, kind: int) -> None:
     with contextlib.suppress(BadMessage):
-        raw = decode_chunk_untrusted(ANCHOR, [Span(digest_of(RAW), len(RAW), kind)], data)
+        raw = decode_chunk_untrusted(Span(digest_of(RAW), len(RAW), kind), data)
         assert bytes(raw) == RAW
 
 
@@ -234,7 +232,7 @@ def test_no_order_of_messages_breaks_a_core(course) -> None:
         with contextlib.suppress(BadMessage):
             if isinstance(step, int):
                 header = ChunkHeader(MANIFEST.digest, step, 1, step % 3)
-                core.handle(ev.ChunkCame(peer, header, b"0123456789"), now)
+                core.handle(ev.ChunkCame(peer, header, 10), now)
             else:
                 core.handle(ev.Heard(peer, _about(step), gossip=peer == OTHERS[2]), now)
         if core.next_deadline <= now:

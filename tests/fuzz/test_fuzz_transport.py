@@ -21,8 +21,7 @@ from p2p.transport.core.noise import (
     decode_hello_untrusted,
     decode_public_key_untrusted,
 )
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import HEADER, ProtocolViolated
+from p2p.transport.core.yamux import HEADER, Mux, ProtocolViolated
 from p2p.wire import (
     FrameParser,
     decode_varint_untrusted,

@@ -36,7 +36,7 @@ from roles.protocol.core.window import (
     decode_submission_untrusted,
     decode_window_untrusted,
 )
-from tests.attacks.test_content_bombs import BOMBS
+from tests.support.foreign import foreign
 from tests.unit import work_messages as made
 
 WORKER, VALIDATOR, TRAINER = made.key(0), made.key(0, "validator"), made.key(0, "trainer")
@@ -79,14 +79,6 @@ PARSERS: dict[str, tuple[Parse, bytes]] = {
         for number, one in enumerate(REPLIES)
     },
 }
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(),
-    lambda inner: st.lists(inner, max_size=12),
-    max_leaves=24,
-)
-packed = values.map(pack) | st.sampled_from(list(BOMBS.values())).map(lambda bomb: bomb[:5000])
-foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=12).map(pack)
 
 
 @pytest.mark.parametrize("name", PARSERS)

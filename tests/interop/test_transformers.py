@@ -19,8 +19,8 @@ from roles.models.bundle import read_config
 from roles.models.config import ModelConfig, read_config_untrusted
 from roles.models.tokenizer import Tokenizer
 from tests.model_folders import make_folder
-from tests.unit.test_chat_template import TEMPLATES
-from tests.unit.test_model_bundle import FAMILIES
+from tests.support.models import FAMILIES
+from tests.support.templates import TEMPLATES
 
 PYTHON = os.environ.get("TRANSFORMERS", "")
 PATIENCE = 120

@@ -16,8 +16,7 @@ from typing import Final
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 from tests.simulation.storms import STORMS, load_storm
-from tests.simulation.test_nodes import SMALL as nodes
-from tests.simulation.test_volunteers import small as volunteers
+from tests.support.scenarios import FEW_NODES as nodes, few_volunteers as volunteers
 
 SECONDS: Final = 60.0
 """Virtual seconds of each storm, if nothing else is said: most of its faults."""

@@ -113,17 +113,20 @@ def test_a_name_tells_where_it_is_and_is_used_once() -> None:
     assert len({name for _, name in used}) == len(used)
 
 
+@pytest.mark.deep
 def test_nothing_breaks_though_every_site_misbehaves() -> None:
     for result in results():
         assert result.ok, (result.scenario, result.seed, result.expectations)
 
 
+@pytest.mark.deep
 def test_every_site_misbehaves() -> None:
     assert {name for _, name in names(SITES)} - happened(
         result.fired for result in results()
     ) == set()
 
 
+@pytest.mark.deep
 def test_every_claim_comes_true() -> None:
     assert {name for _, name in names(CLAIMS)} - happened(
         result.witnessed for result in results()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import trio
 from trio._core import _run
 
@@ -42,6 +43,7 @@ def test_the_order_of_a_thousand_tasks_is_a_function_of_the_seed() -> None:
     assert canary("seeded", 1, "1") != canary("seeded", 2, "1")
 
 
+@pytest.mark.deep
 def test_without_the_switches_the_order_is_free() -> None:
     """If this fails the canary has gone blind, not the simulator."""
     assert canary("free", 1, "1") != canary("free", 1, "1")

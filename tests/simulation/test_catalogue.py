@@ -10,7 +10,7 @@ from rich.console import Console
 from sim.cli import list_scenarios, main, parser
 from sim.run.catalogue import THEMES, cost
 from sim.run.scenario import scenario_names
-from tests.simulation.test_sweeps import RING
+from tests.support.scenarios import RING
 
 
 def test_every_scenario_has_one_theme_and_a_cost() -> None:

@@ -39,7 +39,7 @@ def founders(settings: Mapping[str, int], **changes: Any) -> Scenario:
     return changed(scenario, {"founders": 4, "rounds": 6, "join_at": 1, **settings})
 
 
-@pytest.fixture(params=ALGORITHMS, ids=NAMES)
+@pytest.fixture(params=swept(ALGORITHMS, 1), ids=swept(NAMES, 1))
 def quiet(request: pytest.FixtureRequest) -> Quiet:
     """Founders under each outer algorithm: rounds and recovery are the same for all."""
     return partial(founders, request.param)
@@ -53,7 +53,7 @@ def played(scenario: Scenario, seed: int = 1) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("seed", swept(range(1, 4), 1))
-@pytest.mark.parametrize("settings", ALGORITHMS, ids=NAMES)
+@pytest.mark.parametrize("settings", swept(ALGORITHMS, 1), ids=swept(NAMES, 1))
 def test_a_storm_of_faults_leaves_equal_replicas(
     settings: Mapping[str, int], seed: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_storm_of_faults_leaves_equal_replicas(
     assert metrics["members_end"] == 7
 
 
-@pytest.mark.parametrize("point", swept(range(20), 5))
+@pytest.mark.parametrize("point", swept(range(20), 2))
 def test_a_trainer_killed_at_any_point_loses_one_inner_phase_at_most(
     quiet: Quiet, point: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_without_an_anchor_half_of_them_stop(quiet: Quiet) -> None:
     assert metrics["rounds"] < 4
 
 
-@pytest.mark.parametrize("way", range(5))
+@pytest.mark.parametrize("way", swept(range(5), 1))
 def test_one_hostile_site_of_fourteen_is_named_or_bounded(way: int) -> None:
     """Who sends NaN, wrong sums or two votes is convicted within three rounds. Updates that are
     a thousandfold, or that do small harm, move the mean by a clipped share at most."""
@@ -137,7 +137,7 @@ def test_a_disk_that_takes_no_weights_is_waited_for(
     assert refused > 9
 
 
-@pytest.mark.parametrize("fragments", [1, 4])
+@pytest.mark.parametrize("fragments", swept([1, 4], 1))
 def test_with_overlap_compute_does_not_wait_for_the_exchange(fragments: int) -> None:
     """On lines of 0.2 Mbit/s the exchange takes a fifth of a round; steps go on meanwhile, and
     what was learnt in them is kept."""

@@ -14,6 +14,7 @@ from sim.kernel.virtual_time import run_simulation
 from sim.net.link import LinkSpec
 from sim.node.swarm import SimNode, Swarm, open_swarm
 from tests.support.pieces import in_memory
+from tests.sweeps import swept
 
 PIECES = [bytes([one]) * 200_000 for one in range(48)]
 SOURCE = LinkSpec(up=8.0, down=100.0)
@@ -104,7 +105,7 @@ def alone() -> float:
     return seconds
 
 
-@pytest.mark.parametrize("sources", [2, 3, 4])
+@pytest.mark.parametrize("sources", swept([2, 3, 4], 1))
 def test_recovery_from_several_is_faster_by_their_number(alone: float, sources: int) -> None:
     """At least 0.7 times as much faster; PRIME's joiner had one source, picked by hand."""
     seconds, pieces = fetched([PieceServer] * sources)

@@ -29,6 +29,7 @@ from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
 from sim.workloads import spine
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of
+from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
@@ -154,14 +155,12 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"temperature": 0.5},
-        {"max_new_tokens": 9},
-        {"submission": 2},
-        {"surprise": 1e-6},
-    ],
+    swept(
+        [{"temperature": 0.5}, {"max_new_tokens": 9}, {"submission": 2}, {"surprise": 1e-6}], 1
+    ),
     ids=lambda changes: next(iter(changes)),
 )
 def test_work_of_older_terms_in_every_outbox_accuses_nobody(
@@ -237,7 +236,7 @@ def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatc
     assert "relay-1" in health
 
 
-@pytest.mark.parametrize("key", ["sampling", "model", "environments"])
+@pytest.mark.parametrize("key", swept(["sampling", "model", "environments"], 1))
 def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
     key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +341,7 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     assert roles_of(health, "trainer-1")["step"] > 2
 
 
+@pytest.mark.deep
 def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

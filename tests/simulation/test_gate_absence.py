@@ -12,7 +12,7 @@ from roles.contract.core.trust import TrustTerms
 from roles.inference.windows import SILENT, TOO_OLD, Windows
 from roles.protocol.core.window import SignedWindow
 from sim.node.swarm import Swarm
-from tests.simulation.test_gate_validators import Deaf, Silent, cast_of, with_one_listed
+from tests.support.gates import Deaf, Silent, cast_of, with_one_listed
 from tests.support.swarm import (
     CAST,
     Health,
@@ -21,6 +21,7 @@ from tests.support.swarm import (
     perform,
     trainer_of,
 )
+from tests.sweeps import swept
 
 TRUST = TrustTerms(share=0.25, probation=8, window=4)
 AWAY = 900.0
@@ -50,7 +51,7 @@ class Away(Play):
             swarm.restart("trainer-1")
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed", "vanished"])
+@pytest.mark.parametrize("how", swept(["killed", "stopped", "vanished"], 1))
 def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +81,8 @@ def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
     assert set(reasons) <= {*stale, SILENT}, reasons
 
 
-@pytest.mark.parametrize("kind", [None, Silent, Deaf])
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", swept([None, Silent, Deaf], 1))
 def test_newcomers_reach_standing_though_their_only_validator_says_nothing(kind: Any) -> None:
     """Nobody is in standing, so no version is replaced, and nothing becomes too old: a worker
     must not wait for a validator that is gone with all its places."""

@@ -25,7 +25,7 @@ from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, SignedWindow, Window
 from roles.protocol.scorer import Scorer
 from sim.node.swarm import NodeMain, SimNode, Swarm
-from tests.simulation.test_gate_validators import with_one_listed
+from tests.support.gates import with_one_listed
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of
 from tests.sweeps import swept
 
@@ -85,7 +85,8 @@ class Flooded(Play):
                 await machine.world.sleep(0.1)
 
 
-@pytest.mark.parametrize("is_slow", swept([False, True], 2))
+@pytest.mark.deep
+@pytest.mark.parametrize("is_slow", swept([False, True], 1))
 def test_strangers_take_at_most_a_fifth_of_honest_acceptances(is_slow: bool) -> None:
     quiet = trainer_of(perform(Flooded(0), steps=400, seconds=SECONDS))
     play = Flooded(STRANGERS, is_slow=is_slow)
@@ -106,6 +107,7 @@ class Crowded(Play):
         super().__init__(cast, with_one_listed(trust))
 
 
+@pytest.mark.deep
 def test_newcomers_do_not_starve_those_in_standing_at_the_trainers_scorer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
-from tests.simulation.test_gate_validators import FORGER, with_one_listed
+from tests.support.gates import FORGER, with_one_listed
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of
 from tests.sweeps import swept
 
@@ -114,7 +114,7 @@ class Killed(Play):
 @pytest.mark.parametrize("times", swept([(2, 4), (1, 3), (5, 6)], 1))
 @pytest.mark.parametrize(
     ("victim", "owner", "name", "after"),
-    swept(POINTS, 9),
+    swept(POINTS, 2),
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", str(one)),
 )
 def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(

@@ -3,18 +3,13 @@ honest is banned, convicted or kept waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-import trio
 
-from p2p.host import Stream
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
-from roles.contract import Terms
-from roles.contract.core.file import AdmissionRules
 from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.window import Submission
 from roles.protocol.scorer import Ruling
@@ -25,6 +20,12 @@ from roles.trainer.taken import TakenPlace
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
+from tests.support.gates import (
+    FORGER,
+    Silent,
+    cast_of,
+    with_one_listed,
+)
 from tests.support.swarm import (
     Health,
     Play,
@@ -34,8 +35,6 @@ from tests.support.swarm import (
     trainer_of,
 )
 from tests.sweeps import swept
-
-FORGER = "tests.simulation.test_bad_submissions:Truncated"
 
 
 class StampingSession(ValidatorSession):
@@ -70,48 +69,6 @@ class Refuser(Validator):
     session_type: ClassVar[type[ValidatorSession]] = RefusingSession
 
 
-class SilentSession(ValidatorSession):
-    async def judge(self, submission: Submission) -> Ruling:
-        await trio.sleep_forever()
-        raise AssertionError
-
-
-class Silent(Validator):
-    """Takes content and says nothing."""
-
-    session_type: ClassVar[type[ValidatorSession]] = SilentSession
-
-
-class DeafSession(ValidatorSession):
-    async def serve(self, stream: Stream) -> None:
-        await trio.sleep_forever()
-
-
-class Deaf(Validator):
-    """Never even replies."""
-
-    session_type: ClassVar[type[ValidatorSession]] = DeafSession
-
-
-def cast_of(*, workers: int, **validators: type[Validator]) -> dict[str, str]:
-    named = {
-        f"validator-{name}": "validator" if kind is Validator else f"{__name__}:{kind.__name__}"
-        for name, kind in validators.items()
-    }
-    inference = {f"inference-{number}": "inference" for number in range(1, workers + 1)}
-    return {"relay-1": "none", "trainer-1": "trainer", **named, **inference}
-
-
-def with_one_listed(trust: TrustTerms) -> Callable[[Swarm, Terms], Terms]:
-    """One worker is in standing from the start, so that versions go on."""
-
-    def change(swarm: Swarm, terms: Terms) -> Terms:
-        first = swarm.simulation.keys.signer("inference-1").peer_id
-        return replace(terms, admission=AdmissionRules(allowed=(first,)), trust=trust)
-
-    return change
-
-
 class Besieged(Play):
     """Cheats, and honest newcomers, come under fresh names until the liars are convicted."""
 
@@ -131,6 +88,7 @@ class Besieged(Play):
             await swarm.sleep(1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", swept(range(1, 7), 1))
 def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +118,7 @@ def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
     )
     trust = TrustTerms(share=0.25, probation=8, window=4)
     play = Besieged(cast, with_one_listed(trust))
-    health = perform(play, seed=seed, steps=28, seconds=400)
+    health = perform(play, seed=seed, steps=40, seconds=560)
     assert_the_run_is_well(health, play, learnt)
 
 

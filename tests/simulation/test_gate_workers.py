@@ -12,13 +12,14 @@ from roles.inference.windows import Windows
 from roles.protocol.core.answer import Answer, Refused
 from roles.protocol.core.window import SignedWindow
 from sim.node.swarm import Swarm
-from tests.simulation.test_gate_validators import FORGER
+from tests.support.gates import FORGER
 from tests.support.swarm import Play, nobody_honest_is_rejected, perform, trainer_of
 
 TWO = {"relay-1": "none", "trainer-1": "trainer"}
 NEWCOMERS = {**TWO, "inference-1": "inference", "inference-2": "inference"}
 
 
+@pytest.mark.deep
 def test_a_banned_worker_asks_seldom_draws_nothing_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

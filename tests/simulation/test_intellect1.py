@@ -41,6 +41,7 @@ def test_no_order_of_seven_has_a_faster_slowest_edge() -> None:
         assert bottleneck_ring(costs)[0] == best
 
 
+@pytest.mark.deep
 def test_primes_six_figures_are_met_within_fifteen_per_cent() -> None:
     found = run_scenario(load_scenario("intellect1_reference"), 1).metrics
     for stage in STAGES:
@@ -48,6 +49,7 @@ def test_primes_six_figures_are_met_within_fifteen_per_cent() -> None:
         assert found[f"{stage.name}_utilised"] == pytest.approx(stage.utilised, rel=0.15)
 
 
+@pytest.mark.deep
 def test_sites_that_join_vanish_and_return_hold_no_compute_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

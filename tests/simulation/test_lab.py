@@ -24,6 +24,7 @@ from sim.lab.link_model.simulated import simulated_times
 from sim.lab.link_model.topologies import TOPOLOGIES, Topology, TreeMember
 from sim.lab.namespaces import LabError, reason_to_skip
 from sim.net.link import LinkSpec
+from tests.sweeps import swept
 
 RATE = 10.0
 ANY = ""
@@ -47,7 +48,7 @@ def exact_times(topology: Topology) -> Mapping[str, float]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
+@pytest.mark.parametrize("topology", swept(TOPOLOGIES, 2), ids=lambda topology: topology.name)
 def test_simulated_links_are_as_wide_as_they_should_be(topology: Topology, level: int) -> None:
     """No faster than exact sharing, and slower by what real links are: 15 % where all uplinks
     are full.
@@ -107,6 +108,7 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_links")
 async def test_real_links_are_as_wide_as_they_should_be() -> None:
     """Never faster than exact sharing allows (a burst of 32 KiB is free), and not far behind
@@ -123,6 +125,7 @@ async def test_real_links_are_as_wide_as_they_should_be() -> None:
     assert interfaces() == before
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_links")
 async def test_a_machine_that_dies_ends_the_run() -> None:
     async with open_lab(CHAIN, ANY) as lab:

@@ -12,6 +12,7 @@ import pytest
 from sim.lab.link_model.maxmin import broadcast_times
 from sim.lab.link_model.simulated import simulated_times
 from sim.lab.link_model.topologies import TOPOLOGIES, Topology
+from tests.sweeps import swept
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +29,13 @@ def exact_times(topology: Topology) -> Mapping[str, float]:
     )
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
+@pytest.mark.parametrize("topology", swept(TOPOLOGIES, 2), ids=lambda topology: topology.name)
 def test_the_last_node_is_done_when_exact_sharing_says(topology: Topology) -> None:
     exact, ours = exact_times(topology), simulated_times(topology, level=1)
     assert max(ours.values()) == pytest.approx(max(exact.values()), rel=0.08)
 
 
+@pytest.mark.deep
 def test_over_all_topologies_nodes_are_done_when_exact_sharing_says() -> None:
     errors = []
     for topology in TOPOLOGIES:

@@ -38,17 +38,11 @@ from sim.run.scenario import DrawnFaults, Scenario, load_scenario
 from sim.workloads.nodes.deployment import Deployment
 from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.nodes.processes import toml_of
+from tests.support.scenarios import FEW_NODES
 
-SMALL = replace(
-    load_scenario("lab_broadcast"),
-    nodes=4,
-    duration=40.0,
-    parameters={"policy_bytes": 2_000_000, "first_at": 5.0},
-    expect=(),
-)
 KILLED = replace(
-    SMALL,
-    parameters={**SMALL.parameters, "versions": 2, "interval": 4.0},
+    FEW_NODES,
+    parameters={**FEW_NODES.parameters, "versions": 2, "interval": 4.0},
     faults=(
         Fault(at=6.5, kind="kill", who=("n2",), seconds=1.0),
         Fault(at=6.5, kind="pause", who=("n3",), seconds=0.5),
@@ -63,7 +57,7 @@ def play(scenario: Scenario, level: int, seed: int = 1) -> Result:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_policy_is_everywhere_soon_after_the_bound_allows(level: int) -> None:
-    metrics = play(SMALL, level).metrics
+    metrics = play(FEW_NODES, level).metrics
     assert metrics["hold_newest"] == 1
     assert 1 < metrics["seconds_100"] / metrics["bound_seconds"] < 1.4
     assert metrics["origin_policies_sent"] == pytest.approx(1, abs=0.1)
@@ -78,7 +72,9 @@ def test_a_killed_node_gets_what_it_missed_and_a_killed_origin_goes_on() -> None
 
 
 def test_late_nodes_are_waited_for_and_not_counted() -> None:
-    late = replace(SMALL, parameters={**SMALL.parameters, "late_share": 0.34, "late_at": 9.0})
+    late = replace(
+        FEW_NODES, parameters={**FEW_NODES.parameters, "late_share": 0.34, "late_at": 9.0}
+    )
     metrics = play(late, 1).metrics
     assert metrics["hold_newest"] == metrics["arrived_share"] == 1
     assert metrics["seconds_100"] < 3
@@ -114,15 +110,15 @@ def test_a_workload_says_on_which_levels_it_runs(name: str, level: int, complain
     ],
 )
 def test_what_level_3_lacks_is_named(change: dict, complaint: str) -> None:
-    check(SMALL)
+    check(FEW_NODES)
     with pytest.raises(ConfigError, match=complaint):
-        check(replace(SMALL, **change))
+        check(replace(FEW_NODES, **change))
 
 
 @pytest.mark.parametrize("parameters", [{"liars": 1}, {"drippers": 1}])
 def test_whole_nodes_are_honest(parameters: dict) -> None:
     with pytest.raises(ConfigError, match="neither lie nor drip"):
-        play(replace(SMALL, parameters=parameters), 1)
+        play(replace(FEW_NODES, parameters=parameters), 1)
 
 
 def test_without_namespaces_one_sentence_says_why(
@@ -159,7 +155,7 @@ def test_a_tale_goes_on_over_lives() -> None:
 
 
 def test_who_never_got_a_policy_is_counted() -> None:
-    deployment = Deployment(SMALL, 1, KeyRing(1, hashed=False))
+    deployment = Deployment(FEW_NODES, 1, KeyRing(1, hashed=False))
     logs = {name: HealthLog() for name in deployment.participants}
     logs["origin"].published = {1: 100.0}
     logs["n1"].arrivals = {1: 103.0}
@@ -169,7 +165,7 @@ def test_who_never_got_a_policy_is_counted() -> None:
 
 
 def test_a_configuration_is_the_same_as_toml() -> None:
-    deployment = Deployment(SMALL, 1, KeyRing(1, hashed=False))
+    deployment = Deployment(FEW_NODES, 1, KeyRing(1, hashed=False))
     for name in deployment.participants:
         assert tomllib.loads(toml_of(deployment.table(name))) == deployment.table(name)
 
@@ -184,6 +180,7 @@ def shaped_lines() -> None:
         pytest.skip(f"level L3, real processes on shaped lines: {reason}")
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_lines")
 def test_real_nodes_answer_the_same_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,8 +16,8 @@ from roles.protocol.core.answer import WORK_PROTOCOL, WORK_SINCE
 from roles.trainer import role
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
+from tests.support.runs import RUN
 from tests.support.swarm import Play, perform, roles_of
-from tests.unit.test_run_file import RUN
 
 SPEAKS = {"relay-1": "none", "trainer-1": "trainer", "inference-1": "inference"}
 

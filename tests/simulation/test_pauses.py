@@ -18,12 +18,13 @@ from p2p.swarm.swarm import open_host
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
+from tests.sweeps import swept
 from tests.unit.diloco_swarm import DilocoSwarm
 
 ECHO = "/test/echo/1.0.0"
 
 
-@pytest.mark.parametrize("seconds", [2, 7, 14, 30, 90, 700])
+@pytest.mark.parametrize("seconds", swept([2, 7, 14, 30, 90, 700], 3))
 def test_nobody_is_declared_dead_by_a_process_that_was_stopped(seconds: float) -> None:
     """Its neighbours were, at once, by three timers that ran before anything was read."""
     told: list[tuple[str, MemberEvent]] = []
@@ -142,7 +143,7 @@ def test_a_wait_of_our_own_time_ends_only_in_time_that_we_lived(comes: bool) -> 
     play(body)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", swept(range(4), 1))
 def test_a_member_that_was_stopped_misses_no_majority(number: int) -> None:
     """It told its people that no other member was heard, before it had read a word."""
     swarm = DilocoSwarm(4, 1)

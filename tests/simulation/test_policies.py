@@ -129,6 +129,7 @@ STAGE: Mapping[str, float] = {
 }
 
 
+@pytest.mark.deep
 def test_the_core_and_the_tree_play_on_the_same_lines() -> None:
     ours = play("intellect2", nodes=20, duration=600.0, coarse=16, **STAGE).metrics
     tree = play("intellect2_reference", nodes=20, duration=600.0, **STAGE).metrics

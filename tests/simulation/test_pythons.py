@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 from tests.simulation.hashes import KINDS, hashes, mixed
+from tests.sweeps import DEEP
 
 ROOT = Path(__file__).parent.parent.parent
 OTHER = os.environ.get("SHOAL_OTHER_PYTHON", sys.executable)
-COUNT = int(os.environ.get("SHOAL_OTHER_SEEDS", str(len(KINDS))))
+COUNT = int(os.environ.get("SHOAL_OTHER_SEEDS", str(len(KINDS) if DEEP else 3)))
 SECONDS = float(os.environ.get("SHOAL_OTHER_SECONDS", "35"))
 
 

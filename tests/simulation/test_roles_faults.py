@@ -28,6 +28,7 @@ from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from tests.support.swarm import (
     CAST,
+    CHECKPOINTS,
     Lingering,
     Play,
     nobody_honest_is_rejected,
@@ -35,6 +36,7 @@ from tests.support.swarm import (
     roles_of,
     scored,
 )
+from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
@@ -55,6 +57,7 @@ def test_a_run_without_validators_works() -> None:
     assert nobody_honest_is_rejected(health)
 
 
+@pytest.mark.deep
 def test_a_run_goes_on_without_one_of_two_validators() -> None:
     class Bereft(Play):
         async def disturb(self, swarm: Swarm) -> None:
@@ -67,6 +70,7 @@ def test_a_run_goes_on_without_one_of_two_validators() -> None:
     assert nobody_honest_is_rejected(health)
 
 
+@pytest.mark.deep
 def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window() -> None:
     class Stubborn(Play):
         async def disturb(self, swarm: Swarm) -> None:
@@ -83,10 +87,7 @@ def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window
     assert nobody_honest_is_rejected(health)
 
 
-CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")
-
-
-@pytest.mark.parametrize("harm", ["flipped", "cut", "removed"])
+@pytest.mark.parametrize("harm", swept(["flipped", "cut", "removed"], 1))
 @pytest.mark.parametrize(
     "paths",
     [CHECKPOINTS[:1], CHECKPOINTS, ("trainer/progress.json",), ("trainer/intake/used.json",)],
@@ -134,7 +135,8 @@ def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
 
 
 @pytest.mark.parametrize(
-    "where", ["before the checkpoint", "before the policy is out", "before it is forgotten"]
+    "where",
+    swept(["before the checkpoint", "before the policy is out", "before it is forgotten"], 1),
 )
 def test_a_trainer_killed_anywhere_learns_from_every_group_once(
     where: str, monkeypatch: pytest.MonkeyPatch

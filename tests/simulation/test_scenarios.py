@@ -44,20 +44,17 @@ SMALLER = {
 """What a test run plays of scenarios that are larger. 250 strangers a second for 42 s are more
 than the address book holds. The form in which the hostile ones are judged is `python -m sim run
 NAME --nodes 200 --duration 660`."""
-DEEP_ONLY = (
-    "black_hole_forty", "black_hole_roots", "boaster", "deltas", "deltas_thousand",
-    "intellect1", "intellect2", "lab_adsl", "lab_even_20", "lab_even_40", "lab_slow_relay",
-    "lab_warm", "lots", "origin_dies", "slow_relay", "ten_thousand",
+EVERYDAY = (
+    "accuse_flood", "black_hole", "churn", "diloco", "ghost_mesh", "lab_warm_small",
+    "nat_majority",
 )  # fmt: skip
-"""10 to 60 CPU seconds, or another size of what is played anyway. Of black holes, boasters and
-origins that die `tests/unit/test_shardcast_liars.py`, `test_shardcast_core.py` and
-`tests/simulation/test_policies.py` ask the same."""
+"""A quick one of each service; `test_spine.py` plays the spine, deep runs play all."""
 HOURS = ("soak_month", "thousand", "volunteers")
 """100 CPU seconds, 400, and hours: for `python -m sim run`."""
 PLAYED = [name for name in scenario_names() if name not in HOURS]
 
 
-@pytest.mark.parametrize("name", [name for name in PLAYED if DEEP or name not in DEEP_ONLY])
+@pytest.mark.parametrize("name", PLAYED if DEEP else EVERYDAY)
 def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
     """``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
     them.

@@ -27,6 +27,7 @@ def test_a_storm_breaks_nothing(storm: str, seed: int) -> None:
     assert play(load_storm(storm), seed).why is None
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_once_broke_holds(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -35,6 +36,7 @@ def test_what_once_broke_holds(path: Path) -> None:
     assert play(with_plan(scenario, plan), content["seed"]).why is None
 
 
+@pytest.mark.deep
 def test_a_find_is_shrunk_to_what_matters() -> None:
     mutant = MUTANTS["sequence numbers start again"]
     scenario = replace(load_storm(mutant.storm), duration=60.0, expect=())

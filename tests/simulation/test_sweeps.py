@@ -17,8 +17,7 @@ from sim.run.plots import sweep_plots, unit_of
 from sim.run.report import page as drawing_page
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed, run_one, summarise
-
-RING = Path(__file__).parent.parent.parent / "examples" / "ring" / "ring.toml"
+from tests.support.scenarios import RING
 
 
 def test_the_line_of_a_machine_is_a_setting() -> None:

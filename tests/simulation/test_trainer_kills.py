@@ -20,8 +20,7 @@ from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
 from sim.workloads import spine
-from tests.simulation.test_roles_faults import CHECKPOINTS
-from tests.support.swarm import CAST, Play, perform
+from tests.support.swarm import CAST, CHECKPOINTS, Play, perform
 from tests.sweeps import swept
 
 EVERY = 3
@@ -134,6 +133,7 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
         assert set(course.published[step]) == {policy.encode()}
 
 
+@pytest.mark.deep
 def test_places_that_two_checkpoints_cover_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

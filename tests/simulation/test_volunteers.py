@@ -21,19 +21,13 @@ from sim.net.link import MBIT, PAYLOAD_SHARE, LinkSpec
 from sim.node.swarm import SimNode, open_swarm
 from sim.run.result import Result
 from sim.run.runner import run_scenario
-from sim.run.scenario import Scenario, load_scenario
+from sim.run.scenario import load_scenario
 from sim.workloads.profiles import MODELS, machine_named
 from sim.workloads.volunteers.freight import Freight
 from sim.workloads.volunteers.plan import deal_machines, plan_of
 from sim.workloads.volunteers.timesheet import DECODING, IDLE, WAITING, Timesheet
+from tests.support.scenarios import few_volunteers
 
-# An 8 B policy for a dozen volunteers on fast lines: steps of some minutes, 15 chunks.
-SMALL = {
-    "sized_for": 12, "model": "8B", "policy_bytes": 16e9, "coarse": 256, "relays": 1,
-    "validators": 1, "trainer": "4xH100", "share_8xH100": 0.0, "share_4x4090": 0.5,
-    "share_4x3090": 0.5, "batch_rollouts": 768, "group_size": 8, "answer_tokens": 3000,
-    "up_low": 1000.0, "up_high": 4000.0, "lifetime": 3000, "patience": 900,
-}  # fmt: skip
 TWO_4090S = {
     "model": "32B", "trainer": "8xH100", "share_4x4090": 0.0, "share_4x3090": 0.0,
     "share_2x4090": 1.0,
@@ -41,17 +35,12 @@ TWO_4090S = {
 HEAVY = ProtocolId("/test/heavy/1.0.0")
 
 
-def small(**changes: object) -> Scenario:
-    scenario = load_scenario("volunteers")
-    parameters = {**scenario.parameters, **SMALL, **changes}
-    return replace(scenario, nodes=12, duration=1800.0, parameters=parameters, expect=())
-
-
 @cache
 def outcome() -> Result:
-    return run_scenario(small(), 1)
+    return run_scenario(few_volunteers(), 1)
 
 
+@pytest.mark.deep
 def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
     metrics = outcome().metrics
     groups: dict[str, list[float]] = {}
@@ -77,6 +66,7 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
         assert len(shares) == (6 if group == "trainer" else 4), group
 
 
+@pytest.mark.deep
 def test_every_rollout_has_one_fate() -> None:
     metrics = outcome().metrics
     fates = (
@@ -90,6 +80,7 @@ def test_every_rollout_has_one_fate() -> None:
     assert metrics["rollouts_rejected"] == 0
 
 
+@pytest.mark.deep
 def test_the_run_makes_progress_with_work_that_is_fresh_enough() -> None:
     metrics = outcome().metrics
     assert int(metrics["steps"]) >= 3
@@ -102,16 +93,18 @@ def test_the_run_makes_progress_with_work_that_is_fresh_enough() -> None:
     assert metrics["broadcast_missed_share"] == 0
 
 
+@pytest.mark.deep
 def test_the_report_gets_curves_and_histograms() -> None:
     result = outcome()
     assert {"share of them that generate", "policies published"} <= set(result.series)
     assert all(result.distributions.values())
 
 
+@pytest.mark.deep
 def test_too_many_volunteers_waste_little_once_work_was_lost() -> None:
     """Each made all it could: 59 % of the rollouts went stale, the trainer waited 14 % of the
     time, and a submission was sent eight times. Now it is so until the first work is lost."""
-    many = small(sized_for=24, batch_rollouts=384, validator="1xH100")
+    many = few_volunteers(sized_for=24, batch_rollouts=384, validator="1xH100")
     early, whole = (
         run_scenario(replace(many, nodes=24, duration=seconds), 1).metrics
         for seconds in (1500.0, 2700.0)
@@ -125,8 +118,9 @@ def test_too_many_volunteers_waste_little_once_work_was_lost() -> None:
     assert int(whole["steps"]) - int(early["steps"]) >= 7
 
 
+@pytest.mark.deep
 def test_twice_as_fast_lines_do_not_lengthen_the_broadcast() -> None:
-    fast = run_scenario(small(up_low=2000.0, up_high=8000.0), 1).metrics
+    fast = run_scenario(few_volunteers(up_low=2000.0, up_high=8000.0), 1).metrics
     slow = outcome().metrics
     assert float(fast["own_line_seconds_50"]) == pytest.approx(
         float(slow["own_line_seconds_50"]) / 2, rel=0.01
@@ -150,7 +144,7 @@ def test_machines_that_cannot_do_their_job_are_refused(
     change: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        run_scenario(small(**change), 1)
+        run_scenario(few_volunteers(**change), 1)
 
 
 def test_machines_are_dealt_by_their_shares() -> None:

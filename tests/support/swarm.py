@@ -133,3 +133,6 @@ def nobody_honest_is_rejected(health: Health) -> bool:
         not scored(health, name)["rejected"] and health[name]["peer"] not in banned
         for name in honest
     )
+
+
+CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")

@@ -5,19 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from p2p.effects import AddAddrs, Penalise, Send
+from p2p.events import AddAddrs, PeerDown, Penalise, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import (
-    Bootstrap,
-    Disconnected,
-    MemberEvent,
-    Received,
-    Tick,
-    Unreachable,
-    UpdateProfile,
-)
+from p2p.membership.core.events import Bootstrap, MemberEvent, UpdateProfile
 from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
 from tests.unit.core_swarm import CoreSwarm, FakeSigner, Node, fake_verify, peer_named
@@ -42,10 +34,10 @@ class MembershipSwarm(CoreSwarm):
     def tick(self) -> Tick:
         return Tick()
 
-    def connection_event(self, peer: PeerId, state: str) -> Disconnected | Unreachable | None:
+    def connection_event(self, peer: PeerId, state: str) -> PeerDown | None:
         if state == "disconnected":
-            return Disconnected(peer)
-        return Unreachable(peer) if state == "unreachable" else None
+            return PeerDown(peer)
+        return PeerDown(peer, unreachable=True) if state == "unreachable" else None
 
     def carry_out(self, node: Node, effect: Any) -> None:
         match effect:

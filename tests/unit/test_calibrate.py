@@ -39,8 +39,8 @@ from roles.envs.base import environment_digest
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
 from roles.own.draft import read_draft
 from roles.rl.learner import FILE, write_learner
+from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
 from tests.support.toys import QUICK, sorting_learner, sorting_sampling
-from tests.unit.test_run_file import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
 
 
 def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:

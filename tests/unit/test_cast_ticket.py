@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from p2p.cast.ticket import (
     MAX_TICKET,
     PREFIX,
-    Ticket,
     admission_of,
     decode_ticket_untrusted,
     is_name,
@@ -16,25 +15,9 @@ from p2p.cast.ticket import (
 )
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.multiaddr import Multiaddr
-from p2p.policy import PolicyVersion
+from tests.support.tickets import PUSHER, ticket
 
-PUSHER = KeyPair(b"\1" * 32).peer_id
 PULLER = KeyPair(b"\2" * 32).peer_id
-
-
-def ticket(**changes: object) -> Ticket:
-    fields = {
-        "pusher": PUSHER,
-        "addrs": (Multiaddr.tcp("192.0.2.7", 4001), Multiaddr.tcp("2001:db8::7", 4001)),
-        "secret": b"s" * 16,
-        "name": "Qwen3-8B",
-        "is_folder": True,
-        "version": PolicyVersion(3),
-        "manifest": b"m" * 32,
-        **changes,
-    }
-    return Ticket(**fields)  # type: ignore[arg-type]
 
 
 def test_a_ticket_is_read_back_also_when_a_terminal_has_wrapped_it() -> None:

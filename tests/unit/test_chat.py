@@ -27,8 +27,8 @@ from roles.models.byte_level import byte_files
 from roles.own.__main__ import main as run_main
 from roles.rl.recipes import SORTER
 from tests.model_folders import make_folder
+from tests.support.runs import OWNER, TERMS
 from tests.support.toys import sorting_engine, sorting_learner
-from tests.unit.test_run_file import OWNER, TERMS
 
 
 @pytest.fixture(scope="module")

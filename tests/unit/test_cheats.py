@@ -20,7 +20,7 @@ from roles.demo.shows import SORTING
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
 from roles.inference.status import InferenceCounts
 from tests.model_folders import make_folder
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 DEMO_LIMITS = replace(Limits.fp32(), **SORTING.tables["limits"])
 CLEAN = Evidence(

@@ -22,22 +22,8 @@ from proofs.checks import (
     Judgement,
     poisson_limit,
 )
+from tests.support.evidence import HONEST
 
-HONEST = Evidence(
-    tokens=300,
-    malformed="",
-    exponent_mismatches=0,
-    mantissa_mean=0.0,
-    mantissa_median=0.0,
-    draw_distance=0.0,
-    off=(0, 0, 0, 0, 0),
-    gap_mean=0.0,
-    gap_max=0.0,
-    end_probability=1.0,
-    surprise=0.5,
-    mantissa_worst=0.0,
-    chunks=1.0,
-)
 SHAPE = Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9}))
 LIMITS = [Limits.fp32(), Limits.bf16()]
 

@@ -10,13 +10,12 @@ from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
-from p2p.transport.connection import ConnectionConfig
-from p2p.transport.core import noise, yamux_frames
-from p2p.transport.core.burst import HORIZON, SHORTEST, Burst
+from p2p.transport.connection import ConnectionConfig, MuxedStream
+from p2p.transport.core import noise, yamux
+from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import MemoryStream, memory_pair
-from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import secure
 from p2p.wire import KI, MIB
 from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
@@ -89,7 +88,7 @@ async def test_a_peer_without_early_muxers_negotiates_yamux_inside_noise() -> No
                 handshake.receive_data(await raw.receive_some())
             await raw.send_all(handshake.data_to_send())
             session = handshake.session
-            inner = Proposer([yamux_frames.PROTOCOL_ID])
+            inner = Proposer([yamux.PROTOCOL_ID])
             await raw.send_all(session.seal(inner.data_to_send()))
             while inner.chosen is None:
                 for piece in session.receive_data(await raw.receive_some()):
@@ -344,9 +343,9 @@ async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
         pair.alice.flush()
         await trio.testing.wait_all_tasks_blocked()
         proposal = line("/multistream/1.0.0") + line(ECHO)
-        mux._queue.say(yamux_frames.DATA, 0, stream_id, len(proposal))
+        mux._queue.say(yamux.DATA, 0, stream_id, len(proposal))
         mux._queue.control += proposal
-        mux._queue.say(yamux_frames.WINDOW_UPDATE, yamux_frames.RST, stream_id, 0)
+        mux._queue.say(yamux.WINDOW_UPDATE, yamux.RST, stream_id, 0)
         pair.alice.flush()
         with trio.fail_after(60):
             await pair.arrived.wait()

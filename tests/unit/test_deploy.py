@@ -17,7 +17,7 @@ import yaml
 
 from p2p.node.commands import load_command
 from p2p.node.usage import CommandParser
-from tests.unit.test_run_file import TRAINER
+from tests.support.runs import TRAINER
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

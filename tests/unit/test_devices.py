@@ -60,6 +60,7 @@ from roles.trainer.config import TrainerConfig
 from roles.validator import Validator
 from tests.pretended_device import NamedDevices, PretendedDevice
 from tests.support.toys import sorting_engine, sorting_learner
+from tests.sweeps import swept
 
 SHAPE = replace(SORTER, vocabulary=60, qk_norm=False, qkv_bias=True, tied=True)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=40, group_size=4)
@@ -140,7 +141,8 @@ def test_a_call_that_does_not_say_where_is_found() -> None:
         exec(source, {})
 
 
-@pytest.mark.parametrize("rule", DrawRule)
+@pytest.mark.deep
+@pytest.mark.parametrize("rule", swept(list(DrawRule), 1))
 def test_a_whole_pass_stays_on_its_device(tmp_path: Path, rule: DrawRule) -> None:
     """No tensor of the host meets one of the device; and the device's own draws and proofs
     give what the CPU's give."""

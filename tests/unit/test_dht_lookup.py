@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.dht.core.calls import ATTEMPTS, MAX_TIMEOUT, MIN_TIMEOUT, Calls, Lateness, RoundTrips
-from p2p.dht.core.lookup import MAX_ASKED, Lookup, LookupShape
+from p2p.dht.core.lookup import MAX_ASKED, ContactState, Lookup, LookupShape
 from p2p.dht.messages import Contact
 from p2p.identity import PeerId
 
@@ -51,8 +51,9 @@ def test_it_finds_the_nearest_that_live(
         if each in alive:
             lookup.answered(each, everybody[:20] + rng.sample(everybody, min(size, 5)))
         else:
-            rng.choice((lookup.late, lookup.lost, lookup.failed))(each)
-            lookup.failed(each)
+            states = (ContactState.LATE, ContactState.LOST, ContactState.FAILED)
+            lookup.settle(each, rng.choice(states))
+            lookup.settle(each, ContactState.FAILED)
     assert len(asked) == len({each.id for each in asked}), "nobody is asked twice"
     heard = [each for each in alive if each in everybody[:20]]
     assert lookup.closest(8)[: len(heard)] == heard[:8][: len(lookup.closest(8))]
@@ -86,7 +87,7 @@ def test_a_liar_leads_one_path_only() -> None:
         elif each in honest:
             lookup.answered(each, honest[:20])
         else:
-            lookup.failed(each)
+            lookup.settle(each, ContactState.FAILED)
     assert lookup.closest(8) == honest[:8]
 
 
@@ -107,12 +108,12 @@ def test_the_late_give_their_slot_away_and_the_lost_do_not_hold_up_the_end() -> 
     lookup = Lookup(TARGET, everybody, shape(alpha=1, paths=1))
     (first,) = lookup.ask()
     assert lookup.ask() == []
-    lookup.late(first)
+    lookup.settle(first, ContactState.LATE)
     for _ in range(3):
         (each,) = lookup.ask()
         lookup.answered(each, [])
     assert not lookup.done
-    lookup.lost(first)
+    lookup.settle(first, ContactState.LOST)
     assert lookup.done
     lookup.answered(first, [])
     assert lookup.closest(4) == everybody

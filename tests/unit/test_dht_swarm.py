@@ -10,17 +10,8 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import (
-    Forget,
-    Get,
-    Join,
-    Moved,
-    PeerDown,
-    Received,
-    SendIfConnected,
-    Tick,
-)
-from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.core import MAX_PUBLICATIONS
+from p2p.dht.core.events import Forget, Get, Join, Moved, SendIfConnected
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
     Contact,
@@ -34,8 +25,8 @@ from p2p.dht.messages import (
     encode,
 )
 from p2p.dht.record import Record, record_key, sign_record
-from p2p.effects import Penalise, Send
 from p2p.errors import LimitExceeded
+from p2p.events import PeerDown, Penalise, Received, Send, Tick
 
 MESSAGES = Send | SendIfConnected
 

@@ -41,6 +41,7 @@ def member(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT):  # type: 
     return Pretrainer(terms, None, found, config), found
 
 
+@pytest.mark.deep
 def test_two_members_that_average_what_rewards_taught_them_answer_better() -> None:
     """From the end of a warm-up, with nothing but right and wrong, in three rounds of int4."""
     warm_up = replace(TERMS, sequences=1)

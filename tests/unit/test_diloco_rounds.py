@@ -27,7 +27,7 @@ from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vote
 
 
-@pytest.mark.parametrize("seed", swept(range(40), 8))
+@pytest.mark.parametrize("seed", swept(range(40), 3))
 def test_faults_of_all_kinds_cost_no_step_and_no_replica(seed: int) -> None:
     """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
     late joiners: one history, one state a step, no step lost that a majority has signed, and

@@ -18,6 +18,7 @@ from roles.diloco import worker
 from roles.diloco.core.outer import Arithmetic
 from roles.engines.config import EngineConfig, GpuOptions
 from tests.model_folders import END, LLAMA, make_folder
+from tests.sweeps import swept
 
 pytest.importorskip("torch")
 
@@ -120,7 +121,7 @@ def test_rewards_are_learnt_from_in_one_process() -> None:
         worker.InnerServer().configure(write_table(shared), write_table(TERMS), {}, "", {})
 
 
-@pytest.mark.parametrize("inner", list(Inner))
+@pytest.mark.parametrize("inner", swept(list(Inner), 1))
 def test_two_ranks_learn_what_one_does(tmp_path: Path, inner: Inner) -> None:
     """With three windows a step, of which one has two and the other one."""
     terms = replace(TERMS, inner=inner, sequences=3)
@@ -147,6 +148,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path, inner: Inner) -> None:
         assert theirs == mine or theirs == pytest.approx(mine, rel=rounding)
 
 
+@pytest.mark.deep
 def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path: Path) -> None:
     """Killed with -9 at twenty points: windows, moments and schedule are where they were."""
     one = Opened(tmp_path)

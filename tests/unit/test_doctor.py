@@ -20,13 +20,11 @@ from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.panels import load_panels
 from p2p.node.usage import FAILED, WRONG_USAGE
 from p2p.sandbox import Containment
-from p2p.sandbox.confinement import Mechanism
 from roles.doctor import command
 from roles.doctor.asking import Answer
 from roles.doctor.checks import CHECKS, Finding, Level, examine
 from roles.doctor.command import main
 from roles.doctor.sighting import (
-    Need,
     Scoring,
     Sighting,
     Torch,
@@ -39,17 +37,8 @@ from roles.doctor.sighting import (
 )
 from roles.engines.config import GIB, MachineLimits
 from roles.engines.hardware import Gpu
-from tests.unit.test_run_file import RUN
-
-CARD = Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)
-NEED = Need(name="ours", memory=4 * GIB, disk=6 * GIB, expiry=2e9, id=RUN.id)
-SOUND = Sighting(
-    torch=Torch("2.13.0", (CARD,)), cards=(CARD,), memory=64 * GIB, folder="/data",
-    disk=100 * GIB, now=1.9e9, newest=1.8e9, need=NEED,
-    sandbox=Containment(mechanism=Mechanism.BUBBLEWRAP, program="bwrap"),
-    answers=(Answer(addr="/a", run=RUN, observed="192.0.2.1", local="192.0.2.1",
-                    skew=0.1),), port=4001,
-)  # fmt: skip
+from tests.support.doctor import CARD, NEED, SOUND
+from tests.support.runs import RUN
 
 
 def answered(**changes: Any) -> Sighting:
@@ -241,6 +230,7 @@ def test_ports_that_are_taken() -> None:
     assert "65535" in try_port(70_000)
 
 
+@pytest.mark.deep
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
     seen = look(tmp_path / "not" / "there", run=RUN)
     assert seen.torch.version

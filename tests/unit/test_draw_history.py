@@ -12,7 +12,7 @@ from p2p.identity import KeyPair
 from proofs.checks import LADDER, Evidence, Limits, Reason, Verdict, judge, judge_pool
 from roles.protocol import history
 from roles.protocol.history import SUBMISSIONS, DrawHistory
-from tests.unit.test_checks import HONEST
+from tests.support.evidence import HONEST
 
 LIMITS = Limits.bf16()
 PEERS = [KeyPair(bytes((number,)) * 32).peer_id for number in range(4)]

@@ -22,7 +22,7 @@ from roles.own.layout import RunFolder
 from roles.own.pending import pending
 from roles.own.people import load_run
 from roles.rl.recipes import SORTING, read_learner
-from tests.unit.test_run_file import SORTING_TEXT
+from tests.support.runs import SORTING_TEXT
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
 

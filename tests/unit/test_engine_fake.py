@@ -2,14 +2,11 @@
 evidence.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any, cast
 
 import pytest
 
-from p2p.world import World
 from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup, draw_all
 from roles.engines.client import open_engine
@@ -17,47 +14,11 @@ from roles.engines.config import DeviceProfile, EngineConfig
 from roles.engines.fake import decode_policy, first_policy, next_policy
 from roles.envs.base import Task
 from roles.envs.sort import END, SortEnvironment
+from tests.support.counting_world import make_world
 
 SORT = SortEnvironment()
 SAMPLING = Sampling(1.0, 12, 8)
 CONFIG = EngineConfig(kind="fake", profile=DeviceProfile(policy_bytes=4096))
-
-
-class MemoryDisk:
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-
-    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self.files[path]
-
-    async def replace(self, path: str, data: bytes) -> None:
-        self.files[path] = data
-
-    async def rename(self, old: str, new: str) -> None:
-        self.files[new] = self.files.pop(old)
-
-    async def size(self, path: str) -> int | None:
-        return len(self.files[path]) if path in self.files else None
-
-
-class CountingWorld:
-    """The doors that the fake engine uses."""
-
-    def __init__(self) -> None:
-        self.disk = MemoryDisk()
-        self.spent = 0.0
-
-    async def run_blocking(self, function: Callable[..., Any], *args: Any, cost: float) -> Any:
-        self.spent += cost
-        return function(*args)
-
-    def buggify(self, name: str) -> bool:
-        return False
-
-
-def make_world() -> tuple[CountingWorld, World]:
-    world = CountingWorld()
-    return world, cast(World, world)
 
 
 def make_tasks(count: int) -> list[GroupTask]:

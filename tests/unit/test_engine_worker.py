@@ -83,6 +83,7 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         assert await engine.open("engine/checkpoint") == 1
 
 
+@pytest.mark.deep
 async def test_errors_arrive_whole(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
         with pytest.raises(
@@ -95,6 +96,7 @@ async def test_errors_arrive_whole(tmp_path: Path) -> None:
             await engine.step([])
 
 
+@pytest.mark.deep
 async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         with pytest.raises(ConfigError, match="no engine 'abacus'"):

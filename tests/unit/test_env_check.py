@@ -25,8 +25,8 @@ from roles.envs.sort import SortEnvironment
 from roles.envs.text import Message, TextTask
 from roles.own.draft import check_environments, read_draft
 from roles.own.envs import main
+from tests.support.runs import SORTING_TABLES
 from tests.sweeps import swept
-from tests.unit.test_run_file import SORTING_TABLES
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
@@ -151,6 +151,7 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
         MathEnvironment(packed(GOOD)[:-9])
 
 
+@pytest.mark.deep
 def test_the_command_says_what_it_finds_and_writes_what_is_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -242,12 +242,12 @@ def test_no_answer_is_evaluated_as_python() -> None:
     """What stands outside of LaTeX was, if of digits and operators."""
     code = ("__import__('os').system('id')", "open('x','w')", r"\text{__import__('os')}")
     said = [
-        *swept(HOSTILE, 28),
+        *swept(HOSTILE, 12),
         *code,
         "1/3",
         "2**8",
         "(1+2)*3",
-        *swept([one for all in HONEST.values() for one in all], 16),
+        *swept([one for all in HONEST.values() for one in all], 8),
     ]
     texts = [form.replace("%s", one) for form in (r"\boxed{%s}", "$%s$", "%s") for one in said]
     done = subprocess.run(

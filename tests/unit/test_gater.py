@@ -7,9 +7,15 @@ import pytest
 from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.gater import DIAL_BACKOFF, MAX_REST, ConnectionGater
+from p2p.swarm.core.gater import (
+    DIAL_BACKOFF,
+    MAX_REST,
+    PENALTY_HALF_LIFE,
+    PENALTY_LIMIT,
+    REFUSAL,
+    ConnectionGater,
+)
 from p2p.swarm.core.limits import PUBLIC
-from p2p.swarm.core.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 
 ME, PEER, OTHER = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 HERE = Multiaddr.parse("/ip4/81.2.3.4/tcp/1")
@@ -89,17 +95,17 @@ def test_failures_that_are_over_are_forgotten() -> None:
 
 def test_points_fade_and_a_refusal_ends() -> None:
     mine = gater()
-    assert not mine.penalise(PEER, PENALTY_LIMIT - 1, 0.0)
-    assert not mine.penalise(PEER, PENALTY_LIMIT / 2, PENALTY_HALF_LIFE)
-    assert mine.penalise(PEER, 1.0, PENALTY_HALF_LIFE)
+    assert not mine.scores.penalise(PEER, PENALTY_LIMIT - 1, 0.0)
+    assert not mine.scores.penalise(PEER, PENALTY_LIMIT / 2, PENALTY_HALF_LIFE)
+    assert mine.scores.penalise(PEER, 1.0, PENALTY_HALF_LIFE)
     began = PENALTY_HALF_LIFE
-    assert mine.is_refused(PEER, began + REFUSAL - 1)
+    assert mine.scores.is_refused(PEER, began + REFUSAL - 1)
     assert not mine.may_send(PEER, began)
     with pytest.raises(PeerUnreachable, match="refused"):
         mine.check_dial(PEER, began)
-    assert not mine.is_refused(PEER, began + REFUSAL)
-    mine.ban(PEER)
-    assert mine.is_refused(PEER, 1e9)
+    assert not mine.scores.is_refused(PEER, began + REFUSAL)
+    mine.scores.ban(PEER)
+    assert mine.scores.is_refused(PEER, 1e9)
 
 
 def test_what_is_sure_is_our_own_wish() -> None:

@@ -8,31 +8,27 @@ from typing import Any
 
 import pytest
 
-from p2p.effects import Penalise, Send
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import LAZY, GossipConfig
+from p2p.gossip.core.caches import (
+    MAX_CACHE_BYTES,
+    MAX_RETRANSMISSIONS,
+    MESSAGE_COST,
+    MessageCache,
+    SeenCache,
+)
 from p2p.gossip.core.core import MAX_PENDING, GossipCore
 from p2p.gossip.core.events import (
-    Connected,
     Deliver,
-    Disconnected,
     Publish,
-    Received,
     Subscribe,
-    Tick,
     Unsubscribe,
     Validate,
     Validated,
     Validity,
 )
 from p2p.gossip.core.mesh import FLOOD_PUBLISH_BYTES, MAX_FLOOD_PUBLISH, MAX_TOPICS_OF_PEER
-from p2p.gossip.core.message_cache import (
-    MAX_CACHE_BYTES,
-    MAX_RETRANSMISSIONS,
-    MESSAGE_COST,
-    MessageCache,
-)
 from p2p.gossip.core.promises import MAX_ASKED
-from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,
@@ -84,8 +80,8 @@ class GossipSwarm(CoreSwarm):
         if pair not in self._links:
             self._links[pair] = self.now
             self._arrival[node.peer, peer] = self._arrival[peer, node.peer] = self.now
-            self.drive(node, Connected(peer, dialled=True))
-            self.drive(self.nodes[peer], Connected(node.peer))
+            self.drive(node, PeerUp(peer, dialled=True))
+            self.drive(self.nodes[peer], PeerUp(node.peer))
 
     def received(self, peer: PeerId, data: bytes) -> Received:
         return Received(peer, data)
@@ -93,8 +89,8 @@ class GossipSwarm(CoreSwarm):
     def tick(self) -> Tick:
         return Tick()
 
-    def connection_event(self, peer: PeerId, state: str) -> Disconnected | None:
-        return Disconnected(peer) if state == "disconnected" else None
+    def connection_event(self, peer: PeerId, state: str) -> PeerDown | None:
+        return PeerDown(peer) if state == "disconnected" else None
 
     def carry_out(self, node: Node, effect: Any) -> None:
         match effect:
@@ -138,7 +134,7 @@ class Lone:
         self.do(Tick())
         self.do(Subscribe(TOPIC))
         for peer in [ENEMY, FRIEND, *(peer_named(number) for number in range(1, hearers + 1))]:
-            self.do(Connected(peer))
+            self.do(PeerUp(peer))
             self.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
 
     def do(self, event: Any) -> list[Any]:
@@ -257,7 +253,7 @@ def test_what_is_rejected_goes_no_further_than_one_hop() -> None:
 
 def test_a_new_connection_is_told_our_topics() -> None:
     lone = Lone()
-    (rpc,) = rpcs(lone.do(Connected(peer_named(5))), peer_named(5))
+    (rpc,) = rpcs(lone.do(PeerUp(peer_named(5))), peer_named(5))
     assert rpc.subscriptions == [(TOPIC, True)]
 
 
@@ -426,7 +422,7 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
 def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
     lone = Lone()
     for number in range(1, MAX_FLOOD_PUBLISH + 20):
-        lone.do(Connected(peer_named(number)))
+        lone.do(PeerUp(peer_named(number)))
         lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
     first = {
         each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)
@@ -474,7 +470,7 @@ def test_a_full_mesh_refuses_a_graft_and_keeps_seats_for_those_that_we_dialled()
     assert len(lone.core.topics[TOPIC]) == GossipConfig().high - GossipConfig().outbound
     chosen = [peer_named(number) for number in range(100, 104)]
     for peer in chosen:
-        lone.do(Connected(peer, dialled=True))
+        lone.do(PeerUp(peer, dialled=True))
         lone.hear(peer, Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC]))
     assert len(lone.core.topics[TOPIC]) == GossipConfig().high
     assert lone.core.topics[TOPIC][-2:] == tuple(chosen[:2])
@@ -495,7 +491,7 @@ def test_subscriptions_of_one_peer_are_bounded() -> None:
         topics = [(f"topic {number}", True) for number in range(start, start + 100)]
         lone.hear(ENEMY, Rpc(subscriptions=topics))
     assert lone.core.counters["too many topics"] == 400 - (MAX_TOPICS_OF_PEER - 1)
-    lone.do(Disconnected(ENEMY))
+    lone.do(PeerDown(ENEMY))
     assert list(lone.core._mesh._subscribers) == [TOPIC]
 
 

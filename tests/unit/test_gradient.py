@@ -27,8 +27,8 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.rl.algorithms.find import Objective, find_algorithm
 from roles.rl.recipes import SORTER
+from tests.support.models import SHAPES
 from tests.support.toys import sorting_engine, sorting_learner
-from tests.unit.test_packing import SHAPES
 
 TEMPERATURE = 0.7
 GRPO = find_algorithm("grpo", {"kl_sampler": 0.1})

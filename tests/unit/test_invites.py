@@ -11,69 +11,38 @@ import pytest
 import trio
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.identity import KeyPair, PeerId
+from p2p.identity import KeyPair
 from p2p.machine import RealWorld, load_or_create_key
 from p2p.node import guests
 from p2p.node.admission import (
     EXPIRY_TOLERANCE,
     Capability,
-    Credential,
     Invite,
     Uninvited,
     decode_invite_untrusted,
-    sign_invite,
 )
 from p2p.node.cli import _parse
-from p2p.node.rundoc import RunBook, RunConfig
+from p2p.node.rundoc import RunConfig
 from p2p.node.wiring import PASS_PATH, ask_admission, invite_pass
 from p2p.transport.memory import MemoryNetwork
-from roles.contract.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
+from roles.contract.core.file import open_run, sign_run
 from roles.own.__main__ import main
-from tests.unit.test_node import CONFIG, member, wait_members
-from tests.unit.test_run_file import OWNER, STRANGER, TERMS, TRAINER, VALIDATOR
-
-INVITER, GUEST, OTHER = (KeyPair(bytes([number]) * 32) for number in (7, 8, 9))
-LISTED = AdmissionRules(mode=AdmissionMode.ALLOW, inviters=(INVITER.peer_id,))
-CLOSED = sign_run(replace(TERMS, admission=LISTED), OWNER)
-ENDS = 1_900_000_000
-GOSSIP, GENERATE = Capability.GOSSIP, Capability.GENERATE
-
-
-def invite(
-    run: Run = CLOSED,
-    *,
-    by: KeyPair = OWNER,
-    role: str = "inference",
-    uses: int = 1,
-    expiry: int = ENDS,
-    secret: bytes = b"s" * 32,
-) -> Invite:
-    return sign_invite(run.id, role, uses, expiry, secret, by)
-
-
-def shown(one: Invite, peer: PeerId) -> bytes:
-    return Credential(invite=one.pass_for(peer).to_bytes()).to_bytes()
-
-
-class Wall(RealWorld):
-    def __init__(self, folder: Path, at: float = ENDS - 1000) -> None:
-        super().__init__(KeyPair(b"k" * 32), folder)
-        self.at = at
-
-    def wall(self) -> float:
-        return self.at
-
-
-async def book_at(folder: Path, run: Run = CLOSED) -> tuple[RunBook, Wall]:
-    world = Wall(folder)
-    book = RunBook(world, open_run)
-    await book.offer(run.document)
-    return book, world
-
-
-def edition(epoch: int, **changes: object) -> Run:
-    rules = replace(LISTED, **changes)  # type: ignore[arg-type]
-    return sign_run(replace(TERMS, epoch=epoch, admission=rules), OWNER)
+from tests.support.invites import (
+    CLOSED,
+    GENERATE,
+    GOSSIP,
+    GUEST,
+    INVITER,
+    LISTED,
+    OTHER,
+    book_at,
+    edition,
+    invite,
+    shown,
+)
+from tests.support.nodes import CONFIG, member, wait_members
+from tests.support.runs import OWNER, STRANGER, TERMS, TRAINER, VALIDATOR
+from tests.support.wall import ENDS, Wall
 
 
 def forged(one: Invite) -> Invite:

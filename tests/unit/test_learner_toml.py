@@ -30,9 +30,9 @@ from roles.rl.recipes import (
     read_learner,
     read_own_learner,
 )
+from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER
 from tests.support.swarm import Lingering, perform
 from tests.support.toys import sorting_engine, sorting_learner
-from tests.unit.test_run_file import OWNER, SORTING_TABLES, TERMS, TRAINER
 
 BASE = replace(
     SORTING,

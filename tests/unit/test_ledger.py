@@ -13,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, verify
 from p2p.ledger import Ledger, OwnLedger, open_ledger
@@ -21,7 +22,6 @@ from p2p.ledger.core.chain import (
     MAX_BODY,
     Entry,
     Head,
-    LedgerFork,
     check_link,
     decode_entry_untrusted,
     decode_fork_untrusted,
@@ -90,20 +90,18 @@ def test_limits_are_ours_to_keep() -> None:
 def test_a_fork_is_a_proof() -> None:
     one = make_entry(EMPTY, AUTHOR, "verdict", b"accepted", 0)
     two = make_entry(EMPTY, AUTHOR, "verdict", b"rejected", 0)
-    proof = decode_fork_untrusted(LedgerFork(one, two).encode())
-    assert proof.culprit == AUTHOR.peer_id
-    assert proof.is_proven(verify)
-    forged = LedgerFork(one, replace(two, signature=bytes(64)))
-    assert not decode_fork_untrusted(forged.encode()).is_proven(verify)
+    proof = decode_fork_untrusted(Equivocation(one, two).encode())
+    assert (proof.author, proof.number) == (AUTHOR.peer_id, 0)
+    assert (proof.first, proof.second) == (one, two)
 
 
 def test_entries_of_one_log_are_no_fork() -> None:
     one, two = chain(2)
     elsewhere = make_entry(EMPTY, OTHER, "verdict", b"accepted", 0)
     for other in (one, two, elsewhere):
-        with pytest.raises(ValueError, match="ledger fork"):
-            LedgerFork(one, other)
-        with pytest.raises(BadMessage, match="ledger fork"):
+        with pytest.raises(BadMessage, match="prove no equivocation"):
+            Equivocation(one, other)
+        with pytest.raises(BadMessage, match="prove no equivocation"):
             decode_fork_untrusted(pack([one.encode(), other.encode()]))
 
 

@@ -36,7 +36,7 @@ from roles.protocol.core.statements import (
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
-from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
+from tests.support.runs import OWNER, RUN, TERMS, TRAINER, VALIDATOR
 
 WORKER = KeyPair(b"w" * 32)
 QWEN3_32B = ModelShape(

@@ -65,7 +65,7 @@ class Stage:
             (Encoding.anchor(index, len(weights)),),
         )  # fmt: skip
         policy = StoredPolicy(body.sign(TRAINER), index, f"store/{run.id.hex()[:16]}")
-        policy.mark_stored()
+        policy.stored = True
         self.weights = self.folder / policy.final
         self.weights.parent.mkdir(parents=True)
         self.weights.write_bytes(weights)

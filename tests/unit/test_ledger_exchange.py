@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import (
@@ -17,7 +18,6 @@ from p2p.ledger.core.chain import (
     MAX_BRIEF,
     Entry,
     Head,
-    LedgerFork,
     SignedHead,
     check_link,
     decode_brief_untrusted,
@@ -151,8 +151,9 @@ def test_two_stories_are_proven_whatever_they_are_told_with(pair: str) -> None:
     node = following(AUTHOR)
     assert node.take_untrusted(first) == (first if isinstance(first, Entry) else None)
     fork = node.take_untrusted(second)
-    assert isinstance(fork, LedgerFork)
-    assert fork.is_proven(verify)
+    assert isinstance(fork, Equivocation)
+    assert fork.first.is_signed(verify)
+    assert fork.second.is_signed(verify)
     stranger_to_both = following(AUTHOR)
     told = decode_fork_untrusted(fork.encode())
     assert told == fork
@@ -201,9 +202,9 @@ def test_what_nobody_signed_convicts_nobody() -> None:
         with pytest.raises(BadMessage, match="wrong signature"):
             node.take_untrusted(statement)
         with pytest.raises(BadMessage, match="wrong signature"):
-            node.take_fork_untrusted(LedgerFork(entry, statement))
+            node.take_fork_untrusted(Equivocation(entry, statement))
     with pytest.raises(BadMessage):
-        decode_fork_untrusted(LedgerFork(entry, head).encode()[:-1])
+        decode_fork_untrusted(Equivocation(entry, head).encode()[:-1])
     assert node.forks == {}
 
 
@@ -371,7 +372,7 @@ async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
     for start in range(0, len(statements), 50):
         news = [first.take_untrusted(one) for one in statements[start : start + 50]]
         await kept_by_first.keep(news)
-    fork = LedgerFork(log(1, OTHER, "one")[0], log(1, OTHER, "other")[0])
+    fork = Equivocation(log(1, OTHER, "one")[0], log(1, OTHER, "other")[0])
     await kept_by_first.keep([first.take_fork_untrusted(fork)])
     folder = f"{FOLDER}/{AUTHOR.peer_id}"
     size = await world.disk.size(folder)
@@ -379,7 +380,7 @@ async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
     assert size <= (SLACK + 0.1) * MOST
     again = following(AUTHOR, OTHER)
     async for one in KeptLedgers(world, again).read():
-        if isinstance(one, LedgerFork):
+        if isinstance(one, Equivocation):
             again.take_fork_untrusted(one)
         else:
             again.take_untrusted(one)

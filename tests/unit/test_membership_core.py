@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from p2p.effects import Send
+from p2p.events import PeerDown, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import ADMISSION_BEATS, MembershipCore
@@ -18,15 +18,11 @@ from p2p.membership.core.events import (
     Effect,
     Interest,
     Leave,
-    Received,
     ReserveSeqnos,
-    Tick,
-    Unreachable,
     UpdateProfile,
 )
-from p2p.membership.core.flood_quotas import RESTART, TRUST
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT, RESTART, TRUST
 from p2p.membership.heartbeat import (
     KEY_BYTES,
     Heartbeat,
@@ -216,7 +212,7 @@ def test_a_dial_under_way_in_a_stop_says_nothing_of_the_peer(later: float) -> No
     core = swarm.nodes[peer_named(3)].core
     peer = core.neighbours[0]
     core.handle(Tick(), swarm.now + 60)
-    effects = core.handle(Unreachable(peer), swarm.now + 60 + later)
+    effects = core.handle(PeerDown(peer, unreachable=True), swarm.now + 60 + later)
     effects += core.handle(Tick(), swarm.now + 62 + later)
     sent = [decode_message_untrusted(one.data) for one in effects if isinstance(one, Send)]
     suspected = [one.heartbeats[0].peer for one in sent if isinstance(one, Suspect)]

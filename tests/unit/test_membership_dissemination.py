@@ -18,8 +18,14 @@ from p2p.membership.core.dissemination import (
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.pull import MAX_ASKED, Pull
 from p2p.membership.core.quotas import MIN_QUOTAS, KeyedQuotas
-from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
-from p2p.membership.messages import Digest
+from p2p.membership.heartbeat import (
+    Digest,
+    Heartbeat,
+    Profile,
+    SignedHeartbeat,
+    key_of,
+    sign_heartbeat,
+)
 from tests.unit.core_swarm import FakeSigner, peer_named
 
 

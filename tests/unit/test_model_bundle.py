@@ -1,7 +1,6 @@
 """A model's folder: pins, shards, and weights that are numbers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,8 @@ from roles.models.bundle import (
 from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor, encode, head_size_untrusted, spans_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
+from tests.support.models import FAMILIES
 
-FAMILIES = {
-    "llama": LLAMA,
-    "qwen2": replace(LLAMA, qkv_bias=True),
-    "qwen3": replace(LLAMA, qk_norm=True, tied=False),
-}
 SHARD = "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
 

@@ -3,127 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
 
 import pytest
 import trio
 
-from p2p.dht import DhtConfig
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.machine import open_world
 from p2p.membership import Membership, MembershipConfig
 from p2p.membership.heartbeat import PROTOCOL_ID
 from p2p.multiaddr import Multiaddr
-from p2p.network import Network
 from p2p.node.admission import Capability
 from p2p.node.cli import _parse, _report_run
-from p2p.node.config import NodeConfig
-from p2p.node.node import Node, open_node, run_roles
+from p2p.node.node import Node, run_roles
 from p2p.node.rundoc import RunConfig
 from p2p.shardcast import NO_POLICY, PolicyVersion
-from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.swarm import SwarmHost, open_host
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import sign_run
-from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
-
-CONFIG = NodeConfig(
-    host=SwarmConfig(strict=True),
-    membership=MembershipConfig(interval=1.0),
-    dht=DhtConfig(difficulty=8),
-)
-WEIGHTS = bytes(range(256)) * 1024
-
-
-class Echo:
-    """A role that notes that it ran."""
-
-    name: ClassVar[str] = "echo"
-
-    def __init__(self) -> None:
-        self.ran = trio.Event()
-
-    @classmethod
-    def from_config(cls, table: Mapping[str, object]) -> Self:
-        return cls()
-
-    async def run(self, node: Node) -> None:
-        self.ran.set()
-        await trio.sleep_forever()
-
-    def health(self) -> dict[str, object]:
-        return {"ran": self.ran.is_set()}
-
-
-@asynccontextmanager
-async def member(
-    network: Network,
-    folder: Path,
-    key: KeyPair,
-    *,
-    document: bytes | None = None,
-    bootstrap: tuple[Multiaddr, ...] = (),
-    config: NodeConfig = CONFIG,
-) -> AsyncIterator[Node]:
-    async with (
-        open_world(folder, key) as world,
-        open_host(
-            network=network, world=world, listen=["/memory/0"], config=config.host
-        ) as host,
-        open_node(world, host, config, document=document, bootstrap=bootstrap) as node,
-    ):
-        yield node
-
-
-@asynccontextmanager
-async def swarm(
-    folder: Path, *others: KeyPair, config: NodeConfig = CONFIG
-) -> AsyncIterator[list[Node]]:
-    """A trainer with the run, and others that know only its address; all in each other's
-    view.
-    """
-    network = MemoryNetwork()
-    with trio.fail_after(60):
-        async with AsyncExitStack() as stack:
-            yield await _gather(network, folder, others, stack, config)
-
-
-async def _gather(
-    network: Network,
-    folder: Path,
-    others: tuple[KeyPair, ...],
-    stack: AsyncExitStack,
-    config: NodeConfig = CONFIG,
-) -> list[Node]:
-    begins = member(network, folder / "0", TRAINER, document=RUN.document, config=config)
-    first = await stack.enter_async_context(begins)
-    nodes = [first]
-    for number, key in enumerate(others, 1):
-        joined = member(
-            network, folder / str(number), key, bootstrap=first.host.addrs, config=config
-        )
-        nodes.append(await stack.enter_async_context(joined))
-    for node in nodes:
-        await wait_members(node, len(nodes) - 1)
-    return nodes
-
-
-async def wait_members(node: Node, count: int) -> None:
-    """Until heartbeats of ``count`` others of the run are known."""
-    changed = trio.Event()
-
-    def note(_: object) -> None:
-        changed.set()
-
-    node.membership.on_change(note)
-    with trio.fail_after(20):
-        while sum(member.run == node.run.id for member in node.membership.members()) < count:
-            await changed.wait()
-            changed = trio.Event()
+from tests.support.nodes import CONFIG, WEIGHTS, Echo, member, swarm, wait_members
+from tests.support.runs import OWNER, RUN, TERMS, TRAINER, VALIDATOR
 
 
 async def test_nodes_with_one_address_get_the_run_and_each_other(tmp_path: Path) -> None:

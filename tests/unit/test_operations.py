@@ -20,7 +20,7 @@ from roles.own.__main__ import main as run_main
 from roles.own.report import kept
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS
-from tests.e2e.test_first_steps import stub_node
+from tests.support.stub_node import stub_node
 
 
 async def test_a_stopped_node_is_a_sentence(tmp_path: Path, autojump_clock) -> None:

@@ -1,6 +1,5 @@
 """A packed group gives the states, the loss and the gradients of its completions row by row."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from roles.contract.core.shape import Family
 from roles.engines.base import Completion
 from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
-from roles.rl.recipes import SORTER
+from tests.support.models import SHAPES
 
 Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
 
@@ -23,13 +21,6 @@ def packed(groups: Groups, **options: int) -> list[PackedBatch]:
         [(prompt, [Completion(one) for one in answers]) for prompt, answers in groups],
         **options,
     )
-
-
-SHAPES = {
-    Family.QWEN3: replace(SORTER, vocabulary=97),
-    Family.QWEN2: replace(SORTER, vocabulary=97, qk_norm=False, qkv_bias=True),
-    Family.LLAMA: replace(SORTER, vocabulary=97, qk_norm=False, tied=True),
-}
 
 
 @pytest.fixture(params=SHAPES.values(), ids=lambda shape: shape.family.value)

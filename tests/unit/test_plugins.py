@@ -14,7 +14,7 @@ from p2p.node import entries, plugins
 from p2p.node.commands import COMMANDS, command_names, command_summaries, load_command
 from p2p.node.node import Node
 from p2p.node.plugins import load_role, load_roles, open_run_untrusted
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 
 class Idle:

@@ -173,6 +173,7 @@ def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, base)
 
 
+@pytest.mark.deep
 async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:

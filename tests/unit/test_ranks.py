@@ -32,7 +32,7 @@ from roles.engines.torch.rank import rank_device
 from roles.engines.torch.sharding import local, put, whole
 from roles.rl.learner import WarmUp
 from tests.conformance.engine_process import EngineProcess, open_engine_process
-from tests.processes import children
+from tests.support.processes import children
 from tests.support.toys import sorting_engine, sorting_learner, sorting_sampling
 
 PATIENCE = 60.0
@@ -122,6 +122,7 @@ def test_two_ranks_learn_what_one_does_and_their_checkpoints_are_the_same_file(
     assert_same(step(together, groups), adopted.step(groups))
 
 
+@pytest.mark.deep
 def test_two_ranks_keep_the_same_distance_to_a_frozen_reference(tmp_path: Path) -> None:
     options = {"kl_reference": 0.1}
     alone = replace(ALONE, learner=sorting_learner(groups=11, minibatches=2, options=options))
@@ -161,6 +162,7 @@ def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path:
     assert len(answer(together, make_tasks(1))) == 11
 
 
+@pytest.mark.deep
 def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
     with open_engine_process(sys.executable, TOGETHER) as process:
         process.call("open", str(tmp_path / "none"), "")
@@ -172,6 +174,7 @@ def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
     assert ended == [watched]
 
 
+@pytest.mark.deep
 def test_the_engine_ends_with_a_process_of_its_learner(tmp_path: Path) -> None:
     """It would wait for ever for what the other has of the weights."""
     with open_engine_process(sys.executable, TOGETHER) as process:

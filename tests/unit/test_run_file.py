@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.node.tables import write_table, write_toml
 from p2p.wire import pack, unpack_untrusted
@@ -27,7 +26,6 @@ from roles.contract.core.file import (
     AdmissionRules,
     Calibration,
     EnvironmentPin,
-    Terms,
     decode_run_untrusted,
     open_run,
     sign_run,
@@ -35,29 +33,24 @@ from roles.contract.core.file import (
 from roles.contract.core.pin import FilePin
 from roles.contract.core.shape import Dtype
 from roles.engines.config import MachineLimits, engine_of
-from roles.envs.base import check_pins, environment_digest
+from roles.envs.base import check_pins
 from roles.envs.client import setup_of
 from roles.own.__main__ import main
 from roles.own.draft import read_draft
-from roles.rl.recipes import NETWORK, SORTER, SORTING
+from roles.rl.recipes import NETWORK
 from tests.model_folders import make_folder
-
-OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
-TERMS = Terms(
-    name="sorting",
-    expiry=2_000_000_000,
-    environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-    trainers=(TRAINER.peer_id,),
-    validators=(VALIDATOR.peer_id,),
-    sampling=NETWORK.sampling,
-    model=SORTING,
+from tests.support.runs import (
+    MODEL,
+    OWNER,
+    RUN,
+    SAMPLING,
+    SORTING_TABLES,
+    SORTING_TEXT,
+    STRANGER,
+    TERMS,
+    TRAINER,
+    VALIDATOR,
 )
-RUN = sign_run(TERMS, OWNER)
-SAMPLING = {"steps": 7, "group_size": 16, "max_new_tokens": 12}
-MODEL = {"shape": write_table(SORTER)}
-SORTING_TABLES = {"environments": ["sort"], "sampling": SAMPLING, "model": MODEL}
-"""What a draft says of a network that sorts."""
-SORTING_TEXT = 'environments = ["sort"]\n' + write_toml({"sampling": SAMPLING, "model": MODEL})
 
 
 def test_what_was_signed_is_what_is_read() -> None:

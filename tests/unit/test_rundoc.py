@@ -35,7 +35,8 @@ from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.contract.core.file import Run, open_run, sign_run
-from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
+from tests.support.runs import OWNER, RUN, STRANGER, TERMS, TRAINER
+from tests.support.wall import Wall
 
 NEWER = sign_run(replace(TERMS, epoch=2), OWNER)
 OTHER = sign_run(replace(TERMS, name="other"), OWNER)
@@ -180,15 +181,6 @@ async def test_an_expired_pin_is_replaced_from_the_command_line(tmp_path: Path) 
     assert book.run == NEWER
 
 
-class Wall:
-    """A wall clock that the test sets."""
-
-    def __init__(self, folder: Path, at: float) -> None:
-        self.at = at
-        self.world = RealWorld(KeyPair(b"k" * 32), folder)
-        self.world.wall = lambda: self.at  # type: ignore[method-assign]
-
-
 async def test_an_edition_ends_while_the_node_runs(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,14 +189,14 @@ async def test_an_edition_ends_while_the_node_runs(
     """
     run = sign_run(replace(TERMS, expiry=1_000_000), OWNER)
     wall = Wall(tmp_path, 0.0)
-    book = RunBook(wall.world, open_run)
+    book = RunBook(wall, open_run)
     await book.offer(run.document)
     start = autojump_clock.current_time()
-    wall.world.wall = lambda: 900_000.0 + autojump_clock.current_time() - start  # type: ignore[method-assign]
+    wall.wall = lambda: 900_000.0 + autojump_clock.current_time() - start  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(book.watch)
         await book.wait_change()
-        assert wall.world.wall() == pytest.approx(1_000_000 + EXPIRY_TOLERANCE, abs=0.01)
+        assert wall.wall() == pytest.approx(1_000_000 + EXPIRY_TOLERANCE, abs=0.01)
         assert not book.in_force
         assert book.run == run
         assert book.may(STRANGER.peer_id, Capability.GOSSIP)
@@ -224,7 +216,7 @@ async def test_a_clock_within_the_tolerance_ends_nothing_and_one_set_right_begin
 ) -> None:
     """Clocks lie; one that was 10 minutes ahead must not stop a node for good."""
     wall = Wall(tmp_path, 0.0)
-    book = RunBook(wall.world, open_run)
+    book = RunBook(wall, open_run)
     await book.offer(RUN.document)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(book.watch)
@@ -246,9 +238,9 @@ async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
     that.
     """
     wall = Wall(tmp_path, 0.0)
-    wall.world.now = autojump_clock.current_time  # type: ignore[method-assign]
-    wall.world.sleep_until = trio.sleep_until  # type: ignore[method-assign]
-    book = RunBook(wall.world, open_run)
+    wall.now = autojump_clock.current_time  # type: ignore[method-assign]
+    wall.sleep_until = trio.sleep_until  # type: ignore[method-assign]
+    book = RunBook(wall, open_run)
     asked: list[tuple[float, object]] = []
 
     async def ask(host: Host, peer: object, timeout: float) -> None:

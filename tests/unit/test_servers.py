@@ -14,7 +14,7 @@ import trio.testing
 
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.swarm import servers as servers_module
+from p2p.swarm import outbox as servers_module
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork

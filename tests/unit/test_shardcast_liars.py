@@ -1,8 +1,7 @@
-"""Swarms with peers that keep what they are given, boast, slander, or come late.
+"""Receipts, claims of upload, and what honest peers are not blamed for.
 
-The figures before these were mended: two of eight that pass nothing on 778 s, all four roots of
-forty 20 s, one boaster of two hundred 18 s, four that claim eight times their uplink 36 s, two
-slanderers 11 s.
+The scenarios `black_hole`, `black_hole_roots`, `boaster`, `overclaim`, `slander`, `after_push`,
+`crowd` and `late_joiners` play whole swarms with liars and latecomers.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import Capacities
-from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
+from p2p.shardcast.core.receipts import Capacities, ReceiptBook, StripeCounts
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.uplink import Uplink
+from p2p.shardcast.core.upload import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
     MAX_RECEIPT_ROWS,
-    Blame,
     ChunkHeader,
     Receipt,
     decode_message_untrusted,
@@ -30,13 +27,8 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, pack
 from sim.workloads.soak import limit_of, walk
-from tests.unit.shardcast_liars import LiarSwarm, roots_of
+from tests.unit.shardcast_liars import LiarSwarm
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, Swarm, key
-
-HONEST_8 = 3.65
-"""Seconds of 16 MiB to eight honest peers with 40 Mbit/s each."""
-HONEST_40 = 1.04
-"""Seconds of 4 MiB to forty of them."""
 
 
 def demoted(swarm: LiarSwarm) -> set[PeerId]:
@@ -44,40 +36,8 @@ def demoted(swarm: LiarSwarm) -> set[PeerId]:
     return {
         node.peer
         for node in swarm.peers
-        if any(node.peer in handout._demotions for handout in handouts)
+        if any(node.peer in handout.demoted for handout in handouts)
     }
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_two_of_eight_that_pass_nothing_on_are_replaced(silent: bool) -> None:
-    swarm = LiarSwarm(8, holes=(2, 5), silent=silent)
-    swarm.publish(1, 16 * MIB, 128 * KI)
-    swarm.run(30)
-    assert swarm.time_to(1, swarm.honest) <= 2.2 * HONEST_8
-    assert demoted(swarm) >= swarm.holes
-    assert not any(isinstance(e, ev.Penalise) for node in swarm.honest for e in node.effects)
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_all_four_roots_of_forty_are_replaced(silent: bool) -> None:
-    swarm = LiarSwarm(40, holes=roots_of(LiarSwarm(40), 1), silent=silent)
-    swarm.publish(1, 4 * MIB, 64 * KI)
-    swarm.run(60)
-    # Most of that is the half second after which a chunk is late, several times over.
-    assert swarm.time_to(1, swarm.honest) <= 4 * HONEST_40 + 3
-
-
-def test_two_slanderers_replace_one_root_and_delay_no_peer() -> None:
-    swarm = LiarSwarm(40)
-    roots = [list(swarm.nodes)[number] for number in roots_of(swarm, 1)]
-    manifest = swarm.publish(1, 4 * MIB, 64 * KI)
-    for slanderer in (1, 2):
-        for root in roots:
-            liar = list(swarm.nodes)[slanderer]
-            swarm.give(swarm.origin, ev.Heard(liar, Blame(manifest.digest, root)))
-    swarm.run(10)
-    assert swarm.time_to(1, swarm.peers) <= 1.2 * HONEST_40
-    assert len(demoted(swarm)) == 1
 
 
 def test_in_an_honest_swarm_no_root_is_demoted() -> None:
@@ -87,24 +47,6 @@ def test_in_an_honest_swarm_no_root_is_demoted() -> None:
     swarm.run(20)
     assert math.isfinite(swarm.time_to(1, swarm.peers))
     assert not demoted(swarm)
-
-
-def test_receipts_put_right_what_overclaimers_slow_down() -> None:
-    swarm = LiarSwarm(
-        40,
-        up=lambda _: 20 * MBIT,
-        claim=lambda n: (320 if n % 10 in (1, 4, 7) else 20) * MBIT,
-    )
-    took = []
-    for version in (1, 2, 3):
-        began = swarm.now
-        swarm.roster = swarm.sign(version)
-        swarm.publish(version, 4 * MIB, 64 * KI)
-        swarm.run(began + 8)
-        took.append(swarm.time_to(version, swarm.peers) - began)
-    honest = 1.98
-    assert took[0] <= 2.2 * honest, "no receipt has come yet"
-    assert max(took[1:]) <= 1.2 * honest
 
 
 def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
@@ -149,28 +91,6 @@ def test_receipts_make_the_next_roster_before_the_next_version() -> None:
 
 def dialled(node: Node) -> set[PeerId]:
     return {effect.peer for effect in node.effects if isinstance(effect, ev.Connect)}
-
-
-def test_twelve_that_join_twenty_four_midway_cost_them_little() -> None:
-    swarm = LiarSwarm(36, late=range(25, 37))
-    swarm.publish(1, 16 * MIB, 128 * KI)
-    for number, node in enumerate(swarm.peers[24:]):
-        swarm.at(2.5 + 0.02 * number, lambda node=node: swarm.come(node))
-    swarm.run(20)
-    alone = 3.66
-    assert swarm.time_to(1, swarm.peers[:24]) <= 1.2 * alone
-    assert swarm.time_to(1, swarm.peers[24:]) <= 2.5 + 2 * alone
-
-
-def test_eight_that_come_after_the_push_are_fed_along_a_forest() -> None:
-    swarm = LiarSwarm(8, late=range(1, 9))
-    swarm.publish(1, 16 * MIB, 128 * KI)
-    swarm.run(5)
-    for node in swarm.peers:
-        swarm.come(node)
-    swarm.run(30)
-    assert swarm.time_to(1, swarm.peers) - 5 <= 1.6 * 16 * MIB / (40 * MBIT)
-    assert swarm.origin.sent <= 1.1 * 16 * MIB
 
 
 def test_one_claim_of_everything_leaves_the_other_stripes_as_they_were() -> None:
@@ -241,6 +161,7 @@ def test_a_receipt_survives_the_wire_and_its_rows_are_bounded() -> None:
         decode_message_untrusted(pack(["receipt", bytes(32), 0, row]))
 
 
+@pytest.mark.deep
 def test_pulls_that_are_answered_slowly_do_not_teach_patience_with_black_holes() -> None:
     """A pull that took 1.5 s made each chunk that was held elsewhere wait for 3 s more."""
     took = []
@@ -263,7 +184,7 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
     assert statements.record(honest) is None, "two trainers may have the same version"
     evidence = statements.record(other)
     assert evidence is not None
-    assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
+    assert evidence.author == key(2).peer_id
 
 
 def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:

@@ -9,15 +9,11 @@ from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
 from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
-from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
-from p2p.shardcast.core.download import Request
-from p2p.shardcast.core.lateness import LateChunks
-from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line
-from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
-from p2p.shardcast.core.patience import Patience, SmoothedAverage
-from p2p.shardcast.core.queue import SendQueue
-from p2p.shardcast.core.sources import Source
+from p2p.shardcast.core.download import MAX_HOLDERS, Availability, LateChunks, Request
+from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace, Patience, SmoothedAverage
+from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line, SendQueue
+from p2p.shardcast.core.repair import Source
+from p2p.shardcast.core.upload import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI
@@ -229,7 +225,7 @@ def test_a_peer_gets_twice_the_version_and_a_few_indexes() -> None:
 def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None:
     source = Source(0.2, 2.0)
     assert source.room == 1
-    source.ask()
+    source.owed += 1
     assert source.room == 0
     source.release()
     source.deliver(Request(ANN, 1.0, 2.0), 1.6)

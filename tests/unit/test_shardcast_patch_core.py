@@ -187,6 +187,7 @@ def test_a_patch_that_no_peer_has_any_more_is_gone_round() -> None:
     assert took <= 1.05 * (POLICY + 2 * PATCH)
 
 
+@pytest.mark.deep
 def test_a_node_slower_than_the_run_gets_on() -> None:
     swarm = brought_up(5, down=lambda n: (2 if n == 5 else 40) * MBIT)
     slow = swarm.peers[-1]

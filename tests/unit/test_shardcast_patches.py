@@ -30,8 +30,8 @@ from p2p.shardcast.patch import (
     table_bytes_untrusted,
 )
 from p2p.shardcast.store import PolicyStore
+from tests.support.shardcast_town import RUN, Member, Town, everybody
 from tests.unit.test_shardcast_delta import updated, weights
-from tests.unit.test_shardcast_service import RUN, Member, Town, everybody
 
 VALUES = 600_000
 

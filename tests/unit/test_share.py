@@ -19,13 +19,13 @@ from p2p.node.dashboard.snapshots import OwnView, in_words
 from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
-from p2p.shardcast.throttle import Throttle
+from p2p.shardcast.sender import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
 from roles.contract.core.file import sign_run
 from roles.protocol.standing import RoleStanding
-from tests.unit.test_node import CONFIG, WEIGHTS, member, swarm
-from tests.unit.test_run_file import OWNER, RUN, TRAINER
+from tests.support.nodes import CONFIG, WEIGHTS, member, swarm
+from tests.support.runs import OWNER, RUN, TRAINER
 
 
 async def test_all_who_send_share_one_rate(autojump_clock) -> None:

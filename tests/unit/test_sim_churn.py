@@ -19,6 +19,7 @@ from sim.node.swarm import SimNode, open_swarm
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario, place_of
 from sim.workloads.supervision import RESTART_AFTER, supervise
+from tests.sweeps import swept
 
 FOREVER = Lognormal(1e9, 0.1)
 
@@ -165,7 +166,7 @@ def test_who_stays_away_longer_returns_later(now: float, away: float, more: floa
     assert model.return_after(now, away) <= model.return_after(now, away + more) + 1e-5
 
 
-@pytest.mark.parametrize("swing", [0.0, 0.8])
+@pytest.mark.parametrize("swing", swept([0.8, 0.0], 1))
 def test_arrivals_follow_the_curve_of_the_day(swing: float) -> None:
     """Whoever is away comes back with the chance 1 + swing * cos: 1,000 machines, two days,
     hour by hour.

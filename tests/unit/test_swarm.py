@@ -25,9 +25,8 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
 from p2p.swarm.connector import HANDSHAKE_TIMEOUT
-from p2p.swarm.core.gater import DIAL_BACKOFF
-from p2p.swarm.core.limits import ResourceLimits
-from p2p.swarm.core.peers import (
+from p2p.swarm.core.gater import (
+    DIAL_BACKOFF,
     MAX_ADDRS,
     PENALTY_HALF_LIFE,
     PENALTY_LIMIT,
@@ -35,6 +34,7 @@ from p2p.swarm.core.peers import (
     AddressBook,
     Scores,
 )
+from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core.noise import StaticKey

@@ -57,8 +57,8 @@ from roles.envs.text import (
     unpack_text_task_untrusted,
 )
 from roles.models.tokenizer import Tokenizer
-from tests.fuzz.test_fuzz_work import foreign
 from tests.model_folders import END, SPECIAL, make_folder
+from tests.support.foreign import foreign
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 tasks = st.builds(

@@ -29,6 +29,7 @@ from roles.models.bundle import read_config
 from roles.rl.recipes import SORTER
 from tests import transformers_logits
 from tests.model_folders import make_folder, random_weights, write_weights
+from tests.sweeps import swept
 
 QWEN3 = replace(SORTER, vocabulary=320, width=32, head_width=8, feed_forward=48)
 SHAPES = {
@@ -42,7 +43,7 @@ REAL = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
 TRANSFORMERS = os.environ.get("SHOAL_TRANSFORMERS", "")
 """An interpreter whose environment has transformers."""
 
-families = pytest.mark.parametrize("family", Family)
+families = pytest.mark.parametrize("family", swept(list(Family), 1))
 dtypes = pytest.mark.parametrize("dtype", Dtype)
 
 

@@ -23,7 +23,7 @@ from roles.engines.torch.gradient import Aim, add_gradient, learning_batches, ol
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import pack
 from roles.rl.algorithms.find import find_algorithm
-from tests.unit.test_packing import SHAPES
+from tests.support.models import SHAPES
 
 END = 1
 

@@ -20,7 +20,7 @@ from roles.trainer.core.pace import Paces
 from sim.node.swarm import Swarm
 from sim.workloads import spine
 from tests.attacks.judged import accepted, play, trainer
-from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
+from tests.support.runs import OWNER, RUN, STRANGER, TERMS, TRAINER
 
 BITS = 10
 

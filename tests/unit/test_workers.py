@@ -30,7 +30,7 @@ from roles.workers.calls import (
 )
 from roles.workers.client import Remote, WorkerLost, open_remote
 from roles.workers.files import MappedRecords, RecordFile, Scratch, write_records
-from tests.processes import kill_family
+from tests.support.processes import kill_family
 
 ARGV = ("tests.unit.remote_worker",)
 RECORDS = [bytes([number]) * number for number in (0, 1, 5, 40, 3)]

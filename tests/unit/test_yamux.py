@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import LimitExceeded, LocalProtocolError
 from p2p.transport.core.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import (
+from p2p.transport.core.yamux import (
     ACK,
     DATA,
     FIN,
@@ -32,6 +31,7 @@ from p2p.transport.core.yamux_frames import (
     DataReceived,
     EndReceived,
     Event,
+    Mux,
     PongReceived,
     ProtocolViolated,
     StreamOpened,

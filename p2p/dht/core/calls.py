@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heappop, heappush
 from random import Random
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from p2p.dht.messages import MAX_REQUEST_ID
 from p2p.identity import PeerId
@@ -28,14 +28,9 @@ and a busy machine at both ends."""
 FIRST_TIMEOUT: Final = 0.5
 """Seconds, before any round trip was measured: most of the internet answers within half of it.
 A peer without a connection gets twice as long."""
-DIAL_ROUND_TRIPS: Final = 4
-"""TCP, negotiation, Noise, stream: what comes before the first message to a peer without a
-connection."""
 ATTEMPTS: Final = 3
 """Times that a request is sent. At 5 % loss each way an attempt fails in one case of ten, three
 in one of a thousand."""
-
-P = TypeVar("P")
 
 
 class Lateness(Enum):
@@ -53,23 +48,18 @@ _AFTER: Final = (Lateness.LATE, Lateness.LOST, Lateness.FAILED)
 
 
 @dataclass(slots=True)
-class Call(Generic[P]):
+class Call:
     """One open call. ``purpose`` is the requester's, and not looked at here."""
 
     request_id: int
     peer: PeerId
     data: bytes
-    purpose: P
+    purpose: object
     sent: float
     connected: bool
     """Whether there was a connection when it was sent."""
     attempt: int = 0
     """Attempts that have timed out."""
-
-    def time_out(self) -> int:
-        """One more attempt has timed out; returns how many have."""
-        self.attempt += 1
-        return self.attempt
 
 
 class RoundTrips:
@@ -94,11 +84,13 @@ class RoundTrips:
         if not self.mean:
             return FIRST_TIMEOUT if connected else 2 * FIRST_TIMEOUT
         usual = self.mean + 4 * self._deviation
-        dial = 0 if connected else DIAL_ROUND_TRIPS * self.mean
+        # TCP, negotiation, Noise, stream: what comes before the first message to a peer without
+        # a connection.
+        dial = 0 if connected else 4 * self.mean
         return min(max(usual + dial, MIN_TIMEOUT), MAX_TIMEOUT)
 
 
-class Calls(Generic[P]):
+class Calls:
     """All open calls of one node. Their number is bounded by its lookups, and by what they
     store."""
 
@@ -106,7 +98,7 @@ class Calls(Generic[P]):
         # A reply counts only from the peer that was asked, so ids need not be secret. They
         # start at a random number so that a reply to this node's last process does not fit.
         self._next_id = rng.getrandbits(32)
-        self._open: dict[int, Call[P]] = {}
+        self._open: dict[int, Call] = {}
         self._asked: dict[PeerId, int] = {}
         self._due: list[tuple[float, int, int]] = []
         self.round_trips = RoundTrips()
@@ -128,12 +120,11 @@ class Calls(Generic[P]):
     def open(
         self,
         peer: PeerId,
-        purpose: P,
+        purpose: object,
         encode: Callable[[int], bytes],
         now: float,
-        *,
         connected: bool,
-    ) -> Call[P]:
+    ) -> Call:
         """Note a call; ``encode`` makes the request's bytes from its request id."""
         request_id = self._next_id
         while request_id in self._open:
@@ -146,7 +137,7 @@ class Calls(Generic[P]):
         heappush(self._due, (now + patience, request_id, 0))
         return call
 
-    def settle(self, request_id: int, peer: PeerId, now: float) -> Call[P] | None:
+    def settle(self, request_id: int, peer: PeerId, now: float) -> Call | None:
         """Close the call that ``peer`` has answered, and return it; None if there is no such
         open call."""
         call = self._open.get(request_id)
@@ -158,15 +149,15 @@ class Calls(Generic[P]):
             self.round_trips.measure(now - call.sent)
         return call
 
-    def expire(self, now: float) -> list[tuple[Call[P], Lateness]]:
+    def expire(self, now: float) -> list[tuple[Call, Lateness]]:
         """Every call that has become later by ``now``. Those not `FAILED` must be sent
         again."""
-        expired: list[tuple[Call[P], Lateness]] = []
+        expired: list[tuple[Call, Lateness]] = []
         while self.next_deadline <= now:
             _, request_id, attempt = heappop(self._due)
             call = self._open[request_id]
             expired.append((call, _AFTER[attempt]))
-            attempt = call.time_out()
+            call.attempt = attempt = attempt + 1
             if attempt == ATTEMPTS:
                 self._close(call)
             else:
@@ -174,7 +165,7 @@ class Calls(Generic[P]):
                 heappush(self._due, (now + patience, request_id, attempt))
         return expired
 
-    def fail(self, peer: PeerId) -> list[Call[P]]:
+    def fail(self, peer: PeerId) -> list[Call]:
         """Give up every call to ``peer``."""
         if peer not in self._asked:
             return []  # the usual case; a liar can make it happen often
@@ -187,7 +178,7 @@ class Calls(Generic[P]):
         """Whether a call to ``peer`` is open."""
         return peer in self._asked
 
-    def _close(self, call: Call[P]) -> None:
+    def _close(self, call: Call) -> None:
         del self._open[call.request_id]
         left = self._asked.pop(call.peer) - 1
         if left:

@@ -18,71 +18,127 @@ A contact that leaves three requests unanswered leaves the table (`neighbours` s
 certain), is not asked for a minute when others name it, and is remembered among the last lost:
 at each refresh the lost contacts and the seeds are asked again, so that the two sides of a
 partition find each other when it has healed.
+
+The records that this node publishes, and when each has to be republished.
+
+Each republished record is signed anew with a higher sequence number and a later expiry.
+Sequence numbers are wall milliseconds, and at least one more than the last, so they grow over
+restarts and over clocks set back.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Final, assert_never
 
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
+from p2p.dht.core import events as ev
 from p2p.dht.core.calls import Calls
-from p2p.dht.core.events import (
-    Cancel,
-    Effect,
-    Event,
-    Forget,
-    Get,
-    Join,
-    Moved,
-    PeerDown,
-    PeerUp,
-    Put,
-    Received,
-    SendIfConnected,
-    Tick,
-)
 from p2p.dht.core.neighbours import Neighbours
-from p2p.dht.core.operations import Purpose
-from p2p.dht.core.publications import Publications
-from p2p.dht.core.requester import Reports, Requester
+from p2p.dht.core.requester import Requester
 from p2p.dht.core.responder import AnswerQuotas, Responder
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordPriority, RecordValidator
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    Envelope,
-    FindNode,
-    FindValue,
-    Ping,
-    Reply,
-    Store,
-    decode_untrusted,
-    encode,
-)
-from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs
+from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs, sign_record
 from p2p.dht.stamp import ID_BYTES
-from p2p.effects import Penalise
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, LimitExceeded
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Tick
 from p2p.identity import PeerId, Signer
 from p2p.offence import Offence
+
+MAX_PUBLICATIONS: Final = 32
+"""Records that one node publishes; under three keys, all that others hold for it
+(`MAX_PER_PUBLISHER`)."""
+
+
+@dataclass(slots=True)
+class _Publication:
+    namespace: str
+    name: bytes
+    value: bytes
+    lifetime: float
+    due: float = -math.inf
+
+
+class Publications:
+    """What this node publishes. ``interval`` is the most seconds between two times; a third of
+    the lifetime if that is less."""
+
+    def __init__(self, signer: Signer, nonce: bytes, interval: float, seqno: int) -> None:
+        self._signer = signer
+        self._nonce = nonce
+        self._interval = interval
+        self._kept: dict[tuple[str, bytes], _Publication] = {}
+        self.seqno = seqno
+        """The highest sequence number signed."""
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next record is due."""
+        return min((kept.due for kept in self._kept.values()), default=math.inf)
+
+    def add(
+        self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
+    ) -> None:
+        """Publish from now on, in place of what was published under this name.
+
+        Raise `LimitExceeded` beyond `MAX_PUBLICATIONS`, but not for our own address record
+        (``own``): there is one, and our addresses change when no caller is there to be told.
+        """
+        place = (namespace, name)
+        if not own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
+            raise LimitExceeded(f"a node keeps at most {MAX_PUBLICATIONS} DHT records alive")
+        self._kept[place] = _Publication(namespace, name, value, lifetime)
+
+    def forget(self, namespace: str, name: bytes) -> None:
+        """Republish no more; the record expires by itself."""
+        self._kept.pop((namespace, name), None)
+
+    def sign(self, namespace: str, name: bytes, wall: float, now: float) -> Record:
+        """The record with the next sequence number; it is due again before a third of its
+        lifetime is over."""
+        kept = self._kept[(namespace, name)]
+        # Times that a record is republished in its lifetime: two may fail before the record is
+        # gone.
+        kept.due = now + min(self._interval, kept.lifetime / 3)
+        self.seqno = max(self.seqno + 1, int(wall * 1000))
+        unsigned = Record(
+            namespace,
+            name,
+            self._signer.peer_id,
+            self._nonce,
+            self.seqno,
+            math.ceil(wall + kept.lifetime),
+            kept.value,
+            b"",
+        )
+        return sign_record(unsigned, self._signer)
+
+    def due(self, now: float) -> list[tuple[str, bytes]]:
+        """Namespace and name of each record to be republished."""
+        return [place for place, kept in self._kept.items() if kept.due <= now]
+
+    def retry(self, namespace: str, name: bytes, when: float) -> None:
+        """No node took it: republish at ``when``, if that is sooner than planned."""
+        kept = self._kept.get((namespace, name))
+        if kept is not None:
+            kept.due = min(kept.due, when)
+
+    def republish_all(self, now: float) -> None:
+        """We have just joined a swarm that holds nothing of ours: republish everything."""
+        for kept in self._kept.values():
+            kept.due = min(kept.due, now)
+
 
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
-SECRET_BYTES: Final = 16
-"""Bytes of the secret with which this node alone ranks the publishers under a full key."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""
-LAST_REJOIN: Final = 60.0
-"""Seconds at most between two such joins: a node that was cut off is back a minute after its
-network."""
-REPUBLISH_RETRY: Final = 30.0
-"""Seconds until a record that no node took is published again: three puts of 10 s
-(`DhtConfig.timeout`), so a node that is cut off does not look up without a pause."""
 
 
 class DhtCore:
@@ -91,7 +147,7 @@ class DhtCore:
 
     def __init__(
         self,
-        own: Contact,
+        own: msg.Contact,
         signer: Signer,
         validator: RecordValidator,
         table: RoutingTable,
@@ -103,22 +159,18 @@ class DhtCore:
         self._rng = rng
         self._now = 0.0
         self._wall = 0.0
-        self._effects: list[Effect] = []
+        self._effects: list[ev.Effect] = []
         self._neighbours = Neighbours(own, table, config.difficulty)
-        self._store = RecordStore(own.number, secret=rng.randbytes(SECRET_BYTES))
+        # Bytes of the secret with which this node alone ranks the publishers under a full key.
+        self._store = RecordStore(own.number, secret=rng.randbytes(16))
         self._validator = validator
         self._responder = Responder(table, self._store, validator, AnswerQuotas())
         self._publications = Publications(signer, own.nonce, config.republish_interval, seqno)
-        reports = Reports(self._effects.append, self._keep, self._on_put_end, self._on_join_end)
-        calls: Calls[Purpose] = Calls(rng)
         self._requester = Requester(
-            self._neighbours,
-            self._store,
-            validator,
-            config,
-            calls,
-            reports,
-        )
+            self._neighbours, self._store, validator, config, Calls(rng),
+            emit=self._effects.append, keep=self._keep, written=self._on_put_end,
+            joined=self._on_join_end,
+        )  # fmt: skip
         self._refresh_due = math.inf
         self._rejoin_due = math.inf
         self._rejoin_wait = FIRST_REJOIN
@@ -135,7 +187,7 @@ class DhtCore:
         return len(self._store)
 
     @property
-    def own(self) -> Contact:
+    def own(self) -> msg.Contact:
         """Our own contact: stamp and addresses."""
         return self._neighbours.own
 
@@ -144,7 +196,7 @@ class DhtCore:
         """The highest sequence number we have signed."""
         return self._publications.seqno
 
-    def contact_of(self, peer: PeerId) -> Contact | None:
+    def contact_of(self, peer: PeerId) -> msg.Contact | None:
         """The contact of ``peer`` in the routing table, if it has a place there."""
         return self._neighbours.table.contact_of(peer)
 
@@ -159,7 +211,7 @@ class DhtCore:
             self._rejoin_due,
         )
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. Raise `LimitExceeded` for a
         `Put` beyond `MAX_PUBLICATIONS`."""
         self._now = now
@@ -171,24 +223,30 @@ class DhtCore:
                 self._wall = wall
                 self._tick()
             case PeerUp(peer):
-                self._on_peer_up(peer)
+                self._neighbours.connected(peer)
+                few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
+                if few and self._neighbours.claim_ping(peer, now):
+                    self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
                 self._neighbours.disconnected(peer)
                 if unreachable:
                     self._neighbours.unreachable(peer, now)
                     self._requester.unreachable(peer, now)
-            case Moved(addrs):
-                self._move(Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
-            case Join(token, peers):
+            case ev.Moved(addrs):
+                self._move(msg.Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
+            case ev.Join(token, peers):
                 self._neighbours.remember_seeds(peers)
                 self._requester.join(token, peers, now)
-            case Get(token, namespace, name):
+            case ev.Get(token, namespace, name):
                 self._requester.get(token, namespace, name, now)
-            case Put():
-                self._put(event)
-            case Forget(namespace, name):
+            case ev.Put(token, namespace, name, value, lifetime, wall):
+                self._wall = wall
+                self._publications.add(namespace, name, value, lifetime)
+                record = self._publications.sign(namespace, name, wall, now)
+                self._requester.put(token, record, now)
+            case ev.Forget(namespace, name):
                 self._publications.forget(namespace, name)
-            case Cancel(token):
+            case ev.Cancel(token):
                 self._requester.cancel(token)
             case _:
                 assert_never(event)
@@ -204,7 +262,7 @@ class DhtCore:
         if flooding and not self._requester.waits_for(peer):
             return  # undecoded: decoding costs more than sending
         try:
-            envelope = decode_untrusted(data)
+            envelope = msg.decode_untrusted(data)
             sender = envelope.sender
             if sender.peer != peer:
                 raise BadMessage("a DHT message names another sender")
@@ -215,66 +273,32 @@ class DhtCore:
             self._neighbours.unreachable(peer, self._now)
             self._requester.unreachable(peer, self._now)
 
-    def _take(self, envelope: Envelope) -> None:
+    def _take(self, envelope: msg.Envelope) -> None:
         sender, body = envelope.sender, envelope.body
         quotas = self._responder.quotas
         self._neighbours.connected(sender.peer)
-        if isinstance(body, Ping | FindNode | FindValue | Store):
+        if isinstance(body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store):
             reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:
-                self._reply(envelope, reply)
-                self._on_request(sender)
+                data = msg.encode(envelope.request_id, self.own, reply)
+                self._responder.charge(sender.peer, len(data), self._now)
+                self._effects.append(ev.SendIfConnected(sender.peer, data))
+                if self._neighbours.on_request(sender, self._now):
+                    self._requester.verify(sender.peer, self._now)
         elif self._requester.answered(envelope.request_id, sender, body, self._wall, self._now):
-            self._on_reply(sender)
+            oldest = self._neighbours.on_reply(sender)
+            if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
+                self._requester.ping(oldest, self._now)
+            if self._refresh_due == math.inf:
+                self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
         else:
             quotas.charge_message(sender.peer, self._now)  # too late, or never asked
-
-    def _reply(self, envelope: Envelope, reply: Reply) -> None:
-        peer = envelope.sender.peer
-        data = encode(envelope.request_id, self.own, reply)
-        self._responder.charge(peer, len(data), self._now)
-        self._effects.append(SendIfConnected(peer, data))
-
-    def _on_request(self, sender: Contact) -> None:
-        """A peer has asked us something: if it is not in the table, see whether it answers,
-        too."""
-        if self._neighbours.on_request(sender, self._now):
-            self._requester.verify(sender.peer, self._now)
-
-    def _on_reply(self, sender: Contact) -> None:
-        """A peer has answered us. If its bucket is full, ping the contact that was not heard
-        for longest."""
-        oldest = self._neighbours.on_reply(sender)
-        if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
-            self._requester.ping(oldest, self._now)
-        if self._refresh_due == math.inf:
-            self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
 
     def _jitter(self, interval: float) -> float:
         """``interval`` times 0.8 to 1.2, so that nodes started together do not act together."""
         return interval * self._rng.uniform(0.8, 1.2)
 
-    def _on_peer_up(self, peer: PeerId) -> None:
-        """A peer connected, maybe for another service. While we have few contacts, see if it is
-        a DHT node.
-
-        Nothing more is asked of it now: the contacts that it might name, so that we dial them,
-        are asked for by lookups of our own.
-        """
-        self._neighbours.connected(peer)
-        few = self.contacts < BUCKET_SIZE and self.contact_of(peer) is None
-        if few and self._neighbours.claim_ping(peer, self._now):
-            self._requester.verify(peer, self._now)
-
-    # Publishing.
-
-    def _put(self, put: Put) -> None:
-        self._wall = put.wall
-        self._publications.add(put.namespace, put.name, put.value, put.lifetime)
-        record = self._publications.sign(put.namespace, put.name, put.wall, self._now)
-        self._requester.put(put.token, record, self._now)
-
-    def _move(self, own: Contact) -> None:
+    def _move(self, own: msg.Contact) -> None:
         self._neighbours.move(own)
         name = own.peer.digest
         if own.addrs:
@@ -292,7 +316,9 @@ class DhtCore:
     def _on_put_end(self, record: Record, copies: int) -> None:
         """A record was stored; if no node took it, republish it soon."""
         if not copies:
-            when = self._now + REPUBLISH_RETRY
+            # Seconds until a record that no node took is published again: three puts of 10 s
+            # (`DhtConfig.timeout`), so a node that is cut off does not look up without a pause.
+            when = self._now + 30.0
             self._publications.retry(record.namespace, record.name, when)
 
     # Time.
@@ -303,7 +329,9 @@ class DhtCore:
         if not self.contacts:
             self._alone = True
             self._rejoin_due = self._now + self._rejoin_wait
-            self._rejoin_wait = min(2 * self._rejoin_wait, LAST_REJOIN)
+            # Seconds at most between two such joins: a node that was cut off is back a minute
+            # after its network.
+            self._rejoin_wait = min(2 * self._rejoin_wait, 60.0)
             return
         if self._alone:
             self._alone = False

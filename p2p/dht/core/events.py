@@ -5,43 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2p.dht.record import Record
-from p2p.effects import HostEffect
+from p2p.events import HostEffect, HostEvent
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 
 # Events: what the core is told.
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """``peer``, which the host has authenticated, has sent a message. ``wall`` is our wall
-    clock, by which records are validated."""
-
-    peer: PeerId
-    data: bytes
-    wall: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """`DhtCore.next_deadline` has come."""
-
-    wall: float
-
-
-@dataclass(frozen=True, slots=True)
-class PeerUp:
-    """There is a connection to ``peer``."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDown:
-    """The connection to ``peer`` is gone; with ``unreachable``, none could be made."""
-
-    peer: PeerId
-    unreachable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +64,10 @@ class Cancel:
 
 
 Command = Join | Get | Put | Forget | Cancel
-Event = Received | Tick | PeerUp | PeerDown | Moved | Command
+Event = HostEvent | Moved | Command
 
 
-# Effects: what the driver is to do, beside those of `p2p.effects`.
+# Effects: what the driver is to do, beside those of `p2p.events`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,15 +41,9 @@ from p2p.identity import PeerId
 MAX_ASKED: Final = 120
 """Contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to 50; liars that
 name ever nearer contacts are cut off here."""
-MAX_SHORTLISTED: Final = 1000
-"""Contacts that one lookup remembers: twenty from each of fifty replies, as many as an honest
-lookup hears. Liars that name more are forgotten from the far end."""
 CREDIT: Final = 4
 """Contacts never met that one peer may name, and that we ask, before one of them has
 answered."""
-MAX_NAMED_BY: Final = 4
-"""Peers remembered as having named one contact: with half of them liars, one contact in 16 is
-held up."""
 
 
 class ContactState(Enum):
@@ -89,14 +83,14 @@ class LookupShape:
 class _Path:
     """One path. Contacts are named by their distance to the target, which is unique."""
 
-    __slots__ = ("_found", "_listed", "in_flight", "shortlist")
+    __slots__ = ("_listed", "found", "in_flight", "shortlist")
 
     def __init__(self) -> None:
         self.shortlist: list[int] = []
         """Nearest first."""
         self.in_flight = 0
         """Requests open."""
-        self._found: set[int] = set()
+        self.found: set[int] = set()
         """Contacts that had values."""
         self._listed: dict[int, None] = {}
 
@@ -105,22 +99,6 @@ class _Path:
         if distance not in self._listed:
             self._listed[distance] = None
             insort(self.shortlist, distance)
-
-    def take_slot(self) -> None:
-        """A request is open."""
-        self.in_flight += 1
-
-    def free_slot(self) -> None:
-        """A request is settled, or late."""
-        self.in_flight -= 1
-
-    def note_found(self, distance: int) -> None:
-        """A contact had values."""
-        self._found.add(distance)
-
-    def found_among(self, distances: Iterable[int]) -> int:
-        """How many of these contacts returned values to this path."""
-        return len(self._found.intersection(distances))
 
 
 class Lookup:
@@ -156,7 +134,10 @@ class Lookup:
         for contact in contacts:
             distance = contact.number ^ self._number
             if distance not in self._states:
-                if len(self._states) >= MAX_SHORTLISTED:
+                # Contacts that one lookup remembers: twenty from each of fifty replies, as many
+                # as an honest lookup hears. Liars that name more are forgotten from the far
+                # end.
+                if len(self._states) >= 1000:
                     return
                 self._states[distance] = ContactState.NEW
                 self._contacts[distance] = contact
@@ -174,7 +155,9 @@ class Lookup:
         if source is None:
             del self._named_by[distance]
             return
-        new = len(sources) < MAX_NAMED_BY and source not in sources
+        # Peers remembered as having named one contact: with half of them liars, one contact in
+        # 16 is held up.
+        new = len(sources) < 4 and source not in sources
         if new and self._is_believed(source):
             sources.append(source)
 
@@ -227,7 +210,8 @@ class Lookup:
 
     def _holders_found(self, path: _Path) -> int:
         """How many of the contacts that should hold the key had values on this path."""
-        return path.found_among(islice(self._nearest(path, _GONE), self._shape.holders))
+        holders = islice(self._nearest(path, _GONE), self._shape.holders)
+        return len(path.found.intersection(holders))
 
     @property
     def found_by(self) -> int:
@@ -259,21 +243,18 @@ class Lookup:
             if self._states[distance] is ContactState.NEW:
                 self._states[distance] = ContactState.ASKED
                 self._owner[distance] = path
-                path.take_slot()
+                path.in_flight += 1
                 self._asked += 1
                 if distance in self._named_by:
-                    self._take_credit(distance)
+                    backer = self._backer(distance)
+                    assert backer is not None  # else `_is_held` had passed it over
+                    self._asked_for[distance] = backer
+                    self._credit[backer] = self._credit.get(backer, CREDIT) - 1
                 claimed.append(self._contacts[distance])
                 return True
         return False
 
-    def _take_credit(self, distance: int) -> None:
-        backer = self._backer(distance)
-        assert backer is not None  # else `_is_held` had passed it over
-        self._asked_for[distance] = backer
-        self._credit[backer] = self._credit.get(backer, CREDIT) - 1
-
-    def _settle(self, contact: Contact, state: ContactState) -> _Path | None:
+    def settle(self, contact: Contact, state: ContactState) -> _Path | None:
         """Move an asked contact on; return its path, or None if it is not waited for any
         more."""
         distance = contact.number ^ self._number
@@ -282,38 +263,22 @@ class Lookup:
             return None
         path = self._owner[distance]
         if was is ContactState.ASKED:
-            path.free_slot()
+            path.in_flight -= 1
         self._states[distance] = state
         return path
 
     def answered(
-        self,
-        contact: Contact,
-        closer: Iterable[Contact],
-        *,
-        found: bool = False,
+        self, contact: Contact, closer: Iterable[Contact], *, found: bool = False
     ) -> None:
         """``contact`` named ``closer``; ``found`` if it had values, too."""
-        path = self._settle(contact, ContactState.ANSWERED)
+        path = self.settle(contact, ContactState.ANSWERED)
         if path is not None:
             if found:
-                path.note_found(contact.number ^ self._number)
+                path.found.add(contact.number ^ self._number)
             backer = self._asked_for.pop(contact.number ^ self._number, None)
             if backer is not None:
                 self._credit[backer] += 2  # what it had cost, and one more
             self._add(path, closer, contact.peer)
-
-    def late(self, contact: Contact) -> None:
-        """``contact`` has not answered in the usual time: ask another as well."""
-        self._settle(contact, ContactState.LATE)
-
-    def lost(self, contact: Contact) -> None:
-        """``contact`` has not answered for so long that the end need not wait for it."""
-        self._settle(contact, ContactState.LOST)
-
-    def failed(self, contact: Contact) -> None:
-        """``contact`` is dead, or a liar."""
-        self._settle(contact, ContactState.FAILED)
 
     def closest(self, count: int) -> list[Contact]:
         """The nearest contacts that have answered, nearest first."""

@@ -27,12 +27,6 @@ from p2p.identity import PeerId
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
-MAX_DEAD: Final = 1024
-"""Contacts remembered as dead: a lookup meets a few, a third of a swarm lost at once some
-hundred."""
-DEAD_FOR: Final = 60.0
-"""Seconds for which a contact that did not answer is not asked again: others go on naming it
-until they notice too."""
 MAX_TIMEOUTS: Final = 3
 """Requests in a row, a minute or more apart, that a peer without a connection may leave
 unanswered."""
@@ -40,24 +34,10 @@ PING_INTERVAL: Final = 60.0
 """Seconds between two pings to one peer that other peers cause. Without it, a stranger that
 sends a thousand messages a second makes us ping the oldest contact of a bucket until that
 contact's quotas make it silent."""
-MAX_PINGED: Final = 4096
-"""Peers remembered as pinged: 64 at once (`requester.MAX_VERIFYING`), a second each, for a
-minute."""
 INBOUND_FOR: Final = 600.0
 """Seconds for which an inbound peer is not believed about third parties, unless it is a seed or
 a lookup led us to it. A stranger that connects and names eight victims makes us dial none of
 them."""
-MAX_INBOUND: Final = 1024
-"""Inbound peers remembered: more than a table of 10,000 nodes has places, some 200. Forgetting
-one early only makes it believed ten minutes too soon."""
-MAX_LOST: Final = 20
-"""Contacts that have left the table last: candidates for a join when a partition may have
-healed."""
-MAX_SEEDS: Final = 64
-"""Bootstrap peers remembered: four times as many as one join asks
-(`requester.MAX_SEEDS_ASKED`)."""
-MAX_CONNECTED: Final = 8192
-"""Peers remembered as connected, should the host never say that they are gone."""
 
 
 class Neighbours:
@@ -68,13 +48,24 @@ class Neighbours:
         self.own = own
         self.table = table
         self._difficulty = difficulty
-        self._dead: BoundedDict[bytes, float] = BoundedDict(MAX_DEAD)
+        # Contacts remembered as dead: a lookup meets a few, a third of a swarm lost at once
+        # some hundred.
+        self._dead: BoundedDict[bytes, float] = BoundedDict(1024)
         self._timeouts: dict[PeerId, int] = {}
-        self._pinged: BoundedDict[PeerId, float] = BoundedDict(MAX_PINGED)
-        self._inbound: BoundedDict[PeerId, float] = BoundedDict(MAX_INBOUND)
-        self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_LOST)
-        self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_CONNECTED)
-        self._seeds: BoundedDict[PeerId, None] = BoundedDict(MAX_SEEDS)
+        # Peers remembered as pinged: 64 at once (`requester.MAX_VERIFYING`), a second each, for
+        # a minute.
+        self._pinged: BoundedDict[PeerId, float] = BoundedDict(4096)
+        # Inbound peers remembered: more than a table of 10,000 nodes has places, some 200.
+        # Forgetting one early only makes it believed ten minutes too soon.
+        self._inbound: BoundedDict[PeerId, float] = BoundedDict(1024)
+        # Contacts that have left the table last: candidates for a join when a partition may
+        # have healed.
+        self._lost: BoundedDict[PeerId, None] = BoundedDict(20)
+        # Peers remembered as connected, should the host never say that they are gone.
+        self._connected: BoundedDict[PeerId, None] = BoundedDict(8192)
+        # Bootstrap peers remembered: four times as many as one join asks
+        # (`requester.MAX_SEEDS_ASKED`).
+        self._seeds: BoundedDict[PeerId, None] = BoundedDict(64)
 
     def check(self, contacts: Iterable[Contact]) -> None:
         """Raise `BadMessage` if a contact lacks its stamp: a peer has to check it before it
@@ -157,7 +148,9 @@ class Neighbours:
             self._timeouts.pop(contact.peer, None)
 
     def _mark_dead(self, contact: Contact, now: float) -> None:
-        self._dead.renew(contact.id, now + DEAD_FOR)
+        # Seconds for which a contact that did not answer is not asked again: others go on
+        # naming it until they notice too.
+        self._dead.renew(contact.id, now + 60.0)
 
     # Which contacts to ask, and which to believe.
 

@@ -13,49 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Final
 
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.calls import Call, Calls, Lateness
 from p2p.dht.core.events import Effect, Found, Joined, SendIfConnected, Written
-from p2p.dht.core.lookup import Lookup, LookupShape
+from p2p.dht.core.lookup import ContactState, Lookup, LookupShape
 from p2p.dht.core.neighbours import Neighbours
-from p2p.dht.core.operations import (
-    Awaited,
-    GetOperation,
-    JoinOperation,
-    LookupPurpose,
-    Operation,
-    PingPurpose,
-    Purpose,
-    PutOperation,
-    RefreshOperation,
-    Search,
-    SeedPurpose,
-    StorePurpose,
-)
 from p2p.dht.core.store import RecordStore
-from p2p.dht.core.validation import RecordValidator
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    Values,
-    encode,
-)
-from p2p.dht.record import Record
-from p2p.effects import AddAddrs, Send
+from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.record import Record, decode_record_untrusted
 from p2p.errors import BadMessage
+from p2p.events import AddAddrs, Send
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource
 
@@ -68,39 +40,194 @@ and not pinged again for a minute, so it takes 2,000 stamped names that all stay
 honest newcomers waiting."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """What a `Requester` calls to report."""
+MAX_FOUND: Final = 512
+"""Publishers that one get returns: eight times as many as a node holds under a key. Holders
+that lie return others than honest ones do, up to 64 each."""
+MAX_VALIDATED: Final = 1024
+"""Records that one get remembers as valid: two editions of each, 1.5 MiB at most."""
 
-    emit: Callable[[Effect], None]
-    """Hand an effect to the driver."""
-    keep: Callable[[bytes, Record, bytes], None]
-    """Hold a record of our own: key, record, its encoding. We are among the nearest nodes
-    ourselves."""
-    written: Callable[[Record, int], None]
-    """A put has ended with so many copies."""
-    joined: Callable[[], None]
-    """A join has ended: we have looked ourselves up."""
+
+@dataclass(slots=True, eq=False)
+class GetOperation:
+    """Reading the records under all keys of one name."""
+
+    token: int
+    namespace: str
+    name: bytes
+    times_out: float = math.inf
+    """When it ends in any case."""
+    settles: float = math.inf
+    """When it ends if by then it is still found well enough (`Requester._note_found`); infinite
+    while it is not."""
+    searches: int = 0
+    """Lookups not yet finished."""
+    records: dict[PeerId, Record] = field(default_factory=dict)
+    """The newest valid record of each publisher."""
+    found: dict[bytes, bool] = field(default_factory=dict)
+    """Keys under which records were found at nodes that should hold them; True if that was so
+    on every path."""
+    validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
+    """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
+
+    @property
+    def ends_at(self) -> float:
+        """When it ends though lookups are left."""
+        return min(self.settles, self.times_out)
+
+    def take(self, record: Record) -> None:
+        """Keep a valid record if it is this publisher's newest."""
+        if (record.namespace, record.name) != (self.namespace, self.name):
+            return
+        known = self.records.get(record.publisher)
+        if known is None and len(self.records) >= MAX_FOUND:
+            return
+        if known is None or known.rank < record.rank:
+            self.records[record.publisher] = record
+
+    def take_untrusted(
+        self, key: bytes, blobs: Sequence[bytes], validator: RecordValidator, wall: float
+    ) -> bool:
+        """Take what a holder returned; whether any of it is valid. Raise `BadMessage` if one is
+        forged."""
+        publishers: dict[PeerId, None] = {}
+        found = False
+        for blob in blobs:
+            record = decode_record_untrusted(blob)
+            if record.publisher in publishers:
+                raise BadMessage("a holder returned two DHT records of one publisher")
+            publishers[record.publisher] = None
+            if (key, blob) in self.validated:
+                found = True
+                continue
+            validity = validator.validate(record, key, wall)
+            if validity is RecordValidity.FORGED:
+                raise BadMessage("a holder returned a forged DHT record")
+            if validity is RecordValidity.VALID:
+                if len(self.validated) < MAX_VALIDATED:
+                    self.validated[(key, blob)] = None
+                self.take(record)
+                found = True
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class PutOperation:
+    """Storing one record at the nearest nodes of each of its keys."""
+
+    token: int | None
+    """None for a renewal: no caller waits for it."""
+    record: Record
+    blob: bytes
+    searches: int = 0
+    """Lookups not yet finished."""
+    stores: int = 0
+    """STORE requests not yet answered."""
+    copies: int = 0
+    """Nodes that hold the record, over all keys."""
+
+
+@dataclass(slots=True, eq=False)
+class JoinOperation:
+    """Asking seeds for our own neighbourhood, then looking ourselves up."""
+
+    token: int | None
+    """None for a refresh: no caller waits for it."""
+    asked: int = 0
+    """Seeds that have not answered yet."""
+    search: Search | None = None
+    """The lookup of our own id, from the first answer of a seed on."""
+
+
+@dataclass(slots=True, eq=False)
+class RefreshOperation:
+    """Looking up a random id of a bucket, to learn its contacts."""
+
+
+Awaited = GetOperation | PutOperation | JoinOperation
+"""Operations for which a caller may wait."""
+Operation = Awaited | RefreshOperation
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """One lookup on behalf of an operation."""
+
+    lookup: Lookup
+    operation: Operation
+    finished: bool = False
+    """Whether the operation was told of the end."""
+
+    @property
+    def key(self) -> bytes:
+        """The target of the lookup."""
+        return self.lookup.target
+
+
+# What an open request is for. The requester finds it beside the request when an answer comes.
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPurpose:
+    """A FIND_NODE or FIND_VALUE of a lookup."""
+
+    search: Search
+    contact: msg.Contact
+
+
+@dataclass(frozen=True, slots=True)
+class StorePurpose:
+    """A STORE; ``spares`` are the next nearest nodes, should this one refuse."""
+
+    operation: PutOperation
+    key: bytes
+    contact: msg.Contact
+    spares: list[msg.Contact]
+
+
+@dataclass(frozen=True, slots=True)
+class PingPurpose:
+    """A PING: of ``contact``, to see if it is alive, or of a peer that has asked us something
+    (None)."""
+
+    contact: msg.Contact | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeedPurpose:
+    """A FIND_NODE to a seed, whose contact is not known yet."""
+
+    operation: JoinOperation
+
+
+Purpose = LookupPurpose | StorePurpose | PingPurpose | SeedPurpose
 
 
 class Requester:
-    """Runs operations. All effects and endings go to its `Reports`."""
+    """Runs operations.
+
+    Args:
+        emit: Hands an effect to the driver.
+        keep: Holds a record of our own (key, record, its encoding): we are among the nearest
+            nodes ourselves.
+        written: Is told that a put has ended with so many copies.
+        joined: Is told that a join has ended: we have looked ourselves up.
+    """
 
     def __init__(
-        self,
-        neighbours: Neighbours,
-        store: RecordStore,
-        validator: RecordValidator,
-        config: DhtConfig,
-        calls: Calls[Purpose],
-        reports: Reports,
-    ) -> None:
+        self, neighbours: Neighbours, store: RecordStore, validator: RecordValidator,
+        config: DhtConfig, calls: Calls, *, emit: Callable[[Effect], None],
+        keep: Callable[[bytes, Record, bytes], None], written: Callable[[Record, int], None],
+        joined: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._neighbours = neighbours
         self._store = store
         self._validator = validator
         self._config = config
         self._calls = calls
-        self._reports = reports
+        self._emit = emit
+        self._keep = keep
+        self._written = written
+        self._joined = joined
         self._verifying = 0
         self._waiting: dict[int, Awaited] = {}
         """Operations for which a caller waits, by token."""
@@ -110,14 +237,10 @@ class Requester:
         # to know its whole bucket.
         alpha, paths, replicas = config.alpha, config.paths, config.replicas
         self._get_shape = LookupShape(
-            alpha=alpha,
-            paths=paths,
-            width=2 * replicas,
-            quorum=config.quorum,
-            holders=replicas,
+            alpha=alpha, paths=paths, width=2 * replicas, quorum=config.quorum, holders=replicas
         )
         self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
-        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=BUCKET_SIZE)
+        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=msg.BUCKET_SIZE)
 
     @property
     def next_deadline(self) -> float:
@@ -158,7 +281,7 @@ class Requester:
         seeds = [peer for peer in peers if peer != own.peer][:MAX_SEEDS_ASKED]
         operation.asked = len(seeds)
         for peer in seeds:
-            self._call(peer, FindNode(own.id), SeedPurpose(operation), now)
+            self._call(peer, msg.FindNode(own.id), SeedPurpose(operation), now)
         if not seeds:
             self._look_up_ourselves(operation, None, (), now)
 
@@ -166,9 +289,9 @@ class Requester:
         """Learn the contacts around ``target``."""
         self._search(target, RefreshOperation(), self._put_shape, now)
 
-    def ping(self, contact: Contact, now: float) -> None:
+    def ping(self, contact: msg.Contact, now: float) -> None:
         """Find out whether ``contact`` is alive."""
-        self._call_contact(contact, Ping(), PingPurpose(contact), now)
+        self._call_contact(contact, msg.Ping(), PingPurpose(contact), now)
 
     def verify(self, peer: PeerId, now: float) -> None:
         """Find out whether ``peer``, which has asked us or connected to us, is a DHT node that
@@ -176,7 +299,7 @@ class Requester:
         if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
             self._verifying += 1
             self._neighbours.note_inbound(peer, now)
-            self._call(peer, Ping(), PingPurpose(None), now)
+            self._call(peer, msg.Ping(), PingPurpose(None), now)
 
     def waits_for(self, peer: PeerId) -> bool:
         """Whether a call to ``peer`` is open."""
@@ -192,56 +315,38 @@ class Requester:
 
     # Calls.
 
-    def _call(self, peer: PeerId, request: Request, purpose: Purpose, now: float) -> None:
-        connected = self._neighbours.is_connected(peer)
-        own = self._neighbours.own
+    def _call(self, peer: PeerId, request: msg.Request, purpose: Purpose, now: float) -> None:
+        own, is_connected = self._neighbours.own, self._neighbours.is_connected(peer)
         call = self._calls.open(
-            peer,
-            purpose,
-            lambda request_id: encode(request_id, own, request),
-            now,
-            connected=connected,
+            peer, purpose, lambda number: msg.encode(number, own, request), now, is_connected
         )
         self._send(call)
 
-    def _send(self, call: Call[Purpose]) -> None:
+    def _send(self, call: Call) -> None:
         """Send a request, or send it again. An inbound peer is pinged over its own connection:
         what a stranger has caused is not worth a dial."""
         to_inbound = isinstance(call.purpose, PingPurpose) and call.purpose.contact is None
-        effect = SendIfConnected if to_inbound else Send
-        self._reports.emit(effect(call.peer, call.data))
+        self._emit((SendIfConnected if to_inbound else Send)(call.peer, call.data))
 
     def _call_contact(
-        self,
-        contact: Contact,
-        request: Request,
-        purpose: Purpose,
-        now: float,
+        self, contact: msg.Contact, request: msg.Request, purpose: Purpose, now: float
     ) -> None:
         if contact.addrs and not self._neighbours.is_connected(contact.peer):
-            self._reports.emit(AddAddrs(contact.peer, contact.addrs, AddrSource.HEARSAY))
+            self._emit(AddAddrs(contact.peer, contact.addrs, AddrSource.HEARSAY))
         self._call(contact.peer, request, purpose, now)
 
     def _search(
-        self,
-        target: bytes,
-        operation: Operation,
-        shape: LookupShape,
-        now: float,
+        self, target: bytes, operation: Operation, shape: LookupShape, now: float
     ) -> None:
         """Begin a lookup at the nearest contacts of the table."""
-        near = self._neighbours.nearest(target, BUCKET_SIZE)
+        near = self._neighbours.nearest(target, msg.BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
         self._pump(search, now)
 
     def _lookup(
-        self,
-        target: bytes,
-        seeds: Sequence[Contact],
-        shape: LookupShape,
-        now: float,
+        self, target: bytes, seeds: Sequence[msg.Contact], shape: LookupShape, now: float
     ) -> Lookup:
         neighbours = self._neighbours
         return Lookup(
@@ -258,7 +363,7 @@ class Requester:
         if search.finished:
             return
         values = isinstance(search.operation, GetOperation)
-        request = FindValue(search.key) if values else FindNode(search.key)
+        request = msg.FindValue(search.key) if values else msg.FindNode(search.key)
         for contact in search.lookup.ask():
             self._call_contact(contact, request, LookupPurpose(search, contact), now)
         if search.lookup.done:
@@ -268,12 +373,7 @@ class Requester:
     # Answers.
 
     def answered(
-        self,
-        request_id: int,
-        sender: Contact,
-        reply: Reply,
-        wall: float,
-        now: float,
+        self, request_id: int, sender: msg.Contact, reply: msg.Reply, wall: float, now: float
     ) -> bool:
         """Take a reply; False if the sender was not asked, or the call was given up since.
         Raise `BadMessage` if the reply is a lie; its call has failed then.
@@ -290,61 +390,46 @@ class Requester:
 
     def _progress(
         self,
-        call: Call[Purpose],
-        sender: Contact,
-        reply: Reply,
+        call: Call,
+        sender: msg.Contact,
+        reply: msg.Reply,
         wall: float,
         now: float,
     ) -> None:
         match call.purpose, reply:
             case (LookupPurpose(contact=contact), _) if contact.id != sender.id:
                 self._failed(call, now)  # it was named with a stamp that it does not use
-            case LookupPurpose(search, contact), Values(blobs, near):
-                self._values_came(search, contact, blobs, near, wall, now)
-            case LookupPurpose(search, contact), Nodes(near):
-                self._nodes_came(search, contact, near, now)
-            case SeedPurpose(operation), Nodes(near):
+            case LookupPurpose(search, contact), msg.Values() | msg.Nodes():
+                self._contacts_came(search, contact, reply, wall, now)
+            case SeedPurpose(operation), msg.Nodes(near):
                 self._neighbours.check(near)
                 operation.asked -= 1
                 eligible = self._neighbours.eligible(near, now)
                 self._look_up_ourselves(operation, sender, eligible, now)
-            case StorePurpose() as store, Stored(held):
+            case StorePurpose() as store, msg.Stored(held):
                 self._stored(store, held, now)
-            case PingPurpose(contact), Pong():
+            case PingPurpose(contact), msg.Pong():
                 self._verifying -= contact is None
             case _:
                 raise _wrong_kind(reply)
 
-    def _values_came(
+    def _contacts_came(
         self,
         search: Search,
-        contact: Contact,
-        blobs: Sequence[bytes],
-        near: Sequence[Contact],
+        contact: msg.Contact,
+        reply: msg.Values | msg.Nodes,
         wall: float,
         now: float,
     ) -> None:
-        if not isinstance(search.operation, GetOperation):
-            raise _wrong_kind(Values((), ()))
+        operation, near, found = search.operation, reply.contacts, False
+        if isinstance(operation, GetOperation) is not isinstance(reply, msg.Values):
+            raise _wrong_kind(reply)
         self._neighbours.check(near)
-        operation = search.operation
-        found = operation.take_untrusted(search.key, blobs, self._validator, wall)
+        if isinstance(operation, GetOperation) and isinstance(reply, msg.Values):
+            found = operation.take_untrusted(search.key, reply.records, self._validator, wall)
         search.lookup.answered(contact, self._neighbours.eligible(near, now), found=found)
-        if found or search.key in operation.found:
+        if isinstance(operation, GetOperation) and (found or search.key in operation.found):
             self._note_found(operation, search, now)
-        self._pump(search, now)
-
-    def _nodes_came(
-        self,
-        search: Search,
-        contact: Contact,
-        near: Sequence[Contact],
-        now: float,
-    ) -> None:
-        if isinstance(search.operation, GetOperation):
-            raise _wrong_kind(Nodes(()))
-        self._neighbours.check(near)
-        search.lookup.answered(contact, self._neighbours.eligible(near, now))
         self._pump(search, now)
 
     def expire(self, now: float) -> None:
@@ -356,8 +441,10 @@ class Requester:
             self._send(call)
             if isinstance(call.purpose, LookupPurpose):
                 search, contact = call.purpose.search, call.purpose.contact
-                note = search.lookup.late if lateness is Lateness.LATE else search.lookup.lost
-                note(contact)
+                is_late = lateness is Lateness.LATE
+                search.lookup.settle(
+                    contact, ContactState.LATE if is_late else ContactState.LOST
+                )
                 self._pump(search, now)
         while self._deadlines and self._deadlines[0][0] <= now:
             due, token = heappop(self._deadlines)
@@ -371,21 +458,21 @@ class Requester:
         for call in self._calls.fail(peer):
             self._failed(call, now)
 
-    def _failed(self, call: Call[Purpose], now: float, *, certain: bool = True) -> None:
+    def _failed(self, call: Call, now: float, *, certain: bool = True) -> None:
         """A call will not be answered. ``certain``: the peer has had the request, or cannot be
         reached."""
         note = self._neighbours.failed if certain else self._neighbours.timed_out
         match call.purpose:
             case LookupPurpose(search, contact):
                 note(contact, now)
-                search.lookup.failed(contact)
+                search.lookup.settle(contact, ContactState.FAILED)
                 self._pump(search, now)
             case StorePurpose(contact=contact) as store:
                 note(contact, now)
                 self._stored(store, False, now)
             case PingPurpose(None):
                 self._verifying -= 1
-            case PingPurpose(Contact() as contact):
+            case PingPurpose(msg.Contact() as contact):
                 note(contact, now)
             case SeedPurpose(operation):
                 operation.asked -= 1
@@ -418,7 +505,10 @@ class Requester:
         yielded. If round trips take 80 ms and vary little, the third gets the least timeout of
         0.2 s, where three attempts at a dead holder would take seven times that.
         """
-        operation.note_found(search)
+        if search.lookup.found_by:
+            operation.found[search.key] = search.lookup.found_everywhere
+        elif not search.finished:
+            operation.found.pop(search.key, None)
         most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
         if not (most and any(operation.found.values())):
             operation.settles = math.inf
@@ -429,8 +519,8 @@ class Requester:
     def _look_up_ourselves(
         self,
         operation: JoinOperation,
-        seed: Contact | None,
-        near: Sequence[Contact],
+        seed: msg.Contact | None,
+        near: Sequence[msg.Contact],
         now: float,
     ) -> None:
         """A seed has answered with ``near``, or failed (None): look up our own id from there.
@@ -438,7 +528,7 @@ class Requester:
         once if that is empty."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
-            known = self._neighbours.nearest(own, BUCKET_SIZE)
+            known = self._neighbours.nearest(own, msg.BUCKET_SIZE)
             lookup = self._lookup(own, known, self._join_shape, now)
             operation.search = Search(lookup, operation)
         if operation.search is not None:
@@ -454,18 +544,16 @@ class Requester:
         near = search.lookup.closest(2 * replicas)
         spares = near[replicas:]
         for contact in near[:replicas]:
-            purpose = StorePurpose(operation, search.key, contact, spares)
-            self._store_at(purpose, operation.blob, now)
-        if len(near) < replicas or self._is_nearer(search.key, near[replicas - 1]):
-            self._reports.keep(search.key, operation.record, operation.blob)
+            self._store_at(StorePurpose(operation, search.key, contact, spares), now)
+        key = int.from_bytes(search.key, "big")
+        own = self._neighbours.own.number ^ key
+        if len(near) < replicas or own < near[replicas - 1].number ^ key:
+            self._keep(search.key, operation.record, operation.blob)
 
-    def _is_nearer(self, key: bytes, contact: Contact) -> bool:
-        number = int.from_bytes(key, "big")
-        return self._neighbours.own.number ^ number < contact.number ^ number
-
-    def _store_at(self, purpose: StorePurpose, blob: bytes, now: float) -> None:
+    def _store_at(self, purpose: StorePurpose, now: float) -> None:
         purpose.operation.stores += 1
-        self._call_contact(purpose.contact, Store(purpose.key, blob), purpose, now)
+        request = msg.Store(purpose.key, purpose.operation.blob)
+        self._call_contact(purpose.contact, request, purpose, now)
 
     def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
         """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
@@ -473,13 +561,12 @@ class Requester:
         operation.stores -= 1
         operation.copies += held
         if not held and purpose.spares:
-            spare = replace(purpose, contact=purpose.spares.pop(0))
-            self._store_at(spare, operation.blob, now)
+            self._store_at(replace(purpose, contact=purpose.spares.pop(0)), now)
         self._end_if_stored(operation)
 
     def _end_if_stored(self, operation: PutOperation) -> None:
-        if operation.is_done:
-            self._reports.written(operation.record, operation.copies)
+        if not operation.searches and not operation.stores:
+            self._written(operation.record, operation.copies)
             self._end(operation)
 
     def _end(self, operation: Awaited) -> None:
@@ -489,16 +576,16 @@ class Requester:
         match operation:
             case GetOperation(token=token, records=records) if waited:
                 ordered = tuple(records[publisher] for publisher in sorted(records))
-                self._reports.emit(Found(token, ordered))
+                self._emit(Found(token, ordered))
             case PutOperation(token=int(token), copies=copies) if waited:
-                self._reports.emit(Written(token, copies))
+                self._emit(Written(token, copies))
             case JoinOperation(token=token):
                 if token is not None and waited:
-                    self._reports.emit(Joined(token, len(self._neighbours.table)))
-                self._reports.joined()
+                    self._emit(Joined(token, len(self._neighbours.table)))
+                self._joined()
             case _:
                 pass
 
 
-def _wrong_kind(reply: Reply) -> BadMessage:
+def _wrong_kind(reply: msg.Reply) -> BadMessage:
     return BadMessage(f"{type(reply).__name__} is no answer to what was asked")

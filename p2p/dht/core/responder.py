@@ -6,22 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from p2p.bounded import BoundedDict, TokenBucket
+from p2p.dht import messages as msg
 from p2p.dht.core.store import RecordStore, StoreResult
 from p2p.dht.core.validation import RecordValidator, RecordValidity
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    Values,
-)
 from p2p.dht.record import decode_record_untrusted
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
@@ -30,11 +17,6 @@ from p2p.wire import KI, MIB
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
-BURST: Final = 200.0
-"""Requests a peer may make at once: it publishes thirty records under three keys, or joins."""
-RATE: Final = 20.0
-"""Requests a second after that; a lookup asks each node once. Costs us 2 to 4 ms of each
-second."""
 BURST_BYTES: Final = 512.0 * KI
 """Bytes of answers a peer may have at once. One that joins a swarm so small that every lookup
 asks us, and publishes thirty records under three keys there, asks for 130 lists of twenty
@@ -52,13 +34,6 @@ ALL_RATE: Final = 256.0 * KI
 SCARCE_BYTES: Final = 64.0 * KI
 """Bytes that one peer may have had while less than half of the shared bucket is left: a lookup
 or two, so that newcomers are still answered when many greedy peers ask."""
-LEAST_CHARGE: Final = 512.0
-"""Bytes that any answer counts for at least: validating a record to be stored costs 0.1 ms. 512
-answers a second from each shared bucket are 5 % of a core."""
-MAX_METERED: Final = 4096
-"""Peers whose requests are counted; the longest silent are forgotten, by then with full
-buckets. An attacker that mints names to be forgotten still finds the shared bucket of all
-strangers as it has left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +55,21 @@ class AnswerQuotas:
     """
 
     def __init__(self) -> None:
-        self._peers: BoundedDict[PeerId, _PeerBuckets] = BoundedDict(MAX_METERED)
+        # Peers whose requests are counted; the longest silent are forgotten, by then with full
+        # buckets. An attacker that mints names to be forgotten still finds the shared bucket of
+        # all strangers as it has left it.
+        self._peers: BoundedDict[PeerId, _PeerBuckets] = BoundedDict(4096)
         self._shared = {known: TokenBucket(ALL_BURST, 0.0) for known in (True, False)}
 
     def _refilled(self, peer: PeerId, now: float) -> _PeerBuckets:
         buckets = self._peers.get(peer)
         if buckets is None:
-            buckets = _PeerBuckets(TokenBucket(BURST, now), TokenBucket(BURST_BYTES, now))
-        buckets.requests.refill(now, RATE)
+            # Requests a peer may make at once: it publishes thirty records under three keys, or
+            # joins.
+            buckets = _PeerBuckets(TokenBucket(200.0, now), TokenBucket(BURST_BYTES, now))
+        # Requests a second after that; a lookup asks each node once. Costs us 2 to 4 ms of each
+        # second.
+        buckets.requests.refill(now, 20.0)
         buckets.answer_bytes.refill(now, RATE_BYTES)
         self._peers.renew(peer, buckets)
         return buckets
@@ -110,7 +92,9 @@ class AnswerQuotas:
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
         """Charge an answer of ``size`` bytes."""
-        cost = max(float(size), LEAST_CHARGE)
+        # Bytes that any answer counts for at least: validating a record to be stored costs 0.1
+        # ms. 512 answers a second from each shared bucket are 5 % of a core.
+        cost = max(float(size), 512.0)
         self._refilled(peer, now).answer_bytes.take(cost)
         self._shared[known].take(cost)
 
@@ -132,25 +116,21 @@ class Responder:
     quotas: AnswerQuotas
 
     def answer(
-        self,
-        sender: Contact,
-        request: Request,
-        wall: float,
-        now: float,
-    ) -> Reply | None:
+        self, sender: msg.Contact, request: msg.Request, wall: float, now: float
+    ) -> msg.Reply | None:
         """The reply, or None if the peer is over its quota. Raise `BadMessage` if it stores a
         forgery."""
         if not self.quotas.admit(sender.peer, now, known=self._knows(sender.peer)):
             return None
         match request:
-            case Ping():
-                return Pong()
-            case FindNode(target):
-                return Nodes(self._nearest(target, sender))
-            case FindValue(key):
-                return Values(self.store.blobs(key), self._nearest(key, sender))
-            case Store(key, blob):
-                return Stored(self._hold(key, blob, sender.peer, wall, now))
+            case msg.Ping():
+                return msg.Pong()
+            case msg.FindNode(target):
+                return msg.Nodes(self._nearest(target, sender))
+            case msg.FindValue(key):
+                return msg.Values(self.store.blobs(key), self._nearest(key, sender))
+            case msg.Store(key, blob):
+                return msg.Stored(self._hold(key, blob, sender.peer, wall, now))
 
     def charge(self, peer: PeerId, size: int, now: float) -> None:
         """Charge an answer of ``size`` encoded bytes to ``peer``."""
@@ -159,9 +139,9 @@ class Responder:
     def _knows(self, peer: PeerId) -> bool:
         return self.table.contact_of(peer) is not None
 
-    def _nearest(self, target: bytes, sender: Contact) -> tuple[Contact, ...]:
+    def _nearest(self, target: bytes, sender: msg.Contact) -> tuple[msg.Contact, ...]:
         number = int.from_bytes(target, "big")
-        return tuple(self.table.closest(number, BUCKET_SIZE, sender.peer))
+        return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
         """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is

@@ -135,10 +135,7 @@ class RecordStore:
         return StoreResult.NEW
 
     def _evicted(
-        self,
-        key: bytes,
-        publisher: PeerId,
-        priority: RecordPriority,
+        self, key: bytes, publisher: PeerId, priority: RecordPriority
     ) -> list[PeerId] | None:
         """The publishers whose records ``publisher`` pushes out under ``key``; None if its own
         has no place there.

@@ -1,18 +1,13 @@
-"""`RoutingTable`: the package kademlia's, corrected, and without its clock and its event loop.
+"""`RoutingTable`: the buckets of the package kademlia, with a table of our own.
 
-The only file that imports ``kademlia``, and imported only when a DHT is opened (the package
-brings asyncio along and reads the clock). What is overridden, and why:
-
-- Buckets read `time.monotonic` on every touch: here time is an argument.
-- A full bucket starts an asyncio task to ping its oldest node: here `add` returns the contact
-  to ping.
-- `find_neighbors` takes the first k nodes in bucket order, 30 % of them wrong: `closest` gives
-  the k nearest.
-- `get_bucket_for` misplaces an id on a border, and a bucket's upper end lies one beyond the id
-  space.
-- The shared prefix is taken from bit strings of all nodes: here from the bucket's range.
-- The replacement cache of a bucket is five times its size: here it is as large as the bucket,
-  which is enough when all of its nodes die at once.
+The only file that imports ``kademlia``, and imported only when a DHT is opened: the package
+brings asyncio along. Nodes, buckets and their replacement caches are the package's. The table
+is not, since the package's starts an asyncio task to ping the oldest node of a full bucket
+(here `add` returns the contact to ping), and its `find_neighbors` takes the first k nodes in
+bucket order, 30 % of them wrong (here `closest` gives the k nearest). Two things of its bucket
+are replaced: the shared prefix is taken from the bucket's range, not from bit strings of all
+nodes; and the replacement cache is as large as the bucket, not five times as large, which is
+enough when all of its nodes die at once.
 
 And one address prefix has few places (`PER_BUCKET`, `PER_TABLE`): keys and stamps are cheap for
 an attacker that means to surround us, addresses in many networks are not.
@@ -21,11 +16,13 @@ an attacker that means to surround us, addresses in many networks are not.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from p2p.dht.core.diversity import is_public, prefixes
+from p2p.dht.core.validation import is_public, prefixes
 from p2p.dht.messages import Contact
 from p2p.dht.stamp import ID_BYTES
 from p2p.errors import MissingDependency
@@ -40,8 +37,6 @@ except ImportError as error:
 
 _ID_BITS: Final = 8 * ID_BYTES
 """Kademlia's 160."""
-_SPLIT_DEPTH: Final = 5
-"""Kademlia's b: branches away from us are split to this depth too, which saves a hop or two."""
 
 
 PER_BUCKET: Final = 2
@@ -72,13 +67,6 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         self.looked_up = looked_up
         """When an id in its range was looked up last."""
 
-    def touch_last_updated(self) -> None:
-        """The package reads its clock here; `touch` keeps the time instead."""
-
-    def touch(self, now: float) -> None:
-        """An id in its range was looked up."""
-        self.looked_up = now
-
     def split(self) -> tuple[KBucket, KBucket]:
         """Two halves, each with its nodes and its replacement cache."""
         low, high = self.range
@@ -100,29 +88,22 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         return int(_ID_BITS - (high - low).bit_length())
 
 
-class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
+class RoutingTable:
     """The contacts of this node, denser near its own id: O(k log n) of n nodes.
 
     A peer has one place: if it comes back with another stamp, it moves. It keeps its place
     until `remove`.
     """
 
-    buckets: list[KBucket]
-
     def __init__(self, own: Contact, ksize: int) -> None:
-        self._by_peer: dict[PeerId, ContactNode] = {}
-        self._by_number: dict[int, ContactNode] = {}
-        self._group_sizes: dict[str, int] = {}
+        self.node = ContactNode(own)
+        self.ksize = ksize
+        self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, ksize, -math.inf)]
         self.among_public = False
         """Whether this node has a public address itself."""
-        super().__init__(None, ksize, ContactNode(own))
-
-    def flush(self) -> None:
-        """Forget all contacts; the package calls this at birth."""
-        self._by_peer = {}
-        self._by_number = {}
-        self._group_sizes = {}
-        self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, self.ksize, -math.inf)]
+        self._by_peer: dict[PeerId, ContactNode] = {}
+        self._by_number: dict[int, ContactNode] = {}
+        self._group_sizes: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_peer)
@@ -132,26 +113,9 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
         address are one group."""
         self.among_public = is_public(addrs)
 
-    def split_bucket(self, index: int) -> None:
-        """Replace a bucket by its halves; replacements in a half that has room now get a
-        place."""
-        super().split_bucket(index)
-        for bucket in self.buckets[index : index + 2]:
-            self._promote(bucket)
-
-    def get_bucket_for(self, node: ContactNode) -> int:
-        """The index of the bucket whose range holds ``node``."""
-        return self._index(node.long_id)
-
     def _index(self, number: int) -> int:
-        low, high = 0, len(self.buckets) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if number <= self.buckets[middle].range[1]:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        """Which bucket ``number`` falls into. The buckets are in order and without gaps."""
+        return bisect_left(self.buckets, number, key=lambda bucket: bucket.range[1])
 
     def _bucket(self, number: int) -> KBucket:
         return self.buckets[self._index(number)]
@@ -180,31 +144,30 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
             return None
         if self._is_own(contact):
             return None
+        node, bucket = self._node(contact), self._bucket(contact.number)
+        is_dialable = bool(contact.addrs) and len(contact.blob) <= MAX_TABLED
         if known is not None and known.contact.id == contact.id:
-            self._change(known, contact)
+            # Other addresses than before: if their prefix has all its places, the node loses
+            # its own.
+            self._take_out(bucket, known)
+            if is_dialable and self._is_spread(node, bucket):
+                self._put_in(bucket, node)
+            else:
+                self._promote(bucket)
             return None
         if known is not None:
             self.remove(known.contact)
-        return self._enter(contact)
-
-    def _change(self, known: ContactNode, contact: Contact) -> None:
-        """A node has other addresses than before. If their prefix has all its places, the node
-        loses its own."""
-        bucket = self._bucket(contact.number)
-        self._take_out(bucket, known)
-        node = self._node(contact)
-        if contact.addrs and len(contact.blob) <= MAX_TABLED and self._is_spread(node, bucket):
-            self._put_in(bucket, node)
-        else:
-            self._promote(bucket)
-
-    def _enter(self, contact: Contact) -> Contact | None:
-        if not contact.addrs or len(contact.blob) > MAX_TABLED:
+        if not is_dialable:
             return None
-        node = self._node(contact)
-        bucket = self._bucket(contact.number)
-        while len(bucket) >= self.ksize and self._may_split(bucket):
-            self.split_bucket(self._index(contact.number))
+        # Kademlia's b is 5: branches away from us are split to this depth too, which saves a
+        # hop or two.
+        while len(bucket) >= self.ksize and (
+            bucket.has_in_range(self.node) or bucket.depth() % 5
+        ):
+            index = self._index(contact.number)
+            self.buckets[index : index + 1] = halves = bucket.split()
+            for half in halves:
+                self._promote(half)
             bucket = self._bucket(contact.number)
         if not self._is_spread(node, bucket):
             return None
@@ -232,13 +195,10 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
     def _node(self, contact: Contact) -> ContactNode:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
 
-    def _may_split(self, bucket: KBucket) -> bool:
-        return bool(bucket.has_in_range(self.node)) or bucket.depth() % _SPLIT_DEPTH != 0
-
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
         """Whether no prefix of ``node`` has all the places that one prefix may have."""
         for group in node.groups:
-            if self._group_sizes.get(group, 0) >= PER_TABLE:
+            if self._group_sizes[group] >= PER_TABLE:
                 return False
             if sum(group in other.groups for other in bucket.nodes.values()) >= PER_BUCKET:
                 return False
@@ -250,16 +210,16 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
         self._by_peer[node.contact.peer] = node
         self._by_number[node.long_id] = node
         for group in node.groups:
-            self._group_sizes[group] = self._group_sizes.get(group, 0) + 1
+            self._group_sizes[group] += 1
 
     def _take_out(self, bucket: KBucket, node: ContactNode) -> None:
         del bucket.nodes[node.id]
         del self._by_peer[node.contact.peer]
         del self._by_number[node.long_id]
         for group in node.groups:
-            left = self._group_sizes.pop(group) - 1
-            if left:
-                self._group_sizes[group] = left
+            self._group_sizes[group] -= 1
+            if not self._group_sizes[group]:
+                del self._group_sizes[group]
 
     def _promote(self, bucket: KBucket) -> None:
         """Give free places to replacements, the newest first, one place per peer and few per
@@ -283,7 +243,7 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
 
     def touch(self, target: int, now: float) -> None:
         """Note that ``target`` was looked up, which refreshes its bucket."""
-        self._bucket(target).touch(now)
+        self._bucket(target).looked_up = now
 
     def stale_targets(self, before: float, rng: Random) -> list[int]:
         """One random id in each bucket where nothing was looked up since ``before``."""

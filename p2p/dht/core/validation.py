@@ -7,26 +7,72 @@ strangers. The outcome says whose fault it is: `FORGED` is a lie of the peer tha
 
 from __future__ import annotations
 
+import ipaddress
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
-from p2p.dht.core.diversity import prefixes
-from p2p.dht.record import (
-    ADDR_NAMESPACE,
-    MAX_ADDR_LIFETIME,
-    PROTOCOL_ID,
-    Record,
-    decode_addrs_untrusted,
-    record_key,
-)
+from p2p.dht import record as records
 from p2p.dht.stamp import check_stamp
 from p2p.door import check_fields, check_function, check_number
 from p2p.errors import BadMessage
 from p2p.identity import Verify
 from p2p.multiaddr import Multiaddr
+
+PRIVATE: Final = "private"
+"""The group of all addresses that are valid in their own network only, for a node that is
+outside of it."""
+NAMED: Final = "dns"
+"""The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
+_MEMO: Final = 4096
+"""Addresses whose group is remembered, 1 MiB at most: a node meets those of a few hundred
+contacts again and again."""
+
+
+@lru_cache(_MEMO)
+def _group(addr: Multiaddr) -> str:
+    kind, value = addr.parts[0]
+    if kind == "memory":
+        return PRIVATE
+    if kind not in {"ip4", "ip6"}:
+        return NAMED
+    place = ipaddress.ip_address(value)
+    if isinstance(place, ipaddress.IPv6Address) and place.ipv4_mapped is not None:
+        place = place.ipv4_mapped
+    if not place.is_global:
+        return PRIVATE
+    # Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to
+    # /24.
+    # Bits: what a provider gives one site (RFC 6177 lets it be a /48 to a /56), so that one
+    # customer's 65,536 networks count as one.
+    bits = 24 if place.version == 4 else 48
+    return str(ipaddress.ip_network((place, bits), strict=False))
+
+
+def is_public(addrs: Iterable[Multiaddr]) -> bool:
+    """Whether one of ``addrs`` is an IP address of the public internet."""
+    return any(_group(addr) not in {PRIVATE, NAMED} for addr in addrs)
+
+
+def prefixes(addrs: Iterable[Multiaddr], *, among_public: bool) -> tuple[str, ...]:
+    """The groups that ``addrs`` count against, each once.
+
+    Public prefixes if there are any. Loopback, private and memory addresses count as one group
+    for a node that is itself on the public internet (``among_public``), which cannot dial them,
+    and not at all for others: a laboratory, a home network and every test live in one private
+    prefix.
+    """
+    groups = dict.fromkeys(_group(addr) for addr in addrs)
+    public = tuple(group for group in groups if group not in {PRIVATE, NAMED})
+    if public:
+        return public
+    if NAMED in groups:
+        return (NAMED,)
+    return (PRIVATE,) if groups and among_public else ()
+
 
 SALTS: Final = 3
 """Keys under which an important record lives: an attacker that wants it gone must surround
@@ -72,15 +118,7 @@ class RecordPriority:
     reserved: bool = False
     """It always has a place."""
     groups: tuple[str, ...] = ()
-    """The address prefixes that it counts against (`p2p.dht.core.diversity`)."""
-
-
-def _unknown_publisher(_: Record) -> PublisherKind:
-    return PublisherKind.UNKNOWN
-
-
-def _no_places(_: Record) -> tuple[Multiaddr, ...]:
-    return ()
+    """The address prefixes that it counts against (`prefixes`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +131,15 @@ class Namespace:
     """
 
     name: str
-    valid: Callable[[Record], bool]
+    valid: Callable[[records.Record], bool]
     """Whether publisher, name and value fit."""
     salts: int = SALTS
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
-    kind_of: Callable[[Record], PublisherKind] = _unknown_publisher
+    kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
     """What this node knows about the publisher."""
-    places: Callable[[Record], tuple[Multiaddr, ...]] = _no_places
+    places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
     """Where the record says that its publisher is; one address prefix gets few places under a
     key."""
 
@@ -113,18 +151,18 @@ class Namespace:
         check_number("Namespace(max_lifetime)", self.max_lifetime, 1, math.inf, int, float)
 
 
-def _is_own_address(record: Record) -> bool:
+def _is_own_address(record: records.Record) -> bool:
     if record.name != record.publisher.digest:
         return False
     try:
-        decode_addrs_untrusted(record.value)
+        records.decode_addrs_untrusted(record.value)
     except BadMessage:
         return False
     return True
 
 
 ADDRESSES: Final = Namespace(
-    ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=MAX_ADDR_LIFETIME
+    records.ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=records.MAX_ADDR_LIFETIME
 )
 """Salted once only: an attacker that hides it hides one peer, whose address heartbeats and
 contacts have as well."""
@@ -145,9 +183,11 @@ class RecordValidator:
 
     def keys(self, namespace: str, name: bytes) -> tuple[bytes, ...]:
         """All keys of one name."""
-        return tuple(record_key(namespace, name, salt) for salt in range(self.salts(namespace)))
+        return tuple(
+            records.record_key(namespace, name, salt) for salt in range(self.salts(namespace))
+        )
 
-    def validate(self, record: Record, key: bytes, wall: float) -> RecordValidity:
+    def validate(self, record: records.Record, key: bytes, wall: float) -> RecordValidity:
         """Validate ``record`` under ``key`` when our wall clock says ``wall``. What costs less
         comes before the signature, which costs 60 to 120 µs."""
         if key not in self.keys(record.namespace, record.name):
@@ -158,19 +198,21 @@ class RecordValidator:
             return RecordValidity.STALE
         if not check_stamp(record.publisher, record.nonce, self.difficulty):
             return RecordValidity.FORGED
-        if not self.verify(record.publisher, PROTOCOL_ID, record.payload, record.signature):
+        if not self.verify(
+            record.publisher, records.PROTOCOL_ID, record.payload, record.signature
+        ):
             return RecordValidity.FORGED
         if known is not None and not known.valid(record):
             return RecordValidity.REFUSED
         return RecordValidity.VALID if self.is_admitted(record) else RecordValidity.REFUSED
 
-    def is_admitted(self, record: Record) -> bool:
+    def is_admitted(self, record: records.Record) -> bool:
         """Whether the publisher of ``record``, which is valid otherwise, may publish under its
         key at this time."""
         known = self.namespaces.get(record.namespace)
         return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 
-    def priority(self, record: Record, *, among_public: bool) -> RecordPriority:
+    def priority(self, record: records.Record, *, among_public: bool) -> RecordPriority:
         """The priority of ``record``, which is valid, in a store."""
         known = self.namespaces.get(record.namespace)
         if known is None:

@@ -10,7 +10,7 @@ content was accepted by the node (`Validate`, then `Validated`).
 A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
 RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
 not come (`promises`). The host keeps the score that disconnects; the penalties here decay, keep
-such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`peer_scores`).
+such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`promises`).
 What a peer may cost us in a second is bounded before anything is decoded (`quotas`).
 
 A host may read what a peer sent a moment after its connection has ended. Such an RPC must not
@@ -19,7 +19,7 @@ gone. So the core knows which peers are connected and drops the RPCs of others. 
 connection before its first message.
 
 What is left out of v1.1: peer exchange in PRUNE (addresses come from membership), and the score
-function with its dozens of parameters, of which `peer_scores` keeps two.
+function with its dozens of parameters, of which `PeerScores` keeps two.
 """
 
 from __future__ import annotations
@@ -30,42 +30,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
-from p2p.effects import Penalise, Send
 from p2p.errors import BadMessage
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
+from p2p.gossip import messages as msg
 from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
-from p2p.gossip.core.events import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Effect,
-    Event,
-    Publish,
-    Received,
-    Subscribe,
-    Tick,
-    Unsubscribe,
-    Validate,
-    Validated,
-    Validity,
-)
+from p2p.gossip.core import events as ev
+from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
-from p2p.gossip.core.message_cache import MessageCache, size_of
-from p2p.gossip.core.peer_scores import PeerScores
-from p2p.gossip.core.promises import Promises
+from p2p.gossip.core.promises import PeerScores, Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
-from p2p.gossip.core.seen import SeenCache
-from p2p.gossip.messages import (
-    MAX_IDS,
-    MAX_MESSAGES,
-    MAX_RPC,
-    SIGNATURE_PREFIX,
-    PubsubMessage,
-    Rpc,
-    author_of,
-    decode_rpc_untrusted,
-    encode_rpc,
-    sign_message,
-)
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
@@ -73,24 +46,15 @@ from p2p.own_time import STALL
 MAX_PENDING: Final = 1024
 """Messages that wait for their validator. Beyond it new ones are dropped before they count as
 seen, so that they can come again."""
-PENDING_TIMEOUT: Final = 10.0
-"""Seconds after which the validator of a message is taken to have crashed. Without it 1,024
-crashes would fill `MAX_PENDING` and the node would take no message any more."""
-MAX_ANSWER: Final = MAX_RPC // 2
+MAX_ANSWER: Final = msg.MAX_RPC // 2
 """Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
-STALL_GRACE: Final = 10.0
-"""Seconds after a stall in which no flood and no broken promise is penalised: what peers sent
-meanwhile comes at once, and the messages that they advertised are gone from their caches."""
-MAX_IHAVE: Final = 1000
-"""Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight times what
-a peer of ours asks for (`promises.MAX_ASKED`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingMessage:
     """A message that its validator is looking at, and the peer that brought it."""
 
-    message: PubsubMessage
+    message: msg.PubsubMessage
     author: PeerId
     source: PeerId
     since: float
@@ -111,15 +75,15 @@ class GossipCore:
         self._rng = rng
         self._verify = verify
         self._seqno = seqno
-        self._mesh = Mesh(config, rng)
         self._scores = PeerScores()
+        self._mesh = Mesh(config, rng, self._scores)
         self._quotas = PeerQuotas(config)
         self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
         self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)
         self._pending: dict[bytes, _PendingMessage] = {}
-        self._out: dict[PeerId, Rpc] = {}
-        self._effects: list[Effect] = []
+        self._out: dict[PeerId, msg.Rpc] = {}
+        self._effects: list[ev.Effect] = []
         self._next_heartbeat = -math.inf
         self._grace_until = -math.inf
 
@@ -133,49 +97,51 @@ class GossipCore:
         """The topics that the node subscribes to, each with its mesh."""
         return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
         if -math.inf < self._next_heartbeat < now - STALL:
-            self._grace_until = now + STALL_GRACE
+            # Seconds after a stall in which no flood and no broken promise is penalised: what
+            # peers sent meanwhile comes at once, and the messages that they advertised are gone
+            # from their caches.
+            self._grace_until = now + 10.0
         match event:
             case Received(peer, data):
                 self._on_rpc(peer, data, now)
-            case Connected(peer, dialled):
-                self._on_connected(peer, dialled, now)
-            case Disconnected(peer):
+            case PeerUp(peer, dialled):
+                self._mesh.connected(peer, dialled)
+                self._scores.connected(peer)
+                self._promises.connected(peer)
+                self._quotas.connected(peer, now)
+                ours = [(topic, True) for topic in self._mesh.meshes]
+                self._rpc_to(peer).subscriptions.extend(ours)
+            case PeerDown(peer, unreachable=False):
                 self._mesh.disconnected(peer)
                 self._scores.disconnected(peer)
                 self._promises.disconnected(peer)
                 self._quotas.disconnected(peer)
-            case Subscribe(topic):
-                self._subscribe(topic, now)
-            case Unsubscribe(topic):
-                self._unsubscribe(topic, now)
-            case Publish(topic, data):
+            case ev.Subscribe(topic):
+                if topic not in self._mesh.meshes:
+                    self._announce_subscription(topic, True)
+                    for peer in self._mesh.join(topic, now):
+                        self._rpc_to(peer).graft.append(topic)
+            case ev.Unsubscribe(topic):
+                if topic in self._mesh.meshes:
+                    for peer in self._mesh.leave(topic, now):
+                        self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
+                    self._announce_subscription(topic, False)
+            case ev.Publish(topic, data):
                 self._publish(topic, data, now)
-            case Validated(identity, validity):
+            case ev.Validated(identity, validity):
                 self._on_validated(identity, validity, now)
             case Tick():
                 self._heartbeat(now)
+            case PeerDown():
+                pass
             case _:
                 assert_never(event)
         return self._take_effects()
 
     # What the node wants.
-
-    def _subscribe(self, topic: str, now: float) -> None:
-        if topic in self._mesh.meshes:
-            return
-        self._announce_subscription(topic, True)
-        for peer in self._mesh.join(topic, now, self._scores.may_mesh):
-            self._rpc_to(peer).graft.append(topic)
-
-    def _unsubscribe(self, topic: str, now: float) -> None:
-        if topic not in self._mesh.meshes:
-            return
-        for peer in self._mesh.leave(topic, now):
-            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
-        self._announce_subscription(topic, False)
 
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
         for peer in self._mesh.connected_peers():
@@ -183,62 +149,50 @@ class GossipCore:
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
         self._seqno += 1
-        message = sign_message(self._signer, topic, data, self._seqno)
+        message = msg.sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
         self._cache.put(message)
-        scores = self._scores
-        for peer in self._mesh.publish_recipients(
-            topic, size_of(message), now, scores.may_mesh, scores.first_deliveries
-        ):
+        for peer in self._mesh.publish_recipients(topic, size_of(message), now):
             self._rpc_to(peer).messages.append(message)
         self.counters["published"] += 1
 
-    def _on_validated(self, identity: bytes, validity: Validity, now: float) -> None:
+    def _on_validated(self, identity: bytes, validity: ev.Validity, now: float) -> None:
         pending = self._pending.pop(identity, None)
         if pending is None:
             return
         message, source = pending.message, pending.source
-        if validity is Validity.ACCEPT:
-            self._forward(pending, now)
-        elif validity is Validity.IGNORE:
+        if validity is ev.Validity.ACCEPT:
+            # Deliver it here, and send it to the mesh but for its author and the peer it came
+            # from.
+            author = pending.author
+            self._seen.accept(message.id, now)
+            self._cache.put(message)
+            self._scores.delivered_first(source)
+            self._quotas.charge_author(author, size_of(message), now)
+            self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
+            for peer in self._mesh.meshes.get(message.topic, {}):
+                if peer not in (source, author):
+                    self._rpc_to(peer).messages.append(message)
+        elif validity is ev.Validity.IGNORE:
             self._quotas.charge(source, IGNORED_COST)
         else:
             self._seen.reject(message.id)
             self._penalise(source, Offence.REJECTED, "rejected")
         self.counters[validity.value] += 1
 
-    def _forward(self, pending: _PendingMessage, now: float) -> None:
-        """Deliver an accepted message here, and send it to the mesh but for its author and the
-        peer it came from."""
-        message, author, source = pending.message, pending.author, pending.source
-        self._seen.accept(message.id, now)
-        self._cache.put(message)
-        self._scores.delivered_first(source)
-        self._quotas.charge_author(author, size_of(message), now)
-        self._effects.append(Deliver(message.topic, author, message.data or b""))
-        for peer in self._mesh.meshes.get(message.topic, {}):
-            if peer not in (source, author):
-                self._rpc_to(peer).messages.append(message)
-
     # What peers send.
-
-    def _on_connected(self, peer: PeerId, dialled: bool, now: float) -> None:
-        self._mesh.connected(peer, dialled)
-        self._scores.connected(peer)
-        self._promises.connected(peer)
-        self._quotas.connected(peer, now)
-        ours = [(topic, True) for topic in self._mesh.meshes]
-        self._rpc_to(peer).subscriptions.extend(ours)
 
     def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> None:
         if not self._mesh.is_connected(peer):
             self.counters["not connected"] += 1
             return
         if not self._quotas.admit(peer, len(data), now):
-            self._on_over_quota(peer, now)
+            self.counters["over quota"] += 1
+            if self._quotas.take_flood(peer) and now >= self._grace_until:
+                self._penalise(peer, Offence.FLOOD, "flood")
             return
         try:
-            rpc = decode_rpc_untrusted(data)
+            rpc = msg.decode_rpc_untrusted(data)
         except BadMessage as error:
             self._penalise(peer, Offence.MALFORMED, "malformed", str(error))
             return
@@ -257,13 +211,7 @@ class GossipCore:
         self._on_ihave(peer, rpc, now)
         self._on_iwant(peer, rpc.iwant)
 
-    def _on_over_quota(self, peer: PeerId, now: float) -> None:
-        """An RPC was dropped undecoded. Only a peer that goes on and on is penalised."""
-        self.counters["over quota"] += 1
-        if self._quotas.take_flood(peer) and now >= self._grace_until:
-            self._penalise(peer, Offence.FLOOD, "flood")
-
-    def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+    def _on_message(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
         """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
         identity = message.id
         if message.topic not in self._mesh.meshes:
@@ -280,14 +228,14 @@ class GossipCore:
             return self._check_signature(peer, message, now)
         return True
 
-    def _check_signature(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+    def _check_signature(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
         """Hand a message to its validator if the signature is good; False if it is forged.
 
         Only a message with a good signature counts as seen, so that a forgery cannot block the
         message that it imitates. The first forgery ends an RPC: its sender did not check what
         follows either, or can send it again.
         """
-        author = author_of(message)
+        author = msg.author_of(message)
         if author is None:
             self.counters["foreign key"] += 1
             return True
@@ -295,7 +243,7 @@ class GossipCore:
             self.counters["unverified"] += 1
             return True
         self._quotas.charge(peer, VERIFY_COST)
-        signed = SIGNATURE_PREFIX + message.unsigned()
+        signed = msg.SIGNATURE_PREFIX + message.unsigned()
         if not self._verify(author, FOREIGN, signed, message.signature):
             self._penalise(peer, Offence.FORGED, "forged")
             return False
@@ -304,7 +252,9 @@ class GossipCore:
             self.counters["author over quota"] += 1
             return True
         self._pending[message.id] = _PendingMessage(message, author, peer, now)
-        self._effects.append(Validate(message.id, message.topic, author, message.data or b""))
+        self._effects.append(
+            ev.Validate(message.id, message.topic, author, message.data or b"")
+        )
         return True
 
     def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
@@ -325,7 +275,7 @@ class GossipCore:
         self._mesh.add_backoff(topic, peer, now, backoff)
         self._rpc_to(peer).prune.append((topic, round(backoff)))
 
-    def _on_ihave(self, peer: PeerId, rpc: Rpc, now: float) -> None:
+    def _on_ihave(self, peer: PeerId, rpc: msg.Rpc, now: float) -> None:
         """A peer advertises ids: ask for those that we have not seen, in random order within
         its limit."""
         if not rpc.ihave or not self._scores.may_gossip(peer):
@@ -358,7 +308,7 @@ class GossipCore:
             if message is not None:
                 size += size_of(message)
                 answer = self._rpc_to(peer).messages
-                if size > MAX_ANSWER or len(answer) >= MAX_MESSAGES:
+                if size > MAX_ANSWER or len(answer) >= msg.MAX_MESSAGES:
                     return
                 self._quotas.charge(peer, size_of(message))
                 answer.append(message)
@@ -377,54 +327,48 @@ class GossipCore:
                 self._penalise(peer, Offence.FLOOD, "flood")
         self._scores.heartbeat()
         self._seen.expire(now)
-        self._forget_pending(now)
+        # Seconds after which the validator of a message is taken to have crashed. Without it
+        # 1,024 crashes would fill `MAX_PENDING` and the node would take no message any more.
+        since = now - 10.0  # a validator's answer that comes later is dropped
+        for identity in [each for each, it in self._pending.items() if it.since <= since]:
+            del self._pending[identity]
         self._mesh.heartbeat(now)
         for topic in self._mesh.meshes:
-            self._maintain(topic, now)
+            grafted, pruned = self._mesh.maintain(topic, now)
+            for peer in grafted:
+                self._rpc_to(peer).graft.append(topic)
+            for peer in pruned:
+                self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
         self._emit_gossip()
         self._cache.shift()
-
-    def _maintain(self, topic: str, now: float) -> None:
-        scores = self._scores
-        grafted, pruned = self._mesh.maintain(
-            topic, now, scores.may_mesh, scores.score, scores.first_deliveries
-        )
-        for peer in grafted:
-            self._rpc_to(peer).graft.append(topic)
-        for peer in pruned:
-            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
-
-    def _forget_pending(self, now: float) -> None:
-        since = now - PENDING_TIMEOUT
-        late = [each for each, pending in self._pending.items() if pending.since <= since]
-        for identity in late:
-            del self._pending[identity]
 
     def _emit_gossip(self) -> None:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
         for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
-            ids = self._cache.gossip_ids(topic)[-MAX_IHAVE:]
+            # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight
+            # times what a peer of ours asks for (`promises.MAX_ASKED`).
+            ids = self._cache.gossip_ids(topic)[-1000:]
             if not ids:
                 continue
-            for peer in self._mesh.gossip_recipients(topic, self._scores.may_mesh):
-                if advertised[peer] + len(ids) <= MAX_IDS:
+            for peer in self._mesh.gossip_recipients(topic):
+                if advertised[peer] + len(ids) <= msg.MAX_IDS:
                     advertised[peer] += len(ids)
                     self._rpc_to(peer).ihave.append((topic, ids))
 
     # Shared steps.
 
-    def _rpc_to(self, peer: PeerId) -> Rpc:
+    def _rpc_to(self, peer: PeerId) -> msg.Rpc:
         """The RPC that ``peer`` will be sent at the end of this event; nothing is sent if it
         stays empty."""
         rpc = self._out.get(peer)
         if rpc is None:
-            rpc = self._out[peer] = Rpc()
+            rpc = self._out[peer] = msg.Rpc()
         return rpc
 
-    def _take_effects(self) -> list[Effect]:
+    def _take_effects(self) -> list[ev.Effect]:
         for peer, rpc in self._out.items():
-            data = encode_rpc(rpc)
+            data = msg.encode_rpc(rpc)
             if data:
                 self._effects.append(Send(peer, data))
         self._out = {}

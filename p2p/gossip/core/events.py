@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from p2p.effects import HostEffect
+from p2p.events import HostEffect, HostEvent
 from p2p.gossip.messages import MAX_DATA, MAX_TOPIC
 from p2p.identity import PeerId
 
@@ -31,30 +31,6 @@ class Validity(Enum):
 def _check_topic(topic: str) -> None:
     if not 0 < len(topic.encode()) <= MAX_TOPIC:
         raise ValueError(f"a topic has 1 to {MAX_TOPIC} bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """An encoded RPC came from ``peer``, which the host has authenticated."""
-
-    peer: PeerId
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """There is a connection to ``peer``. The host says so before its first message."""
-
-    peer: PeerId
-    dialled: bool = False
-    """Whether we dialled it: an *outbound* peer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection to ``peer`` ended. What it sent may still be read after this."""
-
-    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +74,11 @@ class Validated:
     validity: Validity
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """`GossipCore.next_deadline` has come: time for a heartbeat."""
-
-
 Command = Subscribe | Unsubscribe | Publish | Validated
-Event = Received | Connected | Disconnected | Command | Tick
+Event = HostEvent | Command
 
 
-# Effects: what the driver is to do, beside those of `p2p.effects`.
+# Effects: what the driver is to do, beside those of `p2p.events`.
 
 
 @dataclass(frozen=True, slots=True)

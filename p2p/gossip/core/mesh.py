@@ -35,14 +35,12 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.gossip.config import BACKOFF, FANOUT, LAZY, GossipConfig
+from p2p.gossip.core.promises import PeerScores
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 MAX_TOPICS_OF_PEER: Final = 64
 """Topics that we remember one peer to subscribe to; a run has about five."""
-MAX_FANOUT: Final = 64
-"""Topics that we publish to without subscribing, as many as we remember of a peer. For one more
-the peers are drawn anew at each message."""
 MAX_FLOOD_PUBLISH: Final = 64
 """Peers that get a message of our own at once; a node has about twenty that subscribe to its
 topics. Those of the mesh, outbound peers and those with most first deliveries come first."""
@@ -53,37 +51,26 @@ MAX_BACKOFFS: Final = 16 * KI
 """Backoffs remembered: of five topics and 3,000 peers. They outlive a connection, or a new
 connection would end them. The oldest goes first; forgetting one too early costs a GRAFT and a
 PRUNE."""
-KEPT_FOR_SCORE: Final = 4
-"""Peers that stay for their score when a mesh is cut back (D_score); the others by chance, so
-that a peer with a high score cannot choose the whole mesh."""
 OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
 """Heartbeats between two opportunistic grafts, as in gossipsub: a look a minute at whether the
 mesh brings what others bring first."""
-OPPORTUNISTIC_GRAFT_PEERS: Final = 2
-"""Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six, so a mesh
-of silent peers is replaced within minutes."""
 BACKOFF_SLACK: Final = 2.0
 """Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
 moment after the other; without slack an honest GRAFT arrives too early and is penalised."""
 
 Peers = dict[PeerId, None]
 Predicate = Callable[[PeerId], bool]
-Measure = Callable[[PeerId], float]
-Worth = Callable[[PeerId], tuple[float, float]]
 
 
 class Mesh:
-    """The subscribers, meshes, fanouts and backoffs of one node.
+    """The subscribers, meshes, fanouts and backoffs of one node."""
 
-    ``may_mesh`` and ``deliveries`` in the signatures are `PeerScores.may_mesh` and
-    `PeerScores.first_deliveries`.
-    """
-
-    def __init__(self, config: GossipConfig, rng: Random) -> None:
+    def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
         self.meshes: dict[str, Peers] = {}
         """For each topic that this node subscribes to, its mesh."""
         self._config = config
         self._rng = rng
+        self._scores = scores
         self._topics_of: dict[PeerId, dict[str, None]] = {}
         self._subscribers: dict[str, Peers] = {}
         self._fanout: dict[str, tuple[Peers, float]] = {}
@@ -134,15 +121,15 @@ class Mesh:
 
     # Our own subscriptions.
 
-    def join(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
+    def join(self, topic: str, now: float) -> list[PeerId]:
         """Form a mesh for ``topic``, from its fanout first; returns the peers to send GRAFT."""
         self.meshes[topic] = {}
         fanout, _ = self._fanout.pop(topic, ({}, 0.0))
         known = self.subscribers(topic)
-        kept = [peer for peer in fanout if peer in known and may_mesh(peer)]
+        kept = [peer for peer in fanout if peer in known and self._scores.may_mesh(peer)]
         first = [peer for peer in kept if self._may_graft(topic, peer, now)]
         self.meshes[topic].update(dict.fromkeys(first))
-        return first + self._top_up(topic, now, may_mesh)
+        return first + self._top_up(topic, now)
 
     def leave(self, topic: str, now: float) -> list[PeerId]:
         """Give up the mesh of ``topic``; returns the peers to send PRUNE."""
@@ -186,38 +173,33 @@ class Mesh:
 
     # Which peers get what.
 
-    def publish_recipients(
-        self, topic: str, size: int, now: float, may_mesh: Predicate, deliveries: Measure
-    ) -> list[PeerId]:
+    def publish_recipients(self, topic: str, size: int, now: float) -> list[PeerId]:
         """The peers that get a message of our own of ``size`` bytes: the mesh, or the fanout,
         and then all other subscribers within `MAX_FLOOD_PUBLISH` and `FLOOD_PUBLISH_BYTES`."""
-        if topic in self.meshes:
-            peers = self.meshes[topic]
-        else:
-            peers = self._fill_fanout(topic, now, may_mesh)
+        peers, subscribers = self.meshes.get(topic), self.subscribers(topic)
+        if peers is None:
+            # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
+            known, _ = self._fanout.get(topic, ({}, 0.0))
+            kept = [peer for peer in known if peer in subscribers]
+            peers = {peer: None for peer in kept if self._scores.may_mesh(peer)}
+            missing = self._config.degree - len(peers)
+            peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
+            # Topics that we publish to without subscribing, as many as we remember of a peer.
+            # For one more the peers are drawn anew at each message.
+            if topic in self._fanout or len(self._fanout) < 64:
+                self._fanout[topic] = (peers, now + FANOUT)
         room = min(MAX_FLOOD_PUBLISH - len(peers), FLOOD_PUBLISH_BYTES // max(1, size))
-        others = self._sample(topic, peers, len(self.subscribers(topic)), may_mesh)
-        others.sort(key=lambda peer: (peer in self._outbound, deliveries(peer)), reverse=True)
+        others = self._sample(topic, peers, len(subscribers))
+        earned = self._scores.first_deliveries
+        others.sort(key=lambda peer: (peer in self._outbound, earned(peer)), reverse=True)
         return [*peers, *others[: max(0, room)]]
 
-    def _fill_fanout(self, topic: str, now: float, may_mesh: Predicate) -> Peers:
-        """The fanout of a topic that we do not subscribe to, filled up to ``degree`` and kept
-        for another ``fanout`` seconds."""
-        known, _ = self._fanout.get(topic, ({}, 0.0))
-        subscribers = self.subscribers(topic)
-        peers = {peer: None for peer in known if peer in subscribers and may_mesh(peer)}
-        missing = self._config.degree - len(peers)
-        peers.update(dict.fromkeys(self._sample(topic, peers, missing, may_mesh)))
-        if topic in self._fanout or len(self._fanout) < MAX_FANOUT:
-            self._fanout[topic] = (peers, now + FANOUT)
-        return peers
-
-    def gossip_recipients(self, topic: str, may_mesh: Predicate) -> list[PeerId]:
+    def gossip_recipients(self, topic: str) -> list[PeerId]:
         """Random peers outside the mesh that get an IHAVE in this heartbeat: D_lazy, or a
         quarter if that is more."""
         mesh = self.meshes.get(topic) or self._fanout.get(topic, ({}, 0.0))[0]
         outside = len(self.subscribers(topic)) - len(mesh)
-        return self._sample(topic, mesh, max(LAZY, outside // 4), may_mesh)
+        return self._sample(topic, mesh, max(LAZY, outside // 4))
 
     def fanout_topics(self) -> list[str]:
         """Topics that we publish to without subscribing."""
@@ -232,84 +214,51 @@ class Mesh:
         ended = now - BACKOFF_SLACK * self._config.interval
         self._backoff.keep(lambda until: until > ended)
 
-    def maintain(
-        self,
-        topic: str,
-        now: float,
-        may_mesh: Predicate,
-        score: Measure,
-        deliveries: Measure,
-    ) -> tuple[list[PeerId], list[PeerId]]:
+    def maintain(self, topic: str, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Keep the mesh of a topic in its bounds; returns the peers to send GRAFT and those to
         send PRUNE."""
-        config, mesh = self._config, self.meshes[topic]
-        pruned = [peer for peer in mesh if not may_mesh(peer)]
+        config, mesh, scores = self._config, self.meshes[topic], self._scores
+        pruned = [peer for peer in mesh if not scores.may_mesh(peer)]
         if len(mesh) - len(pruned) > config.high:
-            staying = [peer for peer in mesh if peer not in pruned]
-            pruned += self._excess(staying, lambda peer: (score(peer), deliveries(peer)))
+            pruned += self._excess([peer for peer in mesh if peer not in pruned])
         for peer in pruned:
             self.prune(topic, peer, now, BACKOFF)
-        grafted = self._top_up(topic, now, may_mesh) if len(mesh) < config.low else []
-        grafted += self._graft_outbound(topic, now, may_mesh)
-        if self._heartbeats % OPPORTUNISTIC_GRAFT_HEARTBEATS == 0:
-            grafted += self._graft_opportunistically(topic, now, may_mesh, deliveries)
+        grafted = self._top_up(topic, now) if len(mesh) < config.low else []
+        missing = config.outbound - self._count_outbound(mesh)
+        if missing > 0:
+            grafted += self._graft_some(topic, missing, now, self._outbound.__contains__)
+        if self._heartbeats % OPPORTUNISTIC_GRAFT_HEARTBEATS == 0 and mesh:
+            # gossipsub grafts peers with more first deliveries than the mesh only when the
+            # median score of the mesh is below a threshold. Here the median number of first
+            # deliveries is the threshold: a mesh of silent peers has the median 0, and any peer
+            # that has delivered one message from outside it by IWANT is better. In a good mesh
+            # no peer outside gets ahead, since it hears of messages later.
+            earned = scores.first_deliveries
+            median = sorted(map(earned, mesh))[len(mesh) // 2]
+            better = [peer for peer in self.subscribers(topic) if earned(peer) > median]
+            best = sorted(better, key=earned, reverse=True)[: config.high]
+            # Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six,
+            # so a mesh of silent peers is replaced within minutes.
+            count = 2
+            grafted += self._graft_some(topic, count, now, best.__contains__)
         return grafted, pruned
 
-    def _top_up(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
+    def _top_up(self, topic: str, now: float) -> list[PeerId]:
         """Graft up to ``degree``."""
-        missing = self._config.degree - len(self.meshes[topic])
-        return self._graft_some(topic, missing, now, may_mesh)
-
-    def _graft_outbound(self, topic: str, now: float, may_mesh: Predicate) -> list[PeerId]:
-        """Graft the outbound peers that the mesh lacks (D_out)."""
-        missing = self._config.outbound - self._count_outbound(self.meshes[topic])
-        if missing <= 0:
-            return []
-        outbound = self._outbound
-        return self._graft_some(topic, missing, now, lambda p: p in outbound and may_mesh(p))
-
-    def _graft_opportunistically(
-        self, topic: str, now: float, may_mesh: Predicate, deliveries: Measure
-    ) -> list[PeerId]:
-        """Graft peers with more first deliveries than the mesh's median.
-
-        gossipsub does so only when the median score of the mesh is below a threshold. Here the
-        median itself is the threshold: a mesh of silent peers has the median 0, and any peer
-        that has delivered one message from outside it by IWANT is better. In a good mesh no
-        peer outside gets ahead, since it hears of messages later.
-        """
-        earned = sorted(deliveries(peer) for peer in self.meshes[topic])
-        if not earned:
-            return []
-        median = earned[len(earned) // 2]
-        better = [peer for peer in self.subscribers(topic) if deliveries(peer) > median]
-        better = sorted(better, key=deliveries, reverse=True)[: self._config.high]
-        return self._graft_some(
-            topic,
-            OPPORTUNISTIC_GRAFT_PEERS,
-            now,
-            lambda peer: peer in better and may_mesh(peer),
-        )
+        return self._graft_some(topic, self._config.degree - len(self.meshes[topic]), now)
 
     def _graft_some(
-        self,
-        topic: str,
-        count: int,
-        now: float,
-        may_mesh: Predicate,
+        self, topic: str, count: int, now: float, accepts: Predicate = bool
     ) -> list[PeerId]:
         """Graft at most ``count`` random subscribers whose backoff is over."""
         mesh = self.meshes[topic]
         chosen = self._sample(
-            topic,
-            mesh,
-            count,
-            lambda peer: may_mesh(peer) and self._may_graft(topic, peer, now),
+            topic, mesh, count, lambda peer: accepts(peer) and self._may_graft(topic, peer, now)
         )
         mesh.update(dict.fromkeys(chosen))
         return chosen
 
-    def _excess(self, peers: list[PeerId], worth: Worth) -> list[PeerId]:
+    def _excess(self, peers: list[PeerId]) -> list[PeerId]:
         """The peers to prune from a mesh that is too large: all but the best few, some by
         chance, and enough outbound ones.
 
@@ -319,7 +268,11 @@ class Mesh:
         """
         config = self._config
         self._rng.shuffle(peers)
-        best = sorted(peers, key=worth, reverse=True)[:KEPT_FOR_SCORE]
+        scores = self._scores
+        worth = {peer: (scores.score(peer), scores.first_deliveries(peer)) for peer in peers}
+        # Peers that stay for their score when a mesh is cut back (D_score); the others by
+        # chance, so that a peer with a high score cannot choose the whole mesh.
+        best = sorted(peers, key=worth.__getitem__, reverse=True)[:4]
         order = best + [peer for peer in peers if peer not in best]
         kept, rest = order[: config.degree], order[config.degree :]
         missing = config.outbound - self._count_outbound(kept)
@@ -335,12 +288,12 @@ class Mesh:
         topic: str,
         without: Iterable[PeerId],
         count: int,
-        accepts: Predicate,
+        accepts: Predicate = bool,
     ) -> list[PeerId]:
         """At most ``count`` random subscribers of a topic that are not in ``without``."""
         not_these = dict.fromkeys(without)
         others = (peer for peer in self.subscribers(topic) if peer not in not_these)
-        peers = [peer for peer in others if accepts(peer)]
+        peers = [peer for peer in others if self._scores.may_mesh(peer) and accepts(peer)]
         return self._rng.sample(peers, min(max(count, 0), len(peers)))
 
     def _remove_subscriber(self, topic: str, peer: PeerId) -> None:

@@ -69,12 +69,6 @@ of a core (16 times 1.3 %)."""
 AUTHOR_SHARE: Final = 0.5
 """An author's quota, as a fraction of a peer's. Honest peers forward everything that they
 accept of an author, and would be over quota because of it."""
-MAX_AUTHORS: Final = 1024
-"""Authors with a bucket, those whose messages were accepted: as many as a run admits to a
-topic."""
-MAX_DEPARTED: Final = 1024
-"""Accounts kept of peers that left. One that comes back finds its own bucket, so that
-reconnecting fills none, until 1,024 others have left."""
 
 
 class _Account(TokenBucket):
@@ -125,8 +119,12 @@ class PeerQuotas:
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
         self._accounts: dict[PeerId, _Account] = {}
-        self._departed: BoundedDict[PeerId, _Account] = BoundedDict(MAX_DEPARTED)
-        self._authors: BoundedDict[PeerId, TokenBucket] = BoundedDict(MAX_AUTHORS)
+        # Accounts kept of peers that left. One that comes back finds its own bucket, so that
+        # reconnecting fills none, until 1,024 others have left.
+        self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
+        # Authors with a bucket, those whose messages were accepted: as many as a run admits to
+        # a topic.
+        self._authors: BoundedDict[PeerId, TokenBucket] = BoundedDict(1024)
         self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:

@@ -5,9 +5,8 @@ Theory of operation
 Every author numbers its entries from 0, and every entry carries the digest of the one before,
 so the newest digest (the *head*) commits to all of them. The logs of different authors do not
 refer to each other: there is no order between them. An author that signs two different entries
-with one number has forked its log; the pair is a `LedgerFork`, which proves that to any peer
-without further context. (A trainer that signs two manifests of one version does the like in
-SHARDCAST: `p2p.shardcast.manifest.Equivocation`.)
+with one number has forked its log; the pair is an `Equivocation`, which proves that to any peer
+without further context.
 
 On disk a log is a row of segment files, each a sequence of *records*: four bytes of length,
 eight of checksum over length and entry, the entry. The chain covers all of an entry but its
@@ -35,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id_untrusted
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
@@ -83,6 +83,12 @@ class Entry:
     def digest(self) -> bytes:
         """The digest that the next entry names; it covers everything but the signature."""
         return hashlib.sha256(self._signed()).digest()
+
+    @property
+    def bound(self) -> dict[int, bytes]:
+        """The digests of this entry and of the one before it, by number."""
+        before = {self.seqno - 1: self.previous} if self.seqno else {}
+        return {self.seqno: self.digest, **before}
 
     def _signed(self) -> bytes:
         return pack(
@@ -169,6 +175,11 @@ class SignedHead:
     digest: bytes
     signature: bytes
 
+    @property
+    def bound(self) -> dict[int, bytes]:
+        """The digest of the newest entry, by its number."""
+        return {self.seqno: self.digest}
+
     def encode(self) -> bytes:
         """The bytes that travel where it is not known whose head it is."""
         return pack([self.author.digest, *self._fields()])
@@ -218,14 +229,6 @@ Statement = Entry | SignedHead
 """What an author signs of its log."""
 
 
-def bound_by(statement: Statement) -> dict[int, bytes]:
-    """The digests to which a statement binds its author, by the number of the entry: an entry
-    to its own, and to that of the one before it."""
-    if isinstance(statement, SignedHead) or not statement.seqno:
-        return {statement.seqno: statement.digest}
-    return {statement.seqno: statement.digest, statement.seqno - 1: statement.previous}
-
-
 def decode_statement_untrusted(data: bytes) -> Statement:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
     here."""
@@ -236,55 +239,13 @@ def decode_statement_untrusted(data: bytes) -> Statement:
     return decode_entry_untrusted(data)
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerFork:
-    """Two statements by one author that bind it to two digests of one entry: two entries with
-    one number, two heads, or an entry and one that does not follow on it. Proof that the author
-    signed both, once `is_proven` has judged it.
-    """
-
-    first: Statement
-    second: Statement
-
-    def __post_init__(self) -> None:
-        one, other = bound_by(self.first), bound_by(self.second)
-        differ = any(other.get(seqno, digest) != digest for seqno, digest in one.items())
-        if self.first.author != self.second.author or not differ:
-            raise ValueError(
-                "a ledger fork is two entries of one author and number that differ"
-            )
-
-    @property
-    def culprit(self) -> PeerId:
-        """The author of both."""
-        return self.first.author
-
-    @property
-    def seqno(self) -> int:
-        """The number of the entry of which there are two."""
-        one, other = bound_by(self.first), bound_by(self.second)
-        return max(seqno for seqno in one if other.get(seqno, one[seqno]) != one[seqno])
-
-    def is_proven(self, verify: Verify) -> bool:
-        """Whether both signatures are the author's."""
-        return self.first.is_signed(verify) and self.second.is_signed(verify)
-
-    def encode(self) -> bytes:
-        """The bytes that prove the fork to another peer."""
-        return pack([self.first.encode(), self.second.encode()])
-
-
-def decode_fork_untrusted(data: bytes) -> LedgerFork:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signatures are not judged
-    here: the caller asks `LedgerFork.is_proven`.
-    """
+def decode_fork_untrusted(data: bytes) -> Equivocation[Statement]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The caller verifies the
+    signatures."""
     if len(data) > MAX_FORK:
         raise BadMessage(f"a ledger fork of {len(data)} bytes is too long")
     first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger fork")
-    try:
-        return LedgerFork(decode_statement_untrusted(first), decode_statement_untrusted(second))
-    except ValueError as error:
-        raise BadMessage(str(error)) from None
+    return Equivocation(decode_statement_untrusted(first), decode_statement_untrusted(second))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ says what is here, holes included, in so few bytes that another node can hand ov
 missing (`Shelf.missing`).
 
 Whatever comes is first held against what is there: a statement that binds its author to another
-digest of some entry is a `LedgerFork`, and ends the shelf.
+digest of some entry is an `Equivocation`, and ends the shelf.
 
 A question says, for each author that its node follows, which entries of that log it has
 (`Extent`), and whose forks it knows. The answer is what the other has beyond that: statements,
@@ -39,16 +39,15 @@ from itertools import chain, zip_longest
 from typing import Final
 
 from p2p.bounded import BoundedDict
+from p2p.equivocation import Equivocation, conflict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, Verify, decode_peer_id_untrusted
 from p2p.ledger.core.chain import (
     DIGEST_BYTES,
     DOMAIN,
     Entry,
-    LedgerFork,
     SignedHead,
     Statement,
-    bound_by,
     decode_fork_untrusted,
     decode_statement_untrusted,
 )
@@ -186,7 +185,7 @@ class Shelf:
     def digest(self, seqno: int) -> bytes:
         """Of entry ``seqno``, as far as anything here says; else empty."""
         said = self.get(seqno)
-        return b"" if said is None else bound_by(said).get(seqno, b"")
+        return b"" if said is None else said.bound.get(seqno, b"")
 
     def has(self, statement: Statement) -> bool:
         """Whether it is here already: then its signature need not be looked at."""
@@ -195,12 +194,12 @@ class Shelf:
         kept = self._window.get(statement.seqno) or self._lasting.get(statement.seqno)
         return kept is not None and kept.digest == statement.digest
 
-    def contradicted_by(self, statement: Statement) -> LedgerFork | None:
+    def contradicted_by(self, statement: Statement) -> Equivocation[Statement] | None:
         """The proof, if ``statement``, which is signed, is another story than what is here."""
-        for seqno, digest in bound_by(statement).items():
+        for seqno in statement.bound:
             said = self.get(seqno)
-            if said is not None and bound_by(said).get(seqno, digest) != digest:
-                return LedgerFork(said, statement)
+            if said is not None and conflict(said.bound, statement.bound) is not None:
+                return Equivocation(said, statement)
         return None
 
     def add(self, statement: Statement) -> bool:
@@ -285,7 +284,7 @@ class Answer:
     """What the one who answers has beyond that."""
 
     statements: Sequence[Statement] = ()
-    forks: Sequence[LedgerFork] = ()
+    forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
     """Whether the one who asked has something that the one who answers lacks."""
     size: int = field(default=0, compare=False)
@@ -359,7 +358,7 @@ MOST: Final = 2 * MIB
 LEAST: Final = 64 * KI
 """Of one author, where it names very many: the largest entry there can be, just."""
 
-News = Entry | LedgerFork
+News = Entry | Equivocation[Statement]
 """What a merge brings: an entry that was not here, or the proof that an author lies."""
 
 
@@ -371,7 +370,7 @@ class Exchange:
         self._shelves: dict[PeerId, Shelf] = {}
         self._questions = 0
         self._answers = 0
-        self.forks: dict[PeerId, LedgerFork] = {}
+        self.forks: dict[PeerId, Equivocation[Statement]] = {}
         """Who has told two stories, and the proof."""
 
     def follow(self, authors: Iterable[PeerId]) -> None:
@@ -426,18 +425,20 @@ class Exchange:
         is_news = shelf.add(statement)
         return statement if is_news and isinstance(statement, Entry) else None
 
-    def take_fork_untrusted(self, fork: LedgerFork) -> LedgerFork | None:
+    def take_fork_untrusted(
+        self, fork: Equivocation[Statement]
+    ) -> Equivocation[Statement] | None:
         """Take up a proof; None if it is no news here. Raise `BadMessage` if it proves
         nothing."""
-        if fork.culprit in self.forks:
+        if fork.author in self.forks:
             return None
-        if not fork.is_proven(self._verify):
+        if not all(one.is_signed(self._verify) for one in (fork.first, fork.second)):
             raise BadMessage("a proof of two ledgers bears a wrong signature")
-        return self._convict(fork) if fork.culprit in self._shelves else None
+        return self._convict(fork) if fork.author in self._shelves else None
 
-    def _convict(self, fork: LedgerFork) -> LedgerFork:
-        self.forks[fork.culprit] = fork
-        self._shelves[fork.culprit] = Shelf(LEAST)
+    def _convict(self, fork: Equivocation[Statement]) -> Equivocation[Statement]:
+        self.forks[fork.author] = fork
+        self._shelves[fork.author] = Shelf(LEAST)
         return fork
 
     def question(self) -> Question:
@@ -491,9 +492,9 @@ class Exchange:
             yield other
         yield from shelf.missing(extent)
 
-    def hears_head(self, head: SignedHead) -> tuple[LedgerFork | None, bool]:
+    def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
         """The proof, if a heartbeat's head is another story than what is here; and whether it
         is ahead of what is here. Raise `BadMessage` if it is not signed."""
         news = self.take_untrusted(head)
         is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
-        return (news if isinstance(news, LedgerFork) else None), is_ahead
+        return (news if isinstance(news, Equivocation) else None), is_ahead

@@ -8,16 +8,12 @@ file               what it decides                                              
 ================== ================================================================ ==========
 `local_heartbeat`  what this node says of itself, when, and to which peers          node
 `verifier`         whether to believe a heartbeat; penalties; the wall clock        peer
-`member_list`      which members are kept, named to others, evicted; made of:       node
-  `member_state`   one member: newest heartbeat; alive, probed or suspected         peer
-  `prefix`         the network that a member's addresses are in                     peer
+`member_list`      which members are kept, named to others, evicted                 node
 `active_view`      which members are neighbours (HyParView)                         node
 `failure_detector` probe, suspect, confirm: who is dead (SWIM)                      peer
 `dissemination`    which statements are passed on, to which neighbours, and when    statement
 `pull`             which heartbeats to ask for, of those that digests name          node
-`flood_quotas`     how much one peer may make us pass on or answer                  peer
-  `quotas`         token buckets
-`effects`          where the parts put their effects
+`quotas`           how much one peer may make us pass on or answer                  peer
 ================== ================================================================ ==========
 
 A suspected peer is declared dead by `failure_detector._confirm_death`. An arriving heartbeat

@@ -38,39 +38,18 @@ from typing import Final
 
 from p2p.bounded import BoundedDict, RateLimit
 from p2p.identity import PeerId
+from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.messages import (
-    Disconnect,
-    ForwardJoin,
-    Join,
-    Message,
-    Neighbor,
-    NeighborReply,
-)
 
 SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
 the last node short of one would ask around for ever."""
-MAX_BOOTSTRAPS: Final = 16
-"""Bootstrap peers that are tried in turn, the first of those given: a configuration names a
-handful, and any one is enough."""
 FIRST_RETRY: Final = 1.0
 """Seconds until the first join is repeated: a bootstrap that starts at the same time as we do
 is up by then."""
-LAST_RETRY: Final = 60.0
-"""Seconds between attempts to join, doubling: a bootstrap that comes back meets no stampede."""
-HEAL_INTERVALS: Final = 6.0
-"""Intervals between two requests to the other side of what may have been a partition."""
-HEAL_WINDOW: Final = 600.0
-"""Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
-point."""
-GRANT_INTERVALS: Final = 1.0
-"""Intervals between two urgent requests for which a neighbour is pushed out, after the first
-`GRANTS`. The lonely ask five peers at once and again after an interval: it is enough if one in
-a hundred can grant it."""
 GRANTS: Final = 256.0
 """Urgent requests granted at once: the first of a crowd that starts through us, or half of a
 zone that comes back from a partition. The others of a crowd of 1,000 find their neighbours by
@@ -82,75 +61,31 @@ GUEST_SEATS: Final = 4
 """Seats beyond `SLACK` for peers that ask urgently. A new guest takes the oldest guest's seat
 and no other: a newcomer gets in while strangers hold the rest, and no crowd evicts a
 neighbour."""
-GUEST_INTERVALS: Final = 2.0
-"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has
-found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
-tenth more."""
-MAX_GRANTED: Final = 1024
-"""Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a burst of
-grants pushes out none of itself."""
-MAX_SAME_PREFIX: Final = 2
-"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`): two
-of five, so that an attacker needs three networks for the whole view."""
 SPARSE: Final = 1.0
 """Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
 tenth of the members are hostile, one in twenty of those with four had two honest ones by
 chance."""
-CHOOSE: Final = 3.0
-"""Intervals between two requests of a node that has enough neighbours, but too few of its own
-choice: in a swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
 tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until a request for a link counts as refused: an answer is a dial and two ways,
 half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
-ASK_BACK_RATE: Final = 1.0
 ASK_BACK_BURST: Final = 3.0
 """Accusers that a node without neighbours asks at once to be its neighbours; then one a second.
 Several turns, so that a silent accuser costs one of them and holds no seat, and honest ones are
 reached."""
-MAX_ASKED_BACK: Final = 16
-"""Accusers remembered as asked: 13 may be in ten seconds."""
-AVOID: Final = 6.0
-"""Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
 
 class ActiveView:
     """The active view, and everything that keeps it filled."""
-
-    __slots__ = (
-        "_ask_backs",
-        "_asked_back",
-        "_bootstraps",
-        "_choose_at",
-        "_chosen",
-        "_chosen_pending",
-        "_config",
-        "_granted",
-        "_grants",
-        "_heal_at",
-        "_least_chosen",
-        "_lower",
-        "_members",
-        "_own",
-        "_pending",
-        "_quotas",
-        "_retry",
-        "_retry_at",
-        "_rng",
-        "_send",
-        "_upper",
-        "changes",
-        "neighbours",
-    )  # fmt: skip
 
     def __init__(
         self,
         members: MemberList,
         config: MembershipConfig,
         rng: Random,
-        send: Callable[[PeerId, Message], None],
+        send: Callable[[PeerId, msg.Message], None],
         own: Callable[[], SignedHeartbeat],
         quotas: FloodQuotas,
     ) -> None:
@@ -179,9 +114,13 @@ class ActiveView:
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
-        self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
-        self._ask_backs = RateLimit(ASK_BACK_RATE, ASK_BACK_BURST)
-        self._asked_back: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED_BACK)
+        # Intervals between two urgent requests for which a neighbour is pushed out, after the
+        # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
+        # enough if one in a hundred can grant it.
+        self._grants = RateLimit(1 / (1.0 * config.interval), GRANTS)
+        self._ask_backs = RateLimit(1.0, ASK_BACK_BURST)
+        # Accusers remembered as asked: 13 may be in ten seconds.
+        self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
         """Accusers that were asked, and until when they are not asked again, whatever they
         answer."""
         self._choose_at = -math.inf
@@ -204,14 +143,13 @@ class ActiveView:
         return tuple(self._chosen)[:ANCHORS]
 
     def bootstrap(
-        self,
-        peers: tuple[PeerId, ...],
-        anchors: tuple[PeerId, ...],
-        now: float,
+        self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float
     ) -> None:
         """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
         once."""
-        self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
+        # Bootstrap peers that are tried in turn, the first of those given: a configuration
+        # names a handful, and any one is enough.
+        self._bootstraps = dict.fromkeys(peers[:16])
         for peer in anchors[:ANCHORS]:
             if peer not in self.neighbours:
                 self._ask_chosen(peer, False, now)
@@ -245,7 +183,10 @@ class ActiveView:
             self._choose_at = now + SPARSE * self._config.interval
             missing = 1
         elif len(self._chosen) + len(self._chosen_pending) < self._least_chosen:
-            self._choose_at = now + CHOOSE * self._config.interval
+            # Intervals between two requests of a node that has enough neighbours, but too few
+            # of its own choice: in a swarm so small that no node has a seat left it would ask
+            # all the time.
+            self._choose_at = now + 3.0 * self._config.interval
             missing = 1
         else:
             return
@@ -272,10 +213,10 @@ class ActiveView:
         network = self._members.prefix(peer)
         if accepted is not None and self._quotas.may_walk(peer, network, now):
             for other in others:
-                self._send(other, ForwardJoin(self._config.hops, member.signed))
+                self._send(other, msg.ForwardJoin(self._config.hops, member.signed))
         return accepted
 
-    def on_forward_join(self, message: ForwardJoin, source: PeerId, now: float) -> None:
+    def on_forward_join(self, message: msg.ForwardJoin, source: PeerId, now: float) -> None:
         """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
         newcomer = message.heartbeat.peer
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
@@ -283,7 +224,7 @@ class ActiveView:
         if hops > 0 and onward:
             if not self._quotas.forwarded_walks.take(source, now):
                 return
-            self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
+            self._send(self._rng.choice(onward), msg.ForwardJoin(hops - 1, message.heartbeat))
         elif newcomer in self._members and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
@@ -304,7 +245,7 @@ class ActiveView:
             return
         if self._asked_back.get(peer, -math.inf) <= now and self._ask_backs.allows(1, now):
             self._asked_back.renew(peer, now + PENDING * self._config.interval)
-            self._send(peer, Neighbor(True, self._own()))
+            self._send(peer, msg.Neighbor(True, self._own()))
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
@@ -316,7 +257,7 @@ class ActiveView:
         if accepted and was_asked and peer in self._members:
             self.add(peer, now, chosen=was_picked)
         elif accepted and peer not in self.neighbours:
-            self._send(peer, Disconnect())
+            self._send(peer, msg.Disconnect())
         elif not accepted:
             self._avoid(peer, now)
             held = len(self.neighbours) + len(self._pending)
@@ -330,7 +271,7 @@ class ActiveView:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
             else:
-                self._send(peer, Disconnect())
+                self._send(peer, msg.Disconnect())
         elif not is_neighbour and peer in self.neighbours:
             self.remove(peer, now)
 
@@ -382,7 +323,7 @@ class ActiveView:
     def _evict(self, peer: PeerId) -> None:
         self._drop(peer)
         self._members.stop_expecting(peer)
-        self._send(peer, Disconnect())
+        self._send(peer, msg.Disconnect())
 
     def _release_guests(self, now: float) -> None:
         """Those who got the guest seats have had them for long enough."""
@@ -393,7 +334,10 @@ class ActiveView:
             # out, no node would watch it, and it would stay listed for minutes. It stays until
             # its silence was judged.
             is_silent = member is not None and not member.is_heard(now)
-            since = now - GUEST_INTERVALS * self._config.interval
+            # Intervals after which such a seat is given up though no peer asks for it: a
+            # newcomer has found others by then, and seven neighbours on average instead of 6.4
+            # made a quiet swarm send a tenth more.
+            since = now - 2.0 * self._config.interval
             if not is_silent and self.neighbours[peer] <= since:
                 self._evict(peer)
 
@@ -412,7 +356,7 @@ class ActiveView:
             self.add(peer, now)
         elif not self._quotas.may_refuse(self._members.prefix(peer), now):
             return None
-        self._send(peer, NeighborReply(accepted, self._own()))
+        self._send(peer, msg.NeighborReply(accepted, self._own()))
         return accepted
 
     def _has_seat(self) -> bool:
@@ -434,9 +378,10 @@ class ActiveView:
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
-        return [self._members.prefix(other) for other in self.neighbours].count(
-            prefix,
-        ) >= MAX_SAME_PREFIX
+        # Neighbours of one network, where there are others to choose from
+        # (`member_list.OTHERS`): two of five, so that an attacker needs three networks for the
+        # whole view.
+        return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= 2
 
     def _grant(self, peer: PeerId, now: float) -> bool:
         """Let in one that has no neighbour, if it may be; return whether it has a guest seat
@@ -460,7 +405,9 @@ class ActiveView:
             if name is not None:
                 granted.pop(name, None)
                 granted[name] = now
-        while len(granted) > MAX_GRANTED or granted[next(iter(granted))] <= lately:
+        # Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a
+        # burst of grants pushes out none of itself.
+        while len(granted) > 1024 or granted[next(iter(granted))] <= lately:
             del granted[next(iter(granted))]
         return True
 
@@ -471,12 +418,14 @@ class ActiveView:
 
     def _ask(self, peer: PeerId, urgent: bool, now: float) -> None:
         self._pending[peer] = now + PENDING * self._config.interval
-        self._send(peer, Neighbor(urgent, self._own()))
+        self._send(peer, msg.Neighbor(urgent, self._own()))
 
     def _avoid(self, peer: PeerId, now: float) -> None:
         member = self._members.get(peer)
         if member is not None:
-            member.avoid_until = now + AVOID * self._config.interval
+            # Intervals before a peer that refused a link, or could not be reached, is asked
+            # again.
+            member.avoid_until = now + 6.0 * self._config.interval
 
     def _rejoin(self, now: float) -> None:
         """There is no neighbour: try the next bootstrap peer, later each time."""
@@ -485,20 +434,23 @@ class ActiveView:
             return
         peer = next(iter(self._bootstraps))
         self._bootstraps[peer] = self._bootstraps.pop(peer)
-        self._send(peer, Join(self._own()))
+        self._send(peer, msg.Join(self._own()))
         self._retry_at = now + self._retry * self._rng.uniform(0.75, 1.25)
-        self._retry = min(2 * self._retry, LAST_RETRY)
+        # Seconds between attempts to join, doubling: a bootstrap that comes back meets no
+        # stampede.
+        self._retry = min(2 * self._retry, 60.0)
 
     def _arm_heal(self, now: float) -> None:
         if self._heal_at == math.inf:
-            self._heal_at = now + HEAL_INTERVALS * self._config.interval * self._rng.uniform(
-                0.75,
-                1.25,
-            )
+            # Intervals between two requests to the other side of what may have been a
+            # partition.
+            self._heal_at = now + 6.0 * self._config.interval * self._rng.uniform(0.75, 1.25)
 
     def _heal(self, now: float) -> None:
         """Ask a peer that may live beyond a partition to be our neighbour."""
-        maybe_partitioned = self._members.maybe_partitioned(now - HEAL_WINDOW)
+        # Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
+        # point.
+        maybe_partitioned = self._members.maybe_partitioned(now - 600.0)
         maybe_partitioned += [peer for peer in self._bootstraps if peer not in self._members]
         if maybe_partitioned:
             self._ask(self._rng.choice(maybe_partitioned), True, now)

@@ -10,7 +10,7 @@ within a budget (`pull`). So in a swarm of up to about 200 all nodes learn of al
 a few intervals; in a larger one each keeps a fresh random sample. Digests of newcomers do not
 wait for the next heartbeat: they are sent on within a second (`dissemination`).
 
-A failure is detected as in SWIM, from silence on our own monotonic clock (`member_state` has
+A failure is detected as in SWIM, from silence on our own monotonic clock (`member_list` has
 the times), which does not count the time for which this process was stopped (`p2p.own_time`).
 A node that misses a neighbour's heartbeats first asks the neighbour itself; then it floods a
 *suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at the
@@ -30,64 +30,31 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
-from p2p.effects import AddAddrs
 from p2p.errors import BadMessage
+from p2p.events import AddAddrs, PeerDown, PeerUp, Received, Tick
 from p2p.identity import PeerId, Signer, Verify
+from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
+from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
-from p2p.membership.core.effects import EffectBuffer
-from p2p.membership.core.events import (
-    Bootstrap,
-    Change,
-    ClockOff,
-    Disconnected,
-    Effect,
-    Event,
-    Interest,
-    Leave,
-    Member,
-    NeighboursChanged,
-    Received,
-    ReserveSeqnos,
-    SaveAnchors,
-    Seek,
-    Tick,
-    Unreachable,
-    UpdateProfile,
-)
+from p2p.membership.core.events import EffectBuffer
 from p2p.membership.core.failure_detector import FailureDetector
-from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import PROBE, Liveness, MemberState
+from p2p.membership.core.member_list import PROBE, Liveness, MemberList, MemberState
 from p2p.membership.core.pull import Pull
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, KeyedQuotas
-from p2p.membership.core.verifier import HeartbeatVerifier
-from p2p.membership.heartbeat import SignedHeartbeat, key_of
-from p2p.membership.messages import (
-    MAX_HEARTBEATS,
-    Beat,
-    Digest,
-    Disconnect,
-    ForwardJoin,
-    Heartbeats,
-    Join,
-    Message,
-    Neighbor,
-    NeighborReply,
-    Newcomers,
-    Suspect,
-    Want,
-    decode_message_untrusted,
+from p2p.membership.core.quotas import (
+    QUOTA_BURST,
+    QUOTA_RATE,
+    QUOTA_UNIT,
+    FloodQuotas,
+    KeyedQuotas,
 )
+from p2p.membership.core.verifier import HeartbeatVerifier
+from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
 from p2p.own_time import STALL, OwnTime
-
-WELCOME_DIGESTS: Final = 16
-"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
-rest."""
 
 ADMISSION_BEATS: Final = 12
 """Heartbeats between two looks whether all members are still admitted. A peer that is not is
@@ -98,25 +65,16 @@ ANCHOR_BEATS: Final = 60
 """Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
 writing."""
 
-CROWDED_BEATS: Final = 3
-"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
-long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large
-swarm."""
 
 READDRESS_BEATS: Final = 12
 """Of so many of a member's sequence numbers one makes the host remember its addresses again:
 strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
 minute."""
 
-REFUTATION_WINDOW: Final = 2.0
-"""Intervals after a suspicion in which a sign of life is news for all: later the peer is dead
-for all (`CONFIRM`), and its return is a newcomer's."""
 
-FAREWELL_GAP: Final = 1.0
-"""Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not passed on:
-a peer that lives says good-bye once, and who heard the other flood knows that it is gone."""
-
-_NEEDS_STAMP: Final = frozenset({Suspect, ForwardJoin, Newcomers, Disconnect, Want})
+_NEEDS_STAMP: Final = frozenset(
+    {msg.Suspect, msg.ForwardJoin, msg.Newcomers, msg.Disconnect, msg.Want}
+)
 """Messages that do not introduce their sender: it must have shown its stamp before."""
 
 
@@ -152,12 +110,7 @@ class MembershipCore:
         self._members = members = MemberList(self.peer, config, rng)
         self._quotas = quotas = FloodQuotas(config.interval)
         self._active_view = active_view = ActiveView(
-            members,
-            config,
-            rng,
-            effects.send,
-            local.newest,
-            quotas,
+            members, config, rng, effects.send, local.newest, quotas
         )
         self._dissemination = dissemination = Dissemination(self.peer)
         self._detector = FailureDetector(
@@ -190,7 +143,7 @@ class MembershipCore:
         return bool(self._active_view.neighbours)
 
     @property
-    def clock_off(self) -> ClockOff | None:
+    def clock_off(self) -> ev.ClockOff | None:
         """By how much our wall clock differs from the others', if it is ours that is wrong."""
         return self._verifier.clock_off(len(self._members))
 
@@ -208,34 +161,45 @@ class MembershipCore:
         """How many `members` there are."""
         return len(self._members)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ev.Member]:
         """All members known to live and admitted, without ourselves, longest known first."""
         return [member for member in self._members.members() if self._verifier.may(member.peer)]
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
         now = self._own_time.at(now, self._due)
         match event:
             case Received(peer, data):
                 self._on_received(peer, data, now)
-            case Disconnected(peer):
-                self._on_disconnected(peer, now)
-            case Unreachable(peer):
-                self._on_unreachable(peer, now)
-            case Bootstrap(addrs, anchors):
-                self._on_bootstrap(addrs, anchors, now)
-            case Interest(peers, has_audience):
+            case PeerDown(peer, unreachable):
+                member = self._members.get(peer)
+                if unreachable:
+                    self._local.back_off(peer, now)
+                    if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
+                        self._detector.on_unreachable(peer, now)
+                    self._active_view.on_unreachable(peer, now)
+                else:
+                    if member is not None and member.direct:
+                        self._detector.probe(member)
+                    self._active_view.remove(peer, now)
+            case PeerUp():
+                pass
+            case ev.Bootstrap(addrs, anchors):
+                peers = self._peers_at(addrs)
+                self._active_view.bootstrap(peers, self._peers_at(anchors), now)
+            case ev.Interest(peers, has_audience):
                 self._local.set_interest(peers)
                 self._members.has_audience = has_audience
-            case Seek(peer, among):
+            case ev.Seek(peer, among):
                 self._pull.sought(key_of(peer), now)
-                self._effects.send_all(list(among), Want((key_of(peer),)))
-            case UpdateProfile(profile):
+                self._effects.send_all(list(among), msg.Want((key_of(peer),)))
+            case ev.UpdateProfile(profile):
                 self._local.set_profile(profile, now)
             case Tick():
                 self._tick(now)
-            case Leave():
-                self._leave()
+            case ev.Leave():
+                farewell = msg.Heartbeats((self._local.farewell(),))
+                self._effects.send_all(list(self._active_view.neighbours), farewell)
             case _:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
@@ -244,7 +208,7 @@ class MembershipCore:
         self.next_deadline = self._own_time.deadline(self._due)
         if self._active_view.changes != self._told_changes:
             self._told_changes = self._active_view.changes
-            self._effects.put(NeighboursChanged(self.neighbours))
+            self._effects.put(ev.NeighboursChanged(self.neighbours))
         return self._effects.take()
 
     def _on_resume(self, now: float) -> None:
@@ -254,19 +218,11 @@ class MembershipCore:
     def _soonest_deadline(self) -> float:
         """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
         times as long."""
-        local = self._local
-        soonest = self._members.settle()
-        if local.next_beat < soonest:
-            soonest = local.next_beat
-        if local.refute_at < soonest:
-            soonest = local.refute_at
-        if (when := self._dissemination.flush_at) < soonest:
-            soonest = when
-        if (when := self._detector.checks_end) < soonest:
-            soonest = when
-        if (when := self._active_view.next_deadline) < soonest:
-            soonest = when
-        return soonest
+        return min(
+            self._members.settle(), self._local.next_beat, self._local.refute_at,
+            self._dissemination.flush_at, self._detector.checks_end,
+            self._active_view.next_deadline,
+        )  # fmt: skip
 
     # Messages.
 
@@ -277,53 +233,49 @@ class MembershipCore:
             self._verifier.refuse("over quota", peer, Offence.OVER_QUOTA)
         else:
             try:
-                message = decode_message_untrusted(data)
+                message = msg.decode_message_untrusted(data)
             except BadMessage as error:
                 self._verifier.refuse("malformed", peer, Offence.MALFORMED, str(error))
+                return
+            verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
+            if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
+                verifier.refuse_stamp(peer)
             else:
-                verifier = self._verifier
-                if (
-                    verifier.asks_stamps
-                    and type(message) in _NEEDS_STAMP
-                    and not verifier.has_stamp(peer)
-                ):
-                    verifier.refuse_stamp(peer)
-                else:
-                    self._dispatch(peer, message, now)
+                self._dispatch(peer, message, now)
 
-    def _dispatch(self, peer: PeerId, message: Message, now: float) -> None:
+    def _dispatch(self, peer: PeerId, message: msg.Message, now: float) -> None:
         match message:  # the most frequent first
-            case Newcomers(digests):
+            case msg.Newcomers(digests):
                 if self._dissemination.has_newcomers:
                     self._dissemination.neighbour_knows(digests, peer)
                 self._on_digests(peer, digests, now)
-            case Beat() | Join() | Neighbor() | NeighborReply():
+            case msg.Beat() | msg.Join() | msg.Neighbor() | msg.NeighborReply():
                 self._on_introduction(peer, message, now)
-            case Suspect(heartbeats):
+            case msg.Suspect(heartbeats):
                 for signed in heartbeats:
                     self._detector.on_suspect(signed, peer, now)
-            case ForwardJoin(hops, signed):
+            case msg.ForwardJoin(hops, signed):
                 is_news = self._accept(signed, peer, now, hold=not hops)
                 if is_news or signed.peer in self._members:
                     self._active_view.on_forward_join(message, peer, now)
-            case Disconnect():
+            case msg.Disconnect():
                 self._stop_expecting(peer, now)
-            case Want(keys):
+            case msg.Want(keys):
                 self._on_want(peer, keys, now)
-            case Heartbeats(heartbeats):
+            case msg.Heartbeats(heartbeats):
                 for signed in heartbeats:
                     self._accept(
-                        signed,
-                        peer,
-                        now,
-                        hold=self._pull.was_asked(key_of(signed.peer)),
+                        signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer))
                     )
                     self._pull.arrived(key_of(signed.peer))
             case _:
                 assert_never(message)
 
     def _on_introduction(
-        self, peer: PeerId, message: Beat | Join | Neighbor | NeighborReply, now: float
+        self,
+        peer: PeerId,
+        message: msg.Beat | msg.Join | msg.Neighbor | msg.NeighborReply,
+        now: float,
     ) -> None:
         """A message in which the sender speaks of itself."""
         if message.heartbeat.heartbeat.peer != peer:
@@ -335,34 +287,34 @@ class MembershipCore:
             )
             return
         kind, is_expected = type(message), False
-        if kind is Beat:
+        if kind is msg.Beat:
             is_expected = self._members.expect(peer, now)
-        elif kind is not NeighborReply and not self._quotas.asks.take(peer, now):
+        elif kind is not msg.NeighborReply and not self._quotas.asks.take(peer, now):
             self._verifier.refuse("asks too often", peer, Offence.ASKED)
             return
         self._accept(message.heartbeat, peer, now, hold=True)
         if self._members.get(peer) is None:
             return
         match message:
-            case Beat(is_neighbour, _, digests):
+            case msg.Beat(is_neighbour, _, digests):
                 if not is_expected:
                     self._members.expect(peer, now)
                 self._active_view.on_heartbeat(peer, is_neighbour, now)
                 self._on_digests(peer, digests, now)
-            case Join():
+            case msg.Join():
                 if self._active_view.on_join(peer, now) is not None:
-                    self._effects.send(peer, Newcomers(self._welcome_digests()))
-            case Neighbor(urgent):
+                    self._effects.send(peer, msg.Newcomers(self._welcome_digests()))
+            case msg.Neighbor(urgent):
                 if self._active_view.on_neighbor(peer, urgent, now) is False and urgent:
                     # Others may have a seat.
-                    self._effects.send(peer, Newcomers(self._welcome_digests()))
-            case NeighborReply(accepted):
+                    self._effects.send(peer, msg.Newcomers(self._welcome_digests()))
+            case msg.NeighborReply(accepted):
                 self._active_view.on_neighbor_reply(peer, accepted, now)
 
     def _on_digests(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
         keys = self._pull.wanted(digests, peer, now)
         if keys:
-            self._effects.send(peer, Want(keys))
+            self._effects.send(peer, msg.Want(keys))
 
     def _on_want(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
         is_neighbour = peer in self._active_view.neighbours
@@ -376,19 +328,13 @@ class MembershipCore:
                 heartbeats.append(self._local.newest())
             elif member is not None and member.liveness is not Liveness.SUSPECTED:
                 heartbeats.append(member.signed)
-        for start in range(0, len(heartbeats), MAX_HEARTBEATS):
+        for start in range(0, len(heartbeats), msg.MAX_HEARTBEATS):
             self._effects.send(
-                peer,
-                Heartbeats(tuple(heartbeats[start : start + MAX_HEARTBEATS])),
+                peer, msg.Heartbeats(tuple(heartbeats[start : start + msg.MAX_HEARTBEATS]))
             )
 
     def _accept(
-        self,
-        signed: SignedHeartbeat,
-        source: PeerId,
-        now: float,
-        *,
-        hold: bool,
+        self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool
     ) -> bool:
         """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
         view too."""
@@ -400,7 +346,12 @@ class MembershipCore:
         held = member is not None
         if seqno <= (self._members.seqno_of_dead(peer) if member is None else member.seqno):
             dissemination.neighbour_heard(peer, seqno, source)
-            self._on_stale(signed, source)
+            known = member or self._members.tombstone(peer)
+            if source == peer and known is not None and seqno < known.signed.seqno:
+                # Old news are normal from others. From the peer itself it is a replay, or it
+                # lost its numbers.
+                self._verifier.refuse("replayed", source, Offence.REPLAYED)
+                self._effects.send(source, msg.Heartbeats((known.signed,)))
             return False
         if not held and self._members.has_key_of_another(peer):
             self._verifier.counters["key taken"] += 1
@@ -408,17 +359,32 @@ class MembershipCore:
         if source != peer and seqno <= dissemination.suspected_seqno(peer):
             return False  # said before a silence of which we heard: no sign of life
         if not (held or hold) and dissemination.is_known(
-            peer,
-            seqno,
-            suspected=False,
-            source=source,
+            peer, seqno, suspected=False, source=source
         ):
             return False
         if not self._verifier.is_genuine(signed, source):
             return False
+        interval = self._config.paced(signed.heartbeat.interval)
         if signed.heartbeat.leaving:
-            return self._on_farewell(signed, source, held, now)
-        refutes = bool(dissemination.unrefuted) and self._refutes(signed, now)
+            # Others are told, unless the peer says so all the time, or a neighbour of too many.
+            # Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not
+            # passed on: a peer that lives says good-bye once, and who heard the other flood
+            # knows that it is gone.
+            was_gone = dissemination.was_suspected(peer, now - 1.0 * interval)
+            is_fit = source in self._active_view.neighbours or (held and source == peer)
+            may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
+            if held or may_pass:
+                self._detector.declare_gone(signed, ev.Change.LEFT, now)
+            if may_pass:
+                dissemination.flood(signed, suspected=False, source=source, now=now)
+            else:
+                self._verifier.counters["good-byes"] += 1
+            return True
+        # Was its author suspected a moment ago?
+        # Intervals after a suspicion in which a sign of life is news for all: later the peer is
+        # dead for all (`CONFIRM`), and its return is a newcomer's.
+        since = now - 2.0 * interval
+        refutes = bool(dissemination.unrefuted) and dissemination.is_suspected(peer, since)
         if refutes:
             ahead = seqno - dissemination.suspected_seqno(peer)
             self._quotas.count_refutation(peer, ahead, now)
@@ -431,49 +397,12 @@ class MembershipCore:
             self._dissemination.flood(signed, suspected=False, source=source, now=now)
         return True
 
-    def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
-        """Whether its author was suspected a moment ago."""
-        interval = self._config.paced(signed.heartbeat.interval)
-        return self._dissemination.is_suspected(signed.peer, now - REFUTATION_WINDOW * interval)
-
-    def _on_farewell(
-        self,
-        signed: SignedHeartbeat,
-        source: PeerId,
-        held: bool,
-        now: float,
-    ) -> bool:
-        """A peer has left. Others are told, unless it says so all the time, or a neighbour of
-        too many."""
-        interval = self._config.paced(signed.heartbeat.interval)
-        was_gone = self._dissemination.was_suspected(
-            signed.peer,
-            now - FAREWELL_GAP * interval,
-        )
-        is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
-        may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
-        if held or may_pass:
-            self._detector.declare_gone(signed, Change.LEFT, now)
-        if may_pass:
-            self._dissemination.flood(signed, suspected=False, source=source, now=now)
-        else:
-            self._verifier.counters["good-byes"] += 1
-        return True
-
-    def _on_stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
-        """Old news are normal from others. From the peer itself it is a replay, or it lost its
-        numbers."""
-        known = self._members.get(signed.peer) or self._members.tombstone(signed.peer)
-        if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
-            self._verifier.refuse("replayed", source, Offence.REPLAYED)
-            self._effects.send(source, Heartbeats((known.signed,)))
-
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
         peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         member = self._members.admit(signed, source, now)
         self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
-        self._effects.tell(Change.JOINED, Member(peer, profile, now))
+        self._effects.tell(ev.Change.JOINED, ev.Member(peer, profile, now))
         evictee = self._members.evictee(self._active_view.neighbours, peer, now)
         # Names that push each other out are not named before all others: 200 peers of one /24
         # that asked every node in turn filled each beat, no honest member was named for ten
@@ -499,7 +428,7 @@ class MembershipCore:
             if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
                 self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
             if differs(known, profile) or known.ledger != profile.ledger:
-                self._effects.tell(Change.CHANGED, Member(peer, profile, now))
+                self._effects.tell(ev.Change.CHANGED, ev.Member(peer, profile, now))
         elif member.seqno % READDRESS_BEATS == 0:
             self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         overdue = member.direct_at < now - PROBE * member.interval
@@ -510,26 +439,6 @@ class MembershipCore:
             self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
-
-    def _on_disconnected(self, peer: PeerId, now: float) -> None:
-        member = self._members.get(peer)
-        if member is not None and member.direct:
-            self._detector.probe(member)
-        self._active_view.remove(peer, now)
-
-    def _on_unreachable(self, peer: PeerId, now: float) -> None:
-        self._local.back_off(peer, now)
-        if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
-            self._detector.on_unreachable(peer, now)
-        self._active_view.on_unreachable(peer, now)
-
-    def _on_bootstrap(
-        self,
-        addrs: tuple[Multiaddr, ...],
-        anchors: tuple[Multiaddr, ...],
-        now: float,
-    ) -> None:
-        self._active_view.bootstrap(self._peers_at(addrs), self._peers_at(anchors), now)
 
     def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
         """The peers at ``addrs``, which the host remembers."""
@@ -558,7 +467,7 @@ class MembershipCore:
         signed = self._local.beat(now)
         ceiling = self._local.reserve()
         if ceiling is not None:
-            self._effects.put(ReserveSeqnos(ceiling))
+            self._effects.put(ev.ReserveSeqnos(ceiling))
         if self._local.beats % ADMISSION_BEATS == 0:
             for peer in self._members.unadmitted(self._verifier.may):
                 self._detector.forget(peer)
@@ -566,10 +475,10 @@ class MembershipCore:
         if self._local.beats % ANCHOR_BEATS == ADMISSION_BEATS:
             self._save_anchors()
         neighbours = self._active_view.neighbours
-        self._effects.send_all(list(neighbours), Beat(True, signed, self._digests()))
+        self._effects.send_all(list(neighbours), msg.Beat(True, signed, self._digests()))
         others = [peer for peer in self._local.interested(now) if peer not in neighbours]
-        self._effects.send_all(others, Beat(False, signed))
-        self._effects.send_all(self._local.take_suspecters(), Heartbeats((signed,)))
+        self._effects.send_all(others, msg.Beat(False, signed))
+        self._effects.send_all(self._local.take_suspecters(), msg.Heartbeats((signed,)))
         self._active_view.fill(now)
 
     def _refute_suspicions(self, now: float) -> None:
@@ -579,8 +488,8 @@ class MembershipCore:
         neighbours = self._active_view.neighbours
         ours = [peer for peer in peers if peer in neighbours]
         others = [peer for peer in peers if peer not in neighbours]
-        self._effects.send_all(ours, Beat(True, signed))
-        self._effects.send_all(others, Heartbeats((signed,)))
+        self._effects.send_all(ours, msg.Beat(True, signed))
+        self._effects.send_all(others, msg.Heartbeats((signed,)))
 
     def _save_anchors(self) -> None:
         """Have our anchors written down, if they are others than before."""
@@ -590,7 +499,9 @@ class MembershipCore:
         addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
         if anchors and anchors != self._anchors:
             self._anchors = anchors
-            self._effects.put(SaveAnchors(tuple([addr for place in addrs for addr in place])))
+            self._effects.put(
+                ev.SaveAnchors(tuple([addr for place in addrs for addr in place]))
+            )
 
     def _flush(self, now: float) -> None:
         """Pass on floods and news, to each neighbour what it may not know."""
@@ -599,19 +510,14 @@ class MembershipCore:
             suspected = tuple([flood.signed for flood in floods if flood.suspected])
             alive = tuple([flood.signed for flood in floods if not flood.suspected])
             if suspected:
-                self._effects.send_all(peers, Suspect(suspected))
+                self._effects.send_all(peers, msg.Suspect(suspected))
             if alive:
-                self._effects.send_all(peers, Heartbeats(alive))
+                self._effects.send_all(peers, msg.Heartbeats(alive))
         for peers, newcomers in self._dissemination.take_newcomers(now, neighbours):
             members = map(self._members.by_key, newcomers)
             digests = tuple([member.signed.digest for member in members if member is not None])
             if digests:
-                self._effects.send_all(peers, Newcomers(digests))
-
-    def _leave(self) -> None:
-        """Say good-bye."""
-        farewell = Heartbeats((self._local.farewell(),))
-        self._effects.send_all(list(self._active_view.neighbours), farewell)
+                self._effects.send_all(peers, msg.Newcomers(digests))
 
     # Shared steps.
 
@@ -620,12 +526,17 @@ class MembershipCore:
         count = self._config.sample
         if not self._members.is_crowded():
             return _digests_of(self._members.sample(count, self._active_view.neighbours))
-        if self._local.beats % CROWDED_BEATS:
+        # Heartbeats of which one carries digests when the view is crowded: what they tell can
+        # wait as long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's
+        # time in a large swarm.
+        if self._local.beats % 3:
             return ()
         return _digests_of(self._members.sample(count, ()))
 
     def _welcome_digests(self) -> tuple[Digest, ...]:
-        return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
+        # Digests for a newcomer, beside those of our neighbours: its next neighbours tell it
+        # the rest.
+        return _digests_of(self._members.sample(16, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
         """A peer lives, but sends us heartbeats no more."""

@@ -27,8 +27,8 @@ from typing import Final, TypeVar
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat, key_of
-from p2p.membership.messages import MAX_HEARTBEATS, Digest
+from p2p.membership.heartbeat import MAX_INTERVAL, Digest, SignedHeartbeat, key_of
+from p2p.membership.messages import MAX_HEARTBEATS
 
 T = TypeVar("T")
 
@@ -50,8 +50,6 @@ MAX_NEWCOMERS: Final = 64
 MAX_FLOODS: Final = 4096
 """Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
 once still floods each only once."""
-_NEVER: Final = -1 << 1
-"""The rank of a peer of whom nothing was told."""
 _SUSPICION_MEMORY: Final = 2 * MAX_INTERVAL
 """Seconds for which it is remembered when a peer was suspected: two intervals, as long as there
 are."""
@@ -70,31 +68,23 @@ class Flood:
 class Dissemination:
     """Which floods were heard, and which wait to be passed on."""
 
-    __slots__ = (
-        "_first",
-        "_first_at",
-        "_late_newcomers",
-        "_local",
-        "_newcomers",
-        "_newcomers_at",
-        "_passed_at",
-        "_ranks",
-        "_second",
-        "_second_at",
-        "flush_at",
-        "has_newcomers",
-        "unrefuted",
-    )
-
     def __init__(self, local: PeerId) -> None:
         self._local = local
         self._passed_at = -math.inf
         self._first_at = self._second_at = self._newcomers_at = math.inf
         self.flush_at = math.inf
         """When to pass on what waits."""
-        self._ranks = _FloodHistory()
-        self.unrefuted: Final = self._ranks.unrefuted
-        """Of whom the last flood was no sign of life, lately."""
+        # The rank of the last flood about each peer, remembered for one to two times `MEMORY`,
+        # in two generations: with a time for each, a thousand ranks took three times as much
+        # memory.
+        self._young: dict[PeerId, int] = {}
+        self._old: dict[PeerId, int] = {}
+        self._turned_at = -math.inf
+        self._suspected: BoundedDict[PeerId, float] = BoundedDict(MAX_FLOODS)
+        """When a flood ran that asked for a peer, or said good-bye for it, longest ago
+        first."""
+        self.unrefuted: Final[dict[PeerId, None]] = {}
+        """Peers whose latest flooded statement is an unrefuted suspicion or leave."""
         self._first: dict[PeerId, Flood] = {}
         self._second: dict[PeerId, Flood] = {}
         self._newcomers: dict[bytes, tuple[PeerId, ...]] = {}
@@ -104,26 +94,49 @@ class Dissemination:
         self.has_newcomers = False
         """Whether newcomers wait to be named."""
 
+    def _rank_of(self, peer: PeerId) -> int:
+        """The rank of the last flood about ``peer``, or the rank of a peer of whom nothing was
+        told."""
+        rank = self._young.get(peer)
+        return self._old.get(peer, -1 << 1) if rank is None else rank
+
+    def _note_rank(self, peer: PeerId, rank: int, now: float) -> None:
+        if now - self._turned_at > MEMORY or len(self._young) >= MAX_FLOODS:
+            self._young, self._old, self._turned_at = {}, self._young, now
+        self._young[peer] = rank
+        suspected = self._suspected
+        while suspected:
+            oldest = next(iter(suspected))
+            if suspected[oldest] >= now - _SUSPICION_MEMORY and len(suspected) < MAX_FLOODS:
+                break
+            del suspected[oldest]
+            self.unrefuted.pop(oldest, None)
+        if rank & 1:
+            suspected.renew(peer, now)
+            self.unrefuted[peer] = None
+        else:
+            self.unrefuted.pop(peer, None)
+
     def is_suspected(self, peer: PeerId, since: float) -> bool:
         """Whether the last flood about ``peer`` was no sign of life, and came after
         ``since``."""
-        return self._ranks.unrefuted_at(peer) > since
+        return peer in self.unrefuted and self.was_suspected(peer, since)
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
         """Whether a suspicion or a good-bye of ``peer`` was passed on after ``since``, refuted
         or not."""
-        return self._ranks.suspected_at(peer) > since
+        return self._suspected.get(peer, -math.inf) > since
 
     def suspected_seqno(self, peer: PeerId) -> int:
         """The sequence number after which, they say, nothing came from ``peer``; -1 if no peer
         says so."""
-        rank = self._ranks.of(peer)
+        rank = self._rank_of(peer)
         return rank >> 1 if rank & 1 else -1
 
     def is_known(self, peer: PeerId, seqno: int, *, suspected: bool, source: PeerId) -> bool:
         """Whether this was heard before; if it still waits here, ``source`` need not be
         told."""
-        if 2 * seqno + suspected > self._ranks.of(peer):
+        if 2 * seqno + suspected > self._rank_of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
         said = seqno, suspected
@@ -149,18 +162,13 @@ class Dissemination:
             waiting.known_by[source] = None
 
     def flood(
-        self,
-        signed: SignedHeartbeat,
-        *,
-        suspected: bool,
-        source: PeerId,
-        now: float,
+        self, signed: SignedHeartbeat, *, suspected: bool, source: PeerId, now: float
     ) -> None:
         """Pass it on, as soon as may be, unless something as good was passed on before."""
         peer, rank = signed.peer, 2 * signed.seqno + (suspected or signed.heartbeat.leaving)
-        if rank <= self._ranks.of(peer):
+        if rank <= self._rank_of(peer):
             return
-        self._ranks.put(peer, rank, now)
+        self._note_rank(peer, rank, now)
         self._second.pop(peer, None)
         if len(self._first) >= MAX_FLOODS and peer not in self._first:
             return  # they go out at 160 a second; so many do not come by honest means
@@ -186,9 +194,7 @@ class Dissemination:
                     newcomers[key] = (*newcomers[key], source)
 
     def take_floods(
-        self,
-        now: float,
-        neighbours: Iterable[PeerId],
+        self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[Flood]]]:
         """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` floods
         a wave."""
@@ -251,61 +257,8 @@ class Dissemination:
         self.flush_at = min(self._first_at, self._second_at, self._newcomers_at)
 
 
-class _FloodHistory:
-    """The rank of the last flood about each peer, remembered for one to two times `MEMORY`.
-
-    In two generations: with a time for each, a thousand ranks took three times as much memory.
-    """
-
-    __slots__ = ("_old", "_suspected", "_turned_at", "_young", "unrefuted")
-
-    def __init__(self) -> None:
-        self._young: dict[PeerId, int] = {}
-        self._old: dict[PeerId, int] = {}
-        self._turned_at = -math.inf
-        self.unrefuted: dict[PeerId, None] = {}
-        """Those of `_suspected` of whom no sign of life came since."""
-        self._suspected: BoundedDict[PeerId, float] = BoundedDict(MAX_FLOODS)
-        """When a flood ran that asked for a peer, or said good-bye for it, longest ago
-        first."""
-
-    def of(self, peer: PeerId) -> int:
-        """The rank of the last flood about ``peer``."""
-        rank = self._young.get(peer)
-        return self._old.get(peer, _NEVER) if rank is None else rank
-
-    def unrefuted_at(self, peer: PeerId) -> float:
-        """When ``peer`` was suspected; minus infinity if that is long ago, or a sign of life
-        came since."""
-        return self._suspected.get(peer, -math.inf) if peer in self.unrefuted else -math.inf
-
-    def suspected_at(self, peer: PeerId) -> float:
-        """When ``peer`` was suspected or said good-bye, though a sign of life may have come
-        since."""
-        return self._suspected.get(peer, -math.inf)
-
-    def put(self, peer: PeerId, rank: int, now: float) -> None:
-        """A flood has come."""
-        if now - self._turned_at > MEMORY or len(self._young) >= MAX_FLOODS:
-            self._young, self._old, self._turned_at = {}, self._young, now
-        self._young[peer] = rank
-        suspected = self._suspected
-        while suspected:
-            oldest = next(iter(suspected))
-            if suspected[oldest] >= now - _SUSPICION_MEMORY and len(suspected) < MAX_FLOODS:
-                break
-            del suspected[oldest]
-            self.unrefuted.pop(oldest, None)
-        if rank & 1:
-            suspected.renew(peer, now)
-            self.unrefuted[peer] = None
-        else:
-            self.unrefuted.pop(peer, None)
-
-
 def _told(
-    neighbours: Iterable[PeerId],
-    floods: list[Flood],
+    neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
     """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
     if len(floods) == 1:  # nearly always

@@ -5,10 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from p2p.effects import HostEffect
+from p2p.events import HostEffect, HostEvent, Send
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import Profile
+from p2p.membership.messages import Message, encode_message
 from p2p.multiaddr import Multiaddr
+
+
+class EffectBuffer:
+    """Effects, in order."""
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+
+    def put(self, effect: Effect) -> None:
+        """Any effect."""
+        self._effects.append(effect)
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """A message to one peer."""
+        self._effects.append(Send(peer, encode_message(message)))
+
+    def send_all(self, peers: list[PeerId], message: Message) -> None:
+        """The same message to several, encoded once."""
+        if peers:
+            data = encode_message(message)
+            self._effects += [Send(peer, data) for peer in peers]
+
+    def tell(self, change: Change, member: Member) -> None:
+        """News for the node."""
+        self._effects.append(MemberEvent(change, member))
+
+    def take(self) -> list[Effect]:
+        """What was put here since the last time."""
+        effects, self._effects = self._effects, []
+        return effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +138,6 @@ class MemberEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message came from an authenticated peer."""
-
-    peer: PeerId
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection to a peer ended."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """A peer did not answer at any of its addresses."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Join through these: addresses that end in ``/p2p/``."""
 
@@ -163,29 +172,14 @@ class UpdateProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """`next_deadline` has come."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leave:
     """We are going: say good-bye."""
 
 
-Event = (
-    Received
-    | Disconnected
-    | Unreachable
-    | Bootstrap
-    | Interest
-    | Seek
-    | UpdateProfile
-    | Tick
-    | Leave
-)
+Event = HostEvent | Bootstrap | Interest | Seek | UpdateProfile | Leave
 
 
-# Effects: what the driver is to do, beside those of `p2p.effects`.
+# Effects: what the driver is to do, beside those of `p2p.events`.
 
 
 @dataclass(frozen=True, slots=True)

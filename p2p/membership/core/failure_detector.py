@@ -1,6 +1,6 @@
 """From silence to death: probe, suspect, confirm, as in SWIM.
 
-The times are in `member_state`. The stages of a peer that sends us heartbeats itself:
+The times are in `member_list`. The stages of a peer that sends us heartbeats itself:
 
 1. *alive*: its newest heartbeat came within 1.5 of its intervals;
 2. *probed*: we asked the peer itself, once (`probe`);
@@ -26,12 +26,10 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
-from p2p.membership.core.effects import EffectBuffer
-from p2p.membership.core.events import Change
-from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.events import Change, EffectBuffer
 from p2p.membership.core.local_heartbeat import LocalHeartbeat
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import Liveness, MemberState
+from p2p.membership.core.member_list import Liveness, MemberList, MemberState
+from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
@@ -48,9 +46,6 @@ checks."""
 MAX_PROBED: Final = 64
 """Suspected peers whose next heartbeat we hand to the peers that suspect them: our neighbours,
 and peers that were neighbours lately."""
-MAX_REPORTERS: Final = 8
-"""Suspecting peers that get it: about as many as a node has neighbours, five aimed at and seven
-borne. Others learn of it from those."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
 long."""
@@ -67,20 +62,6 @@ class PendingCheck:
 
 class FailureDetector:
     """Suspicions, in and out; and deaths."""
-
-    __slots__ = (
-        "_active_view",
-        "_checks",
-        "_dissemination",
-        "_effects",
-        "_local",
-        "_members",
-        "_probed_at",
-        "_quotas",
-        "_reporters",
-        "_verifier",
-        "checks_end",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -118,7 +99,10 @@ class FailureDetector:
         if member is not None and member.seqno > signed.seqno:
             if member.seen < now - OBSOLETE * member.interval:
                 self._verifier.refuse("obsolete suspicion", source, Offence.OBSOLETE)
-            if not self._will_hear(source, member):
+            # Unless the refutation is on its way to `source` already, and its suspicion has
+            # crossed it: a fifth of the answers under `accuse_flood` were such second copies.
+            is_passing = self._dissemination.is_passing(peer, member.seqno)
+            if not (is_passing and source in self._active_view.neighbours):
                 self._effects.send(source, Heartbeats((member.signed,)))
             return
         if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
@@ -130,7 +114,10 @@ class FailureDetector:
         elif not self._verifier.is_genuine(signed, source):
             return
         if member is None and source in self._active_view.neighbours:
-            self._on_unknown_suspected(signed, source, now)
+            if self._quotas.unchecked.take(source, now):
+                self._dissemination.flood(signed, suspected=True, source=source, now=now)
+            else:
+                self._verifier.counters["strangers suspected"] += 1
         elif member is None or source not in self._active_view.neighbours:
             # Honest suspicions come from neighbours.
             self._verifier.counters["suspicion by a stranger"] += 1
@@ -139,30 +126,15 @@ class FailureDetector:
         else:
             self._on_indirect_suspected(member, signed, source, now)
 
-    def _will_hear(self, source: PeerId, member: MemberState) -> bool:
-        """Whether the refutation is on its way to ``source`` already, and its suspicion has
-        crossed it. A fifth of the answers under `accuse_flood` were such second copies."""
-        is_neighbour = source in self._active_view.neighbours
-        return is_neighbour and self._dissemination.is_passing(member.peer, member.seqno)
-
-    def _on_unknown_suspected(
-        self,
-        signed: SignedHeartbeat,
-        source: PeerId,
-        now: float,
-    ) -> None:
-        if self._quotas.unchecked.take(source, now):
-            self._dissemination.flood(signed, suspected=True, source=source, now=now)
-        else:
-            self._verifier.counters["strangers suspected"] += 1
-
     def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
         """A peer is suspected that we hear ourselves: ask it, once an interval, and tell the
         suspecting peer."""
         reporters = self._reporters.get(member.peer)
         if reporters is None:
             reporters = self._reporters[member.peer] = {}
-        if len(reporters) < MAX_REPORTERS:
+        # Suspecting peers that get it: about as many as a node has neighbours, five aimed at
+        # and seven borne. Others learn of it from those.
+        if len(reporters) < 8:
             reporters[source] = None
         probed_at, expired = self._probed_at, now - member.interval
         while probed_at and probed_at[next(iter(probed_at))] <= expired:
@@ -257,9 +229,7 @@ class FailureDetector:
     def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
         """The peer died or left: remember that, and find another neighbour."""
         member = self._members.add_tombstone(
-            signed,
-            now,
-            may_be_partitioned=change is Change.DIED,
+            signed, now, may_be_partitioned=change is Change.DIED
         )
         self._active_view.remove(signed.peer, now)
         if member is not None:
@@ -292,9 +262,7 @@ class FailureDetector:
             self.declare_gone(member.signed, Change.DIED, now)
             return
         self._members.record_heartbeat(
-            member,
-            member.signed,
-            member.seen,
+            member, member.signed, member.seen
         )  # not suspected any more
         if member.peer not in self._checks and self._quotas.final_checks.allows(1, now):
             self._check(member, self._local.peer, now)

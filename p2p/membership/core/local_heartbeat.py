@@ -12,39 +12,10 @@ from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_h
 
 SEQNO_BLOCK: Final = 4096
 """Sequence numbers reserved on disk at a time: five hours at one heartbeat in 5 s."""
-MIN_GAP: Final = 0.25
-"""Intervals that lie at least between two of our heartbeats, however many reasons there are for
-one."""
-INTEREST_BACKOFF: Final = 6.0
-"""Intervals for which an interested peer that could not be reached is spared."""
-MAX_INTEREST: Final = 4096
-"""Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more than
-enough."""
-MAX_SUSPECTERS: Final = 32
-"""Suspecting peers answered in person with our next heartbeat; the others hear of it by
-flood."""
 
 
 class LocalHeartbeat:
     """Signs our heartbeats, counts them, and knows who is to hear the next one."""
-
-    __slots__ = (
-        "_backed_off",
-        "_ceiling",
-        "_config",
-        "_interest",
-        "_last_beat",
-        "_newest",
-        "_profile",
-        "_seqno",
-        "_signer",
-        "_suspecters",
-        "_wall",
-        "beats",
-        "next_beat",
-        "peer",
-        "refute_at",
-    )  # fmt: skip
 
     def __init__(
         self, signer: Signer, config: MembershipConfig, wall: Callable[[], float], seqno: int
@@ -126,13 +97,16 @@ class LocalHeartbeat:
 
     def set_interest(self, peers: Iterable[PeerId]) -> None:
         """Send heartbeats to ``peers`` too; replaces the set before."""
-        self._interest = dict.fromkeys(list(peers)[:MAX_INTEREST])
+        # Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more
+        # than enough.
+        self._interest = dict.fromkeys(list(peers)[:4096])
         self._backed_off.clear()
 
     def back_off(self, peer: PeerId, now: float) -> None:
         """An interested peer cannot be reached: let it be for a while."""
         if peer in self._interest:
-            self._backed_off[peer] = now + INTEREST_BACKOFF * self._config.interval
+            # Intervals for which an interested peer that could not be reached is spared.
+            self._backed_off[peer] = now + 6.0 * self._config.interval
 
     def interested(self, now: float) -> list[PeerId]:
         """Who is to get our heartbeat now without being a neighbour."""
@@ -140,7 +114,9 @@ class LocalHeartbeat:
 
     def add_suspecter(self, peer: PeerId, now: float) -> None:
         """``peer`` waits for a sign of life."""
-        if len(self._suspecters) < MAX_SUSPECTERS:
+        # Suspecting peers answered in person with our next heartbeat; the others hear of it by
+        # flood.
+        if len(self._suspecters) < 32:
             self._suspecters[peer] = None
         self.refute_at = min(self.refute_at, self._earliest(now))
 
@@ -153,7 +129,9 @@ class LocalHeartbeat:
 
     def _earliest(self, now: float) -> float:
         """When the next of our heartbeats may follow the last."""
-        return max(now, self._last_beat + MIN_GAP * self._config.interval)
+        # Intervals that lie at least between two of our heartbeats, however many reasons there
+        # are for one.
+        return max(now, self._last_beat + 0.25 * self._config.interval)
 
     def _sign(self, *, leaving: bool) -> SignedHeartbeat:
         self._seqno += 1

@@ -9,14 +9,32 @@ drawn at random one goes whose network or introducer is the most frequent among 
 
 A tombstone keeps a dead peer dead: without it an old heartbeat that another node still passes
 on would bring the peer back.
+
+One member, alive or dead, as a node remembers it, and the times that its silence may last.
+
+The times, in the peer's own intervals since we first saw its newest heartbeat:
+
+| peer | 1.5 | 2 | 2.8 | `expiry` (3) | `stale` (120) |
+|---|---|---|---|---|---|
+| sends us heartbeats | probed | suspected | dead, unless refuted | dead | |
+| known through others | | | | | forgotten |
+| suspected by another | dead after 0.8 more without a newer heartbeat | | | | |
+
+A newer heartbeat makes a peer alive again, whichever node it came from. Two lost heartbeats in
+a row are normal on a home connection: a suspicion is not yet a death, it asks all members, the
+suspected one included, for a sign of life.
 """
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
 from random import Random
@@ -26,16 +44,161 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import MEMORY
 from p2p.membership.core.events import Member
-from p2p.membership.core.member_state import (
-    CONFIRM,
-    PROBE,
-    SUSPECT,
-    Liveness,
-    MemberState,
-    Tombstone,
-)
-from p2p.membership.core.prefix import prefix_of
 from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
+from p2p.multiaddr import Multiaddr
+
+_MEMO: Final = 4096
+"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at
+most."""
+
+
+@functools.lru_cache(_MEMO)
+def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
+    """The network of the first public address among ``addrs``; None if there is none.
+
+    Loopback, private and memory addresses name no network: a laboratory, a home and a
+    simulation are one place each, and a peer that is in them was let in. Names are not resolved
+    for strangers, and do not count.
+    """
+    for addr in addrs:
+        kind, value = addr.parts[0]
+        if kind in ("ip4", "ip6"):
+            ip = ipaddress.ip_address(value)
+            if ip.is_global:
+                # A /24: the least that is routed on its own.
+                # A /48: what one site gets, however many addresses it fills it with.
+                return ip.packed[: 3 if kind == "ip4" else 6]
+    return None
+
+
+PROBE: Final = 1.5
+"""Intervals after which a silent peer is asked itself: SWIM's ping. A heartbeat that comes half
+an interval late costs no message."""
+SUSPECT: Final = 2.0
+"""Intervals after which a suspicion is flooded: the second missing heartbeat is due now, and
+the peer has had half an interval to answer the probe."""
+CONFIRM: Final = 0.8
+"""Intervals that a suspected peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a
+death is known 14 s after the last heartbeat plus the time of the flood, within 15 s of the
+death."""
+
+
+class Liveness(Enum):
+    """How far the judgement of a silent peer has come."""
+
+    ALIVE = "alive"
+    PROBED = "probed"
+    SUSPECTED = "suspected"
+
+
+@dataclass(slots=True)
+class Watch:
+    """How the silence of one peer is judged: of those that send us heartbeats, and of the
+    suspected peer."""
+
+    due: float = math.inf
+    """When the judgement goes on."""
+    waits_until: float = math.inf
+    """When the view looks at it again, at the latest."""
+    direct_at: float = -math.inf
+    """When it last sent us a heartbeat itself; minus infinity if it does not."""
+    direct_since: float = -math.inf
+    """Since when we may expect that; its silence before that means nothing."""
+    liveness: Liveness = Liveness.ALIVE
+    suspected_at: float = math.inf
+    was_asked: bool = False
+    """Whether we asked it ourselves since it was suspected, in vain."""
+
+
+@dataclass(slots=True)
+class MemberState:
+    """A living peer. There are hundreds in each view, of which few have a `watch`."""
+
+    signed: SignedHeartbeat
+    seen: float
+    """First sight of its newest heartbeat."""
+    introducer: PeerId | None
+    """The peer that named it to us; None if it came itself."""
+    interval: float
+    """Seconds between its heartbeats, as it says, within `MembershipConfig.pace`."""
+    since: float
+    """First sight of the peer, at most an interval early: a number that many members share."""
+    prefix: bytes | None = field(init=False)
+    """The network that its addresses are in (`prefix.prefix_of`)."""
+    peer: PeerId = field(init=False)
+    seqno: int = field(init=False)
+    """Of its newest heartbeat: what digests are compared with, thousands of times a second."""
+    policy: int = field(init=False)
+    """As its newest heartbeat says."""
+    avoid_until: float = -math.inf
+    """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        self.peer = self.signed.heartbeat.peer
+        self.prefix = prefix_of(self.signed.heartbeat.profile.addrs)
+        self.record_heartbeat(self.signed, self.seen)
+
+    def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
+        """Its newest heartbeat has come."""
+        heartbeat = signed.heartbeat
+        self.signed, self.seen = signed, now
+        self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
+        watch = self.watch
+        if watch is not None:
+            watch.liveness, watch.suspected_at, watch.was_asked = (
+                Liveness.ALIVE,
+                math.inf,
+                False,
+            )
+
+    @property
+    def liveness(self) -> Liveness:
+        """How far the judgement of its silence has come."""
+        return Liveness.ALIVE if self.watch is None else self.watch.liveness
+
+    @property
+    def direct_at(self) -> float:
+        """When it last sent us a heartbeat itself; minus infinity if it does not."""
+        return -math.inf if self.watch is None else self.watch.direct_at
+
+    @property
+    def direct(self) -> bool:
+        """Whether it sends us heartbeats itself."""
+        return self.direct_at > -math.inf
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its silence must be judged to the second."""
+        watch = self.watch
+        if watch is None:
+            return False
+        return watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED
+
+    def watched(self) -> Watch:
+        """Its watch, from now on."""
+        if self.watch is None:
+            self.watch = Watch()
+        return self.watch
+
+    def is_candidate(self, now: float) -> bool:
+        """Whether it may be asked to be a neighbour."""
+        return self.liveness is Liveness.ALIVE and self.avoid_until <= now
+
+    def is_heard(self, now: float) -> bool:
+        """Whether it sent us a heartbeat itself a moment ago: no suspicion can impress us."""
+        return now - self.direct_at < PROBE * self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A peer that died or left."""
+
+    signed: SignedHeartbeat
+    when: float
+    may_be_partitioned: bool
+    """Whether it may live on the other side of a partition: it did not say good-bye."""
+
 
 STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
@@ -43,9 +206,6 @@ swarm a peer always is, and a look each interval took an eighth of a node's time
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours at once whom it has met. A
 fuller one is a sample already: the digests with the heartbeats suffice."""
-CROWDED: Final = 63 / 64
-"""Share of its capacity from which a view is crowded: 202 of 205, so that a death or two do not
-make it look for more."""
 YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
@@ -53,16 +213,8 @@ YOUNG_SHARE: Final = 1 / 8
 """Share of a full view that newcomers may take from the old; beyond it they displace each
 other. Names cost a stranger nothing, so without it names pushed at random would fill the
 view."""
-PREFIX_SHARE: Final = 1 / 4
-"""Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
 OTHERS: Final = 16
 """Members outside a network from which on it is not the only one there is."""
-DRAWN: Final = 24
-"""Members drawn at random when one must go: it is of the network, or the introducer, that is
-the most frequent among them. Who named a third of the members is that nearly always."""
-MAX_TOMBSTONES: Final = 4096
-"""Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once needs 500;
-one more is forgotten, oldest first, and may be taken in again by an old heartbeat."""
 
 
 class MemberList:
@@ -72,27 +224,6 @@ class MemberList:
     newer heartbeat leaves them where they are until they come to its top. The many known
     through others are looked through together, at most once in `STALE_CHECK` intervals.
     """
-
-    __slots__ = (
-        "_capacity",
-        "_config",
-        "_directs",
-        "_era",
-        "_is_settled",
-        "_local",
-        "_members",
-        "_prefixes",
-        "_pushes",
-        "_rng",
-        "_settled_at",
-        "_sparse",
-        "_stale_check_at",
-        "_tombstones",
-        "_turns",
-        "_watched",
-        "by_key",
-        "has_audience",
-    )  # fmt: skip
 
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
         self._local = key_of(local)
@@ -210,11 +341,7 @@ class MemberList:
         if now - self._era >= self._config.interval:
             self._era = now
         member = MemberState(
-            signed,
-            now,
-            None if source == peer else source,
-            interval,
-            self._era,
+            signed, now, None if source == peer else source, interval, self._era
         )
         self._members[key] = member
         if member.prefix is not None:
@@ -223,10 +350,7 @@ class MemberList:
         return member
 
     def record_heartbeat(
-        self,
-        member: MemberState,
-        signed: SignedHeartbeat,
-        now: float,
+        self, member: MemberState, signed: SignedHeartbeat, now: float
     ) -> None:
         """A living peer's newest heartbeat has come."""
         before, heartbeat = member.signed.heartbeat, signed.heartbeat
@@ -319,7 +443,10 @@ class MemberList:
         tombstones.pop(key, None)
         while tombstones:
             oldest = next(iter(tombstones))
-            if len(tombstones) < MAX_TOMBSTONES and tombstones[oldest].when >= now - MEMORY:
+            # Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once
+            # needs 500; one more is forgotten, oldest first, and may be taken in again by an
+            # old heartbeat.
+            if len(tombstones) < 4096 and tombstones[oldest].when >= now - MEMORY:
                 break
             del tombstones[oldest]
         tombstones[key] = Tombstone(signed, now, may_be_partitioned)
@@ -345,13 +472,12 @@ class MemberList:
     def is_crowded(self) -> bool:
         """Whether the view holds about as many as it may: it is a sample, and so are
         others'."""
-        return len(self._members) > CROWDED * self._capacity
+        # Share of its capacity from which a view is crowded: 202 of 205, so that a death or two
+        # do not make it look for more.
+        return len(self._members) > (63 / 64) * self._capacity
 
     def evictee(
-        self,
-        neighbours: Mapping[PeerId, float],
-        keep: PeerId,
-        now: float,
+        self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
     ) -> PeerId | None:
         """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
         is too full.
@@ -369,20 +495,26 @@ class MemberList:
             if self.has_room() or (self.has_audience and not is_full_house):
                 return None
             pool = list(self._members.values())
-            young = self._count_young(pool, now)
+            since = now - YOUNG * config.interval  # members are in the order in which they came
+            young = len(pool) - bisect_right(pool, since, key=attrgetter("since"))
             if young > YOUNG_SHARE * config.capacity:
                 pool = pool[-young:]
         if self.has_audience and self._directs <= self._config.direct:
             pool = [member for member in pool if not member.direct]
         spared = {keep, *neighbours}
-        drawn = self._rng.choices(pool, k=DRAWN) if pool else []
+        # Members drawn at random when one must go: it is of the network, or the introducer,
+        # that is the most frequent among them. Who named a third of the members is that nearly
+        # always.
+        drawn = self._rng.choices(pool, k=24) if pool else []
         return _most_crowded([one for one in drawn if one.peer not in spared], keep)
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
         """The members in the network of ``peer``, if they are more than its share; else
         none."""
         prefix = self.prefix(peer)
-        if prefix is None or self._prefixes[prefix] <= PREFIX_SHARE * self._config.capacity:
+        # Share of a view that one network may have (`prefix`), where `OTHERS` are known outside
+        # it.
+        if prefix is None or self._prefixes[prefix] <= (1 / 4) * self._config.capacity:
             return []
         if not self.is_one_of_many(prefix):
             return []
@@ -392,11 +524,6 @@ class MemberList:
         """Whether a living peer was met lately (`YOUNG`)."""
         member = self.get(peer)
         return member is not None and member.since > now - YOUNG * self._config.interval
-
-    def _count_young(self, members: list[MemberState], now: float) -> int:
-        """How many of ``members``, in the order in which they came, were met lately."""
-        since = now - YOUNG * self._config.interval
-        return len(members) - bisect_right(members, since, key=attrgetter("since"))
 
     def _leave_prefix(self, member: MemberState) -> None:
         if member.prefix is not None:
@@ -472,7 +599,7 @@ class MemberList:
         ]
 
     def _schedule(self, member: MemberState) -> None:
-        """Look at ``member_state`` when it is due, or earlier."""
+        """Look at ``member`` when it is due, or earlier."""
         due, watch = self._due(member), member.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False

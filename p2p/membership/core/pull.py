@@ -9,32 +9,20 @@ from typing import Final
 from p2p.bounded import RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import Liveness
+from p2p.membership.core.member_list import Liveness, MemberList
 from p2p.membership.core.quotas import KeyedQuotas
-from p2p.membership.messages import MAX_KEYS, Digest
+from p2p.membership.heartbeat import Digest
+from p2p.membership.messages import MAX_KEYS
 
-BURST_INTERVALS: Final = 16
-"""A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 60.0
 """Intervals after which a member's heartbeat is fetched again though nothing in its digest
 changed: as long before it is `stale` (120), time for several neighbours to name it."""
 BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several
 heartbeats: for what is old, and for `FEW_SEATS`."""
-UNKNOWN_AT_CAPACITY: Final = 1 / 4
-"""Unknown peers taken in per interval when the view is full: at 5 s, and if none dies, it is
-renewed within an hour."""
 FEW_SEATS: Final = 2
 """Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
 sample."""
-UNANSWERED: Final = 64.0
-"""Heartbeats that a peer may have named without handing them over before its digests are passed
-over: as many as one request asks for. Digests are unsigned, and ghosts would use up our
-budget."""
-UNANSWERED_PER_INTERVAL: Final = 1.0
-"""How many of them are forgiven in an interval: the dead that an honest peer still names are
-fewer."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that no other peer is asked for them too."""
 
@@ -42,26 +30,25 @@ MAX_ASKED: Final = 1024
 class Pull:
     """Decides what to ask for, and remembers what was asked."""
 
-    __slots__ = (
-        "_asked",
-        "_batch_at",
-        "_budget",
-        "_interval",
-        "_members",
-        "_unanswered",
-        "_unknown",
-    )
-
     def __init__(self, members: MemberList, config: MembershipConfig) -> None:
         self._members = members
         self._interval = config.interval
-        burst = BURST_INTERVALS * config.refresh
+        # A newcomer may spend the budget of so many intervals at once: it has a whole view to
+        # fill.
+        burst = 16 * config.refresh
         self._budget = RateLimit(config.refresh / config.interval, burst)
         self._asked: dict[bytes, tuple[float, PeerId | None]] = {}
         """When, and whom that had named it, longest ago first."""
-        self._unanswered = KeyedQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
+        # Heartbeats that a peer may have named without handing them over before its digests are
+        # passed over: as many as one request asks for. Digests are unsigned, and ghosts would
+        # use up our budget.
+        # How many of them are forgiven in an interval: the dead that an honest peer still names
+        # are fewer.
+        self._unanswered = KeyedQuotas(1.0 / config.interval, 64.0)
         self._batch_at = -math.inf
-        self._unknown = RateLimit(UNKNOWN_AT_CAPACITY / config.interval, 1)
+        # Unknown peers taken in per interval when the view is full: at 5 s, and if none dies,
+        # it is renewed within an hour.
+        self._unknown = RateLimit((1 / 4) / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""
@@ -78,15 +65,14 @@ class Pull:
         self._asked.pop(key, None)
 
     def wanted(
-        self,
-        digests: Iterable[Digest],
-        source: PeerId,
-        now: float,
+        self, digests: Iterable[Digest], source: PeerId, now: float
     ) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, by_key = self._asked, self._members.by_key
-        if asked:
-            self._give_up(now)
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            _, silent = asked.pop(oldest)
+            if silent is not None:
+                self._unanswered.charge(silent, now)
         if not self._unanswered.has(source, now):
             return ()
         is_batch = now >= self._batch_at
@@ -94,6 +80,7 @@ class Pull:
         if room <= FEW_SEATS and not is_batch and not self._members.is_sparse():
             room = 0
         may_ask_unknown = is_batch and self._unknown.available(now) >= 1
+        plenty = self._budget.capacity / 2
         keys: list[bytes] = []
         for key, seqno, policy in digests:
             member = by_key(key)
@@ -113,7 +100,7 @@ class Pull:
                     and ((watch := member.watch) is None or watch.liveness is Liveness.ALIVE)
                 )
                 or key in asked
-                or (member.liveness is Liveness.ALIVE and not self._has_plenty(now))
+                or (member.liveness is Liveness.ALIVE and self._budget.available(now) <= plenty)
             ):
                 continue
             is_full = len(keys) == MAX_KEYS or len(asked) == MAX_ASKED
@@ -124,16 +111,3 @@ class Pull:
         if keys and is_batch:
             self._batch_at = now + BATCH_INTERVALS * self._interval
         return tuple(keys)
-
-    def _give_up(self, now: float) -> None:
-        """What was asked for an interval ago will not come."""
-        asked = self._asked
-        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            _, source = asked.pop(oldest)
-            if source is not None:
-                self._unanswered.charge(source, now)
-
-    def _has_plenty(self, now: float) -> bool:
-        """Whether the budget is large enough for what is no news of the unknown or the
-        suspected peer."""
-        return self._budget.available(now) > self._budget.capacity / 2

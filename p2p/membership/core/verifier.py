@@ -13,30 +13,15 @@ from collections.abc import Callable
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.effects import Penalise
+from p2p.events import Penalise
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
 from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
 from p2p.offence import Offence
 
-CLOCK_TOLERANCE: Final = 300.0
-"""Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for 30
-minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours."""
-MAX_STAMPED: Final = 8192
-"""Peers remembered that have shown their stamp: as many as connections are counted
-(`quotas.MAX_QUOTAS`)."""
-MAX_CLOCKS: Final = 64
-"""Peers remembered whose clocks are not ours: enough for a median, which no minority of liars
-moves beyond the honest."""
-
 
 class HeartbeatVerifier:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
-
-    __slots__ = (
-        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall",
-        "asks_stamps", "counters", "may",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -57,7 +42,9 @@ class HeartbeatVerifier:
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
         """Whether this is an open run."""
-        self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(MAX_STAMPED)
+        # Peers remembered that have shown their stamp: as many as connections are counted
+        # (`quotas.MAX_QUOTAS`).
+        self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
         """What each has shown that will do, longest ago first."""
         self._clocks: dict[PeerId, float] = {}
         """By how much our clock is ahead of that of peers whose own heartbeats we refused for
@@ -66,7 +53,9 @@ class HeartbeatVerifier:
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
         """Whether to believe a heartbeat that ``source`` sent."""
         ahead = signed.heartbeat.expires - self._wall()
-        if not -CLOCK_TOLERANCE <= ahead <= 2 * self._lifetime:
+        # Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for
+        # 30 minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours.
+        if not -300.0 <= ahead <= 2 * self._lifetime:
             self._refuse_clock(signed, source, ahead)
         elif self._is_stamped is not None and not self._shows_stamp(signed, self._is_stamped):
             self.refuse_stamp(signed.peer)
@@ -111,9 +100,7 @@ class HeartbeatVerifier:
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
 
     def _shows_stamp(
-        self,
-        signed: SignedHeartbeat,
-        is_stamped: Callable[[PeerId, bytes], bool],
+        self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]
     ) -> bool:
         """Whether the stamp in a heartbeat will do. Costs a hash, of an invite two signatures;
         that of the heartbeat is verified after that. Another stamp than the last one is looked
@@ -137,6 +124,8 @@ class HeartbeatVerifier:
         if ahead > 0:
             self._penalise(Penalise(source, Offence.REPLAYED, reason))
         is_known = source in self._clocks
-        has_room = len(self._clocks) < MAX_CLOCKS
+        # Peers remembered whose clocks are not ours: enough for a median, which no minority of
+        # liars moves beyond the honest.
+        has_room = len(self._clocks) < 64
         if is_known or (has_room and self.is_signed(signed)):
             self._clocks[source] = self._lifetime - ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.identity import PeerId
@@ -15,49 +16,19 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import ChunkHeader, Have, Skipped
 
-HAVE_DELAY: Final = 0.1
-"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
-time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
-ten chunks in one message, instead of ten messages."""
 MAX_SUBSCRIBERS: Final = 16
 """Peers outside the neighbourhood that are told of new chunks, since they asked what is here.
 The oldest gives way."""
 
 
+@dataclass(slots=True)
 class _Notices:
     """What is to be told about one version, and to which peers beyond the usual."""
 
-    __slots__ = ("_new", "_withheld", "subscribers")
-
-    def __init__(self) -> None:
-        self.subscribers: dict[PeerId, None] = {}
-        self._new = EMPTY
-        self._withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = {}
-        """Chunks that children were not pushed, by (roster epoch, stripe)."""
-
-    def note_new(self, chunk: int) -> None:
-        self._new = self._new.including(chunk)
-
-    def note_withheld(self, child: PeerId, header: ChunkHeader) -> None:
-        chunks = self._withheld.setdefault(child, {})
-        stripe = header.epoch, header.stripe
-        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
-
-    def take(self) -> tuple[ChunkSet, dict[PeerId, dict[tuple[int, int], ChunkSet]]]:
-        """The new chunks, and the withheld ones by child; from now on there is nothing to
-        tell."""
-        new, withheld = self._new, self._withheld
-        self._new, self._withheld = EMPTY, {}
-        return new, withheld
-
-    def subscribe(self, peer: PeerId) -> None:
-        self.subscribers.pop(peer, None)
-        self.subscribers[peer] = None
-        if len(self.subscribers) > MAX_SUBSCRIBERS:
-            del self.subscribers[next(iter(self.subscribers))]
-
-    def unsubscribe(self, peer: PeerId) -> None:
-        self.subscribers.pop(peer, None)
+    subscribers: dict[PeerId, None] = field(default_factory=dict)
+    new: ChunkSet = EMPTY
+    withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = field(default_factory=dict)
+    """Chunks that children were not pushed, by (roster epoch, stripe)."""
 
 
 class Announcer:
@@ -78,23 +49,30 @@ class Announcer:
 
     def note_new(self, policy: bytes, chunk: int, now: float) -> None:
         """A chunk is here."""
-        self._notices(policy).note_new(chunk)
-        self._due.setdefault(policy, now + HAVE_DELAY)
+        notices = self._notices(policy)
+        notices.new = notices.new.including(chunk)
+        # Seconds for which chunks are collected before they are announced: a fifth of the
+        # shortest time after which a neighbour acts on them. Example: at 100 chunks a second a
+        # neighbour hears of ten chunks in one message, instead of ten messages.
+        self._due.setdefault(policy, now + 0.1)
 
     def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk is not pushed to ``child``, which has to be told so."""
-        self._notices(header.policy).note_withheld(child, header)
-        self._due.setdefault(header.policy, now + HAVE_DELAY)
+        chunks = self._notices(header.policy).withheld.setdefault(child, {})
+        stripe = header.epoch, header.stripe
+        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
+        self._due.setdefault(header.policy, now + 0.1)
 
     def subscribe(self, policy: bytes, peer: PeerId) -> None:
         """Tell ``peer`` too what comes from now on."""
-        self._notices(policy).subscribe(peer)
+        subscribers = self._notices(policy).subscribers
+        subscribers.pop(peer, None)
+        subscribers[peer] = None
+        if len(subscribers) > MAX_SUBSCRIBERS:
+            del subscribers[next(iter(subscribers))]
 
     def _notices(self, policy: bytes) -> _Notices:
-        notices = self._versions.get(policy)
-        if notices is None:
-            notices = self._versions[policy] = _Notices()
-        return notices
+        return self._versions.setdefault(policy, _Notices())
 
     def is_due(self, download: Download, now: float) -> bool:
         """Whether to `tell` now."""
@@ -103,7 +81,9 @@ class Announcer:
     def tell(self, download: Download) -> Iterator[ev.Effect]:
         """Tell what came since the last time, and tell children what they are not pushed."""
         self._due.pop(download.name, None)
-        new, withheld = self._notices(download.name).take()
+        notices = self._notices(download.name)
+        new, withheld = notices.new, notices.withheld
+        notices.new, notices.withheld = EMPTY, {}
         parts, holders, everything = list(new.ranges()), download.holders, download.all
         for peer in self.audience(download) if parts else ():
             if holders.get(peer) != everything:
@@ -118,7 +98,7 @@ class Announcer:
 
     def audience(self, download: Download) -> list[PeerId]:
         """Neighbours, subscribers and parents, but for the origin, which has everything."""
-        origin = download.manifest.trainer
+        origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
         notices = self._versions.get(download.name)
@@ -131,7 +111,7 @@ class Announcer:
 
         It is not told of haves and takens: what it gives has to be confirmed whatever comes.
         """
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         if roster is None:
             return ()
         forest = build_forest(roster, download.manifest.version)
@@ -140,7 +120,7 @@ class Announcer:
     def lose(self, peer: PeerId) -> None:
         """``peer`` is gone."""
         for notices in self._versions.values():
-            notices.unsubscribe(peer)
+            notices.subscribers.pop(peer, None)
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""

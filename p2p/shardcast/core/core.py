@@ -28,19 +28,18 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import assert_never
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.own_time import OwnTime
-from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.codec import wire_limit
+from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.flows import Flows
-from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
-from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.peers import Flows, Peers
+from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
@@ -48,7 +47,7 @@ from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
-from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
+from p2p.shardcast.manifest import NO_POLICY, Manifest
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     MAX_CONVICTED,
@@ -69,7 +68,6 @@ from p2p.shardcast.messages import (
     Want,
     news_of,
 )
-from p2p.shardcast.selection import Selection
 
 
 class ShardcastCore:
@@ -87,7 +85,7 @@ class ShardcastCore:
         self._local = local
         self._config = config
         self.statements = statements
-        """What trainers have signed, as far as this node knows."""
+        """What publishers have signed, as far as this node knows."""
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
@@ -172,27 +170,6 @@ class ShardcastCore:
                 self._tick()
             case ev.Regrouped(roster):
                 self._regroup(roster)
-            case _:
-                self._disk_says(event)
-        self._flow()
-        return self._out
-
-    def _disk_says(
-        self,
-        event: (
-            ev.Publish
-            | ev.Resumed
-            | ev.Stored
-            | ev.Patched
-            | ev.PatchFailed
-            | ev.Unusable
-            | ev.RoomMade
-            | ev.Forgotten
-            | ev.Unwritable
-            | ev.Writable
-        ),
-    ) -> None:
-        match event:
             case ev.Publish():
                 self._publish(event)
             case ev.Resumed():
@@ -205,7 +182,11 @@ class ShardcastCore:
                 self._versions.end_patch(patch, made=False)
                 self._go_round(patch)
             case ev.Unusable(policy):
-                self._decline(policy)
+                # Its bringers need not try.
+                download = self._downloads.get(policy)
+                if download is not None and not download.is_whole:
+                    self._out += self._repair.decline(download)
+                self._close(policy)
             case ev.RoomMade(policy, manifest):
                 self._versions.reopen(policy)
                 self._versions.reopen(manifest.digest)
@@ -213,11 +194,19 @@ class ShardcastCore:
             case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
-                self._postpone_all()
+                # Stop fetching, and remember what to begin with when the disk takes data.
+                self._versions.is_disk_full = True
+                for download in [d for d in self._downloads.values() if not d.is_whole]:
+                    self._out += self._repair.decline(download)
+                    self._out.append(ev.Abandon(download.name))
+                    self._versions.postpone(download.manifest)
+                    self._drop(download.name)
             case ev.Writable():
                 self._fetch_late(self._versions.take_postponed())
             case _:
                 assert_never(event)
+        self._flow()
+        return self._out
 
     # What comes in: news
 
@@ -244,45 +233,46 @@ class ShardcastCore:
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
             case Ask() | Have() | Taken() | Skipped() | Want():
-                self._holders_say(peer, message)
+                download = self._downloads.get(message.policy)
+                if download is not None:
+                    self._holders_say(peer, message, download)
+                elif self._versions.hear_name(peer, message):
+                    self._out.append(ev.Send(peer, Ask(message.policy, True)))
             case _:
                 assert_never(message)
 
-    def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> None:
-        """What peers say to each other about the chunks of a version."""
-        download = self._downloads.get(message.policy)
-        if download is None:
-            if self._versions.hear_name(peer, message):
-                self._out.append(ev.Send(peer, Ask(message.policy, True)))
+    def _holders_say(
+        self,
+        peer: PeerId,
+        message: Ask | Have | Taken | Skipped | Want,
+        download: Download,
+    ) -> None:
+        if isinstance(message, Have | Taken | Skipped):
+            chunks = ChunkSet.of_ranges(message.ranges)
+            if chunks.end > download.count:
+                self._ban(peer, "names chunks that do not exist")
+            elif isinstance(message, Taken):
+                download.availability.note_taken(peer, chunks)
+                return
+            elif isinstance(message, Have):
+                download.note_held(peer, chunks, self._now)
+                self._upload.note_word(peer, download.name, chunks, self._now)
+            else:
+                self._upload.take_over(peer, download, message, self._now)
+            self._pull(download)
             return
-        if isinstance(message, Ask | Want) and download.manifest.trainer == self._local:
+        if download.manifest.publisher == self._local:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
-        match message:
-            case Ask(_, wants_index):
-                self._answer_ask(peer, download, wants_index)
-            case Have(_, ranges):
-                chunks = ChunkSet.of_ranges(ranges)
-                if not download.exist(chunks):
-                    self._ban(peer, "has chunks that do not exist")
-                else:
-                    download.note_held(peer, chunks, self._now)
-                    self._upload.note_word(peer, download.name, chunks, self._now)
-                self._pull(download)
-            case Skipped(_, _, _, ranges):
-                if not download.exist(ChunkSet.of_ranges(ranges)):
-                    self._ban(peer, "has chunks that do not exist")
-                else:
-                    self._upload.take_over(peer, download, message, self._now)
-                self._pull(download)
-            case Taken(_, ranges):
-                chunks = ChunkSet.of_ranges(ranges)
-                if not download.exist(chunks):
-                    self._ban(peer, "took chunks that do not exist")
-                else:
-                    download.availability.note_taken(peer, chunks)
-            case Want(_, wanted):
-                self._answer_want(peer, download, wanted)
+        if isinstance(message, Ask):
+            self._out += self._upload.answer(peer, download, wants_index=message.index)
+            return
+        for chunk in message.chunks:
+            if chunk >= download.count:
+                self._ban(peer, "wants a chunk that does not exist")
+                return
+            if not self._origin.ask(download.name, chunk, peer, self._now):
+                self._upload.serve(peer, download, chunk)
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
         manifest = self.statements.manifest_untrusted(news.manifest)
@@ -300,19 +290,23 @@ class ShardcastCore:
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
         if not fetches:
-            fetches = self._adopt_news(manifest, gossip)
+            is_news = not self._versions.is_postponed(manifest.digest)
+            fetches = self._adopt(manifest)
+            is_taken = fetches or self._versions.is_postponed(manifest.digest)
+            if is_news and gossip and is_taken:
+                self._out.append(ev.PassOn())
         for download in fetches:
-            is_its = index is not None and manifest.encoding_of(index) == download.encoding
-            if index is not None and is_its and download.manifest == manifest:
-                self._describe(download, index)
-            if (download.pull_only and not download.was_inquired) or download.index is None:
+            if (
+                index is not None
+                and download.index is None
+                and manifest.encoding_of(index) == download.encoding
+                and download.manifest == manifest
+            ):
+                download.index = index
+                self._versions.restrict(download)
+                self._out.append(ev.Begin(manifest, index))
+            if (download.pull_only and not download.inquiries) or download.index is None:
                 self._out += self._repair.inquire(download, self._now)
-
-    def _describe(self, download: Download, index: Index) -> None:
-        if download.index is None:
-            download.index = index
-            self._versions.restrict(download)
-            self._out.append(ev.Begin(download.manifest, index))
 
     def _roster_news(self, data: bytes, gossip: bool) -> None:
         try:
@@ -330,27 +324,14 @@ class ShardcastCore:
         for download in self._downloads.values():
             manifest = download.manifest
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
-            if manifest.trainer == roster.origin and is_handed_out:
+            if manifest.publisher == roster.origin and is_handed_out:
                 # From now on what the origin gives is pushed. What it gave before is passed
                 # over by the first chunk that comes, and pulled then.
                 download.pull_only = False
-                self._open_lines(download)
-
-    def _open_lines(self, download: Download) -> None:
-        """By a new roster, to those that this node will feed: in this version, or the next."""
-        if not download.is_whole:
-            self._out += self._upload.prepare(download)
-        elif download.manifest == self.newest:
-            self._out += self._upload.foresee(download)
-
-    def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
-        """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
-        is_news = not self._versions.is_postponed(manifest.digest)
-        fetches = self._adopt(manifest)
-        is_taken = fetches or self._versions.is_postponed(manifest.digest)
-        if is_news and gossip and is_taken:
-            self._out.append(ev.PassOn())
-        return fetches
+                if not download.is_whole:
+                    self._out += self._upload.prepare(download)
+                elif download.manifest == self.newest:
+                    self._out += self._upload.foresee(download)
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
         """Fetch a version, if it is worth it; returns what is fetched for it from now on."""
@@ -366,23 +347,6 @@ class ShardcastCore:
 
     # A disk that refuses
 
-    def _decline(self, name: bytes) -> None:
-        """This version cannot be here: its bringers need not try."""
-        download = self._downloads.get(name)
-        if download is not None and not download.is_whole:
-            self._out += self._repair.decline(download)
-        self._close(name)
-
-    def _postpone_all(self) -> None:
-        """The disk refused: stop fetching, and remember what to begin with when it takes
-        data."""
-        self._versions.is_disk_full = True
-        for download in [d for d in self._downloads.values() if not d.is_whole]:
-            self._out += self._repair.decline(download)
-            self._out.append(ev.Abandon(download.name))
-            self._versions.postpone(download.manifest)
-            self._drop(download.name)
-
     def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
         """Fetch what was announced while the disk refused: it is not pushed any more."""
         for manifest in manifests:
@@ -390,12 +354,12 @@ class ShardcastCore:
                 download.pull_only = True
                 self._out += self._repair.inquire(download, self._now)
 
-    def _halt(self, evidence: Equivocation) -> None:
-        trainer = evidence.trainer
+    def _halt(self, evidence: Equivocation[Manifest]) -> None:
+        publisher = evidence.author
         self.statements.halt(evidence)
         message = Evidence(evidence.first.encode(), evidence.second.encode())
         for download in self.downloads:
-            if download.manifest.trainer == trainer and not download.is_whole:
+            if download.manifest.publisher == publisher and not download.is_whole:
                 self._abandon(download)
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
@@ -403,11 +367,11 @@ class ShardcastCore:
     def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
         """Tell a newcomer what it lacks: convictions, and the newest version."""
         halted = self.statements.halted
-        lacking = [e for trainer, e in halted.items() if trainer not in hello.convicted]
+        lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
         download = self._versions.best
         if download is not None and not (
             download.manifest.version > hello.newest
-            and self.statements.is_trusted(download.manifest.trainer)
+            and self.statements.is_trusted(download.manifest.publisher)
         ):
             download = None
         name = download.manifest.digest if download is not None else b""
@@ -419,57 +383,31 @@ class ShardcastCore:
         if download is None:
             return
         newest = hello.newest
-        roster = self.statements.roster(download.manifest.trainer)
+        roster = self.statements.roster(download.manifest.publisher)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
         for news in (*self._versions.patches_since(newest, download.manifest), download):
             self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
 
-    def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
-        if self._upload.may_answer(peer, download):
-            self._announcer.subscribe(download.name, peer)
-            self._out += self._upload.answer(peer, download, wants_index=wants_index)
-
-    def _answer_want(self, peer: PeerId, download: Download, chunks: tuple[int, ...]) -> None:
-        for chunk in chunks:
-            if chunk >= download.count:
-                self._ban(peer, "wants a chunk that does not exist")
-                return
-            lanes = self._upload.lanes
-            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
-                self._upload.serve(peer, download, chunk)
-
     # What comes in: chunks
 
-    def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
-        """Bytes that this chunk may have at most; None if it is not wanted. Asked before it is
-        read."""
+    def offer(self, peer: PeerId, header: ChunkHeader) -> ev.Accept | None:
+        """Return what to read of a chunk whose head has come; None to throw it away."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
             return None
         if header.index >= download.count:
-            return 0  # it cannot exist, as `handle` will say
-        is_here = header.index in download.verified
-        return None if is_here else wire_limit((download.index.spans[header.index],))
-
-    def span(self, header: ChunkHeader) -> Span | None:
-        """The span that this chunk must unpack to; None if it is of no use any more."""
-        download = self._downloads.get(header.policy)
-        index = download.index if download is not None else None
-        is_known = index is not None and header.index < len(index)
-        return index.spans[header.index] if index is not None and is_known else None
-
-    def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
-        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
-        it."""
-        download = self._downloads.get(header.policy)
-        if download is None:
-            return False
-        request = download.request_for(header.index)
-        roster = self.statements.roster(download.manifest.trainer)
-        fed = roster is not None and peer in roster.positions
-        is_answer = request is not None and request.peer == peer
-        return fed or peer == download.manifest.trainer or is_answer
+            return ev.Accept(Span(b"", 0), False)  # it cannot exist, as `handle` will say
+        if header.index in download.verified:
+            return None
+        request = download.requests.get(header.index)
+        roster = self.statements.roster(download.manifest.publisher)
+        is_expected = (
+            peer == download.manifest.publisher
+            or (roster is not None and peer in roster.positions)
+            or (request is not None and request.peer == peer)
+        )
+        return ev.Accept(download.index.spans[header.index], is_expected)
 
     def _chunk_discarded(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
         download = self._downloads.get(header.policy)
@@ -478,12 +416,12 @@ class ShardcastCore:
         if header.index not in download.verified:
             return
         self.stats.duplicates += size
-        if peer == download.manifest.trainer:
+        if peer == download.manifest.publisher:
             # Given again, since its first root failed.
             self._upload.forward(download, header, peer, self._now)
 
     def _chunk_came(self, event: ev.ChunkCame) -> None:
-        peer, header, data = event.peer, event.header, event.data
+        peer, header, size = event.peer, event.header, event.size
         download = self._downloads.get(header.policy)
         if not self._peers.admit(peer) or download is None or download.index is None:
             return  # of a version that was given up, or of a banned peer
@@ -491,28 +429,28 @@ class ShardcastCore:
             self._ban(peer, "sent a chunk that does not exist")
             return
         if header.index in download.verified:  # since it was wanted
-            self._chunk_discarded(peer, header, len(data))
+            self._chunk_discarded(peer, header, size)
             return
-        arrival = self._repair.arrived(download, header.index, peer, self._now)
+        request = self._repair.arrived(download, header.index, peer, self._now)
         if not event.is_right:
-            download.reject(arrival)
+            download.reject(header.index)
             self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
-            self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
+            self._out.append(ev.Send(download.manifest.publisher, Blame(header.policy, peer)))
             return
-        if arrival.request is not None and not arrival.is_answer:
-            self._out += self._repair.cancel(download, {header.index: arrival.request.peer})
-        pushed = arrival.request is None and header.stripe != NO_STRIPE
-        download.accept(arrival, self._now, pushed=pushed)
-        from_origin = peer == download.manifest.trainer
-        self.stats.chunks_repaired += arrival.is_answer
-        self.flows.count_came(peer, len(data))
-        if from_origin:
-            self.stats.from_origin += len(data)
+        is_answer = request is not None and request.peer == peer
+        if request is not None and not is_answer:
+            self._out += self._repair.cancel(download, {header.index: request.peer})
+        pushed = request is None and header.stripe != NO_STRIPE
+        download.accept(header.index, peer, self._now, pushed=pushed)
+        self.stats.chunks_repaired += is_answer
+        self.flows.count_came(peer, size)
+        if peer == download.manifest.publisher:
+            self.stats.from_origin += size
         else:
-            self.stats.from_peers += len(data)
+            self.stats.from_peers += size
         self._stripe_counts.note_pushed(header, self._now)
-        self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
+        self._out.append(ev.Keep(header.policy, header.index))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
@@ -521,17 +459,17 @@ class ShardcastCore:
             self._report(download)
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
                 self._pull(waiting)
-        elif arrival.is_answer or download.pull_only or download.has_urgent:
+        elif is_answer or download.pull_only or download.has_urgent:
             self._pull(download)
 
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
-        trainer = download.manifest.trainer
+        publisher = download.manifest.publisher
         receipt = self._stripe_counts.take(
-            download.name, self.statements.roster(trainer), self._now
+            download.name, self.statements.roster(publisher), self._now
         )
-        if receipt is not None and not self._peers.is_gone(trainer):
-            self._out.append(ev.Send(trainer, receipt))
+        if receipt is not None and not self._peers.is_gone(publisher):
+            self._out.append(ev.Send(publisher, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, size, self._now)
@@ -540,7 +478,7 @@ class ShardcastCore:
             self._origin.note_left(peer, header, self._now)
             download = self._downloads.get(header.policy)
         self.flows.count_sent(peer, size)
-        if download is not None and download.manifest.trainer == self._local:
+        if download is not None and download.manifest.publisher == self._local:
             self.stats.uploaded_as_origin += size
         else:
             self.stats.uploaded_as_relay += size
@@ -633,7 +571,7 @@ class ShardcastCore:
             self._out.append(ev.Gossip(RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
             newest = self._versions.best
-            if newest is not None and newest.manifest.trainer == self._local:
+            if newest is not None and newest.manifest.publisher == self._local:
                 self._out += self._upload.foresee(newest)
 
     def _resume(self, event: ev.Resumed) -> None:
@@ -646,7 +584,7 @@ class ShardcastCore:
             return
         if event.stored:
             self._advance_newest(event.manifest)
-        if event.manifest.trainer == self._local and event.stored:
+        if event.manifest.publisher == self._local and event.stored:
             self._hand_out(event.manifest, resumed=True)
 
     def _hold(
@@ -663,7 +601,7 @@ class ShardcastCore:
         self._peers.note_connected(peer)
         self._origin.meet(peer, self._now)
         for download in self._downloads.values():
-            if download.manifest.trainer == peer and not download.is_whole:
+            if download.manifest.publisher == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
                 download.inquire_at = self._now
             if self._origin.is_resumed(download.name):

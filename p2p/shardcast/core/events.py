@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from p2p.equivocation import Equivocation
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
-from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import Equivocation, Manifest
+from p2p.shardcast.index import Index, Span
+from p2p.shardcast.manifest import Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
 
 
@@ -53,20 +54,20 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCame:
-    """A chunk from ``peer``, and what the driver made of it, away from the loop."""
+    """A chunk came from ``peer``; if it is right the driver keeps its bytes until the core has
+    spoken."""
 
     peer: PeerId
     header: ChunkHeader
-    data: bytes = field(repr=False)
+    size: int
+    """Its bytes on the wire."""
     is_right: bool = True
     """Whether it unpacks to the span that the index names."""
-    raw: bytes | memoryview = field(default=b"", repr=False)
-    """That span."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkDiscarded:
-    """A chunk from ``peer`` that `ShardcastCore.wants` did not want: its ``size`` bytes were
+    """A chunk from ``peer`` that `ShardcastCore.offer` did not want: its ``size`` bytes were
     thrown away."""
 
     peer: PeerId
@@ -181,6 +182,15 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class Accept:
+    """The answer to an offered chunk: read it, and compare it with ``span``."""
+
+    span: Span
+    is_expected: bool
+    """Whether it is no surprise: it was asked for, or the roster names its sender."""
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a control message."""
 
@@ -226,12 +236,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write down a verified chunk."""
+    """Write down the chunk that has just come."""
 
     policy: bytes
     index: int
-    data: bytes = field(repr=False)
-    raw: bytes | memoryview = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +274,9 @@ class Penalise:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A trainer is convicted: nothing more from it is believed."""
+    """A publisher is convicted: nothing more from it is believed."""
 
-    evidence: Equivocation
+    evidence: Equivocation[Manifest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,18 @@
 """How an origin gives a version away: every chunk once, each to a root that has credit.
 
-Theory of operation
--------------------
 BitTorrent calls it super-seeding: the origin gives each chunk to one peer, and gives the next
 one to the peer that got rid of the last. Here the peers are the roots of the forest, and a root
 says itself how much it may be given: its *credit* grows as its children take what it was given
 before. So fast subtrees take more chunks, and no bandwidth has to be estimated.
 
-Each chunk has one record: where it is in its life (`gifts`), and the *gift* that counts,
-that is, which root has it. What a root does not confirm in time, or was holding when it died,
-is given again to another root, ahead of all that is new; so is a chunk that two peers ask the
-origin itself for. Only the latest gift of a chunk can fail: a root that was relieved of a chunk
-and times out later changes nothing.
+Each chunk has one record: where it is in its life (`GiftStage`), and the *assignment* that
+counts, that is, which root has it. What a root does not confirm in time, or was holding when it
+died, is given again to another root, ahead of all that is new; so is a chunk that two peers ask
+the origin itself for. Only the latest assignment of a chunk can fail: a root that was relieved
+of a chunk and times out later changes nothing.
 
-Of a root that was demoted (`demotion`) the origin gives again what is asked for at once, and
-the rest when all else has left: an honest root that was slandered has relayed it, and the
+Of a root that was demoted (`HandOut.report`) the origin gives again what is asked for at once,
+and the rest when all else has left: an honest root that was slandered has relayed it, and the
 others do not wait for what they have.
 
 New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
@@ -28,21 +26,222 @@ a chunk, it gives that again, and after it all that at most half of those that a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.availability import Availability
-from p2p.shardcast.core.demotion import Demotions
-from p2p.shardcast.core.gifts import Gift, GiftEvent, GiftStage, GivenChunk
-from p2p.shardcast.core.line import Lines
-from p2p.shardcast.core.pace import SLOW_LINK, longest_wait, shortest_wait
-from p2p.shardcast.core.patience import Patience
-from p2p.shardcast.core.receipts import Carried, ReceiptBook
-from p2p.shardcast.core.root import Root
+from p2p.shardcast.core.download import Availability
+from p2p.shardcast.core.pace import (
+    SLOW_LINK,
+    Patience,
+    SmoothedAverage,
+    longest_wait,
+    shortest_wait,
+)
+from p2p.shardcast.core.queue import MAX_CREDIT, RECENT, Line, Lines
+from p2p.shardcast.core.receipts import QUORUM, Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
-from p2p.shardcast.forest import MESH, Forest
+from p2p.shardcast.forest import MESH, Forest, Roster
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import Receipt
+
+
+class GiftStage(Enum):
+    """Where a chunk of a hand-out is in its life."""
+
+    FRESH = auto()
+    """It was never given."""
+    EARLIER = auto()
+    """An earlier life of the origin may have given it."""
+    GIVEN = auto()
+    CONFIRMED = auto()
+    LATE = auto()
+    """Its root did not confirm it in time: to be given again, unless the root does so yet."""
+    AGAIN = auto()
+    """To be given again, ahead of all that is new."""
+    DOUBTED = auto()
+    """To be given again when all else has left."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the chunk is given before any new one."""
+        return self in {GiftStage.LATE, GiftStage.AGAIN}
+
+
+class GiftEvent(Enum):
+    """What happens to a chunk of a hand-out."""
+
+    GIVE = auto()
+    CONFIRM = auto()
+    TIME_OUT = auto()
+    LOSE = auto()
+    """Its root is gone, and may not have relayed it."""
+    ASK = auto()
+    """Peers ask the origin itself for it."""
+    DEMOTE = auto()
+    """Its root lost its stripe."""
+    LACK = auto()
+    """After a restart: most peers do not hold it."""
+    HOLD = auto()
+    """After a restart: most peers hold it."""
+
+
+_S, _E = GiftStage, GiftEvent
+# The life of a chunk of a hand-out. A pair that is absent changes nothing. All events but GIVE
+# and ASK are about the latest gift of the chunk.
+TRANSITIONS: Final = {
+    **{(stage, _E.GIVE): _S.GIVEN for stage in (_S.FRESH, _S.LATE, _S.AGAIN, _S.DOUBTED)},
+    (_S.GIVEN, _E.CONFIRM): _S.CONFIRMED,
+    (_S.LATE, _E.CONFIRM): _S.CONFIRMED,
+    (_S.GIVEN, _E.TIME_OUT): _S.LATE,
+    **{(stage, _E.LOSE): _S.AGAIN for stage in (_S.GIVEN, _S.CONFIRMED, _S.LATE)},
+    **{
+        (stage, _E.ASK): _S.AGAIN
+        for stage in (_S.EARLIER, _S.GIVEN, _S.CONFIRMED, _S.LATE, _S.DOUBTED)
+    },
+    (_S.GIVEN, _E.DEMOTE): _S.DOUBTED,
+    (_S.CONFIRMED, _E.DEMOTE): _S.DOUBTED,
+    (_S.EARLIER, _E.LACK): _S.DOUBTED,
+    (_S.DOUBTED, _E.HOLD): _S.EARLIER,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Gift:
+    """One chunk as it was given to one root."""
+
+    chunk: int
+    root: PeerId
+    roster: Roster
+    since: float
+    """When it left the origin; until then, when it was queued."""
+    has_left: bool = False
+
+
+@dataclass(slots=True)
+class GivenChunk:
+    """One chunk of a hand-out."""
+
+    stage: GiftStage
+    gift: Gift | None = None
+    """The latest."""
+    asker: PeerId | None = None
+    """The first peer that asked the origin itself for it."""
+    repeated: float = -math.inf
+    """When peers that miss it last had reason to expect it along another stripe."""
+
+
+class Root:
+    """One root of the forest: what it was given, what it confirmed, how fast."""
+
+    def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
+        """By their classes its children can take ``rate`` chunks a second."""
+        self.stripe: int | None = stripe
+        """None once it is the root of no stripe any more: it still confirms."""
+        self.confirmed = 0
+        self.trusted = True
+        """Whether it may be given more: not while a chunk of its own is late."""
+        self.patience = patience
+        """How long to wait for its confirmations."""
+        self._line = line
+        self._rate = rate
+        self._granted = MAX_CREDIT
+        self.gifts: list[Gift] = []
+        self._left = 0
+        self._interval = SmoothedAverage()
+        """Seconds between two of its confirmations."""
+        self._heard_at = -math.inf
+
+    @property
+    def given(self) -> int:
+        """Chunks that it was given in all."""
+        return len(self.gifts)
+
+    @property
+    def pending(self) -> int:
+        """Chunks given and not yet confirmed."""
+        return len(self.gifts) - self.confirmed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it asks for more than it was given."""
+        return self.stripe is not None and self.trusted and self.given < self._granted
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may be given a chunk more, by its own word and by what its line holds.
+
+        Its class says what the line carries until its confirmations do.
+        """
+        interval = self._interval.value
+        rate = 1 / interval if interval else self._rate
+        return self.is_open and self.pending < self._line.credit(rate)
+
+    @property
+    def finish(self) -> float:
+        """Seconds until it will have confirmed a chunk that it is given now; 0 while it has
+        confirmed none."""
+        usual = self.patience.usual if self.confirmed else 0.0
+        return usual + self.pending * (self._interval.value or usual)
+
+    @property
+    def relay_time(self) -> float:
+        """Seconds after which a chunk should be with all below it: behind those that it relays
+        first, and over several lines like its own, so four times what it takes for one."""
+        by_class = 1 / self._rate if self._rate else 0.0
+        return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
+
+    def note_left(self, now: float) -> None:
+        """The first chunk that had not left has left."""
+        if self._left < len(self.gifts):
+            gift = self.gifts[self._left]
+            gift.since, gift.has_left = now, True
+            self._left += 1
+
+    def confirm(self, received: int, granted: int, now: float) -> list[Gift]:
+        """It has ``received`` chunks in all; returns those for which that is news."""
+        news = self.gifts[self.confirmed : received]
+        if news:
+            took = now - news[-1].since
+            if now > self._heard_at > -math.inf:
+                self._interval.observe((now - self._heard_at) / len(news))
+            self._heard_at = now
+            self.confirmed = received
+            self.patience.observe(took)
+            self._line.note_round_trip(took)
+        self._granted = min(granted, received + MAX_CREDIT)
+        self.trusted = self.trusted or not self.pending
+        return news
+
+    @property
+    def late_at(self) -> float:
+        """When the first chunk that it owes is late; infinite if there is none, or it was late
+        already. One that has not left waits in the origin's own queue."""
+        if not (self.trusted and self.pending):
+            return math.inf
+        oldest = self.gifts[self.confirmed]
+        return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
+
+    def distrust(self) -> list[Gift]:
+        """Give it nothing more until it has confirmed what it owes; returns that."""
+        self.trusted = False
+        return self.gifts[self.confirmed :]
+
+    def at_risk(self) -> list[Gift]:
+        """What it may not have relayed if it is gone: what it owes, and what it got last."""
+        return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
+
+    def retire(self) -> list[Gift]:
+        """It is no root any more; returns all that it was given."""
+        self.stripe = None
+        return self.gifts
+
+    def move(self, stripe: int, rate: float) -> None:
+        """By the new roster it is the root of this stripe."""
+        self.stripe, self._rate = stripe, rate
 
 
 class HandOut:
@@ -79,7 +278,11 @@ class HandOut:
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
-        self._demotions = Demotions()
+        self._reports: Counter[PeerId] = Counter()
+        """How many peers report each root."""
+        self._reporters: set[PeerId] = set()
+        self.demoted: set[PeerId] = set()
+        """Roots that lost their stripe by reports."""
         self._roots: dict[PeerId, Root] = {}
         """Roots, and those that were by an earlier roster."""
         self._back: dict[PeerId, None] = {}
@@ -134,8 +337,7 @@ class HandOut:
         """Apply `TRANSITIONS` to a chunk."""
         chunk = self._chunk(number)
         before = chunk.stage
-        chunk.advance(event)
-        after = chunk.stage
+        chunk.stage = after = TRANSITIONS.get((before, event), before)
         if not after.is_urgent:
             self._again.pop(number, None)
         elif not before.is_urgent:
@@ -170,7 +372,7 @@ class HandOut:
         chunk = self._chunk(number)
         gift = Gift(number, peer, self.forest.roster, now)
         chunk.gift = gift
-        root.give(gift)
+        root.gifts.append(gift)
         if had is not None or self.is_resumed:
             chunk.repeated = now
         self._next = max(self._next, number + 1)
@@ -202,7 +404,7 @@ class HandOut:
         ready = [
             (
                 had is not None and had.root == peer,
-                had is not None and self._demotions.reports(peer),
+                had is not None and self._reports[peer],
                 root.finish,
                 root.pending,
                 root.given,
@@ -246,7 +448,7 @@ class HandOut:
         for root in self._roots.values():
             root.retire()
         for stripe, peer in enumerate(forest.roots):
-            if peer in self._demotions or gone(peer):
+            if peer in self.demoted or gone(peer):
                 continue
             if peer in self._roots:
                 self._roots[peer].move(stripe, self._rate(stripe))
@@ -305,7 +507,7 @@ class HandOut:
         when it was to be fed, is fed from now on. Once: one that comes and goes would leave
         chunks behind each time."""
         roots = self.forest.roots
-        is_known = peer in self._roots or peer in self._demotions or peer in self._back
+        is_known = peer in self._roots or peer in self.demoted or peer in self._back
         if peer in roots and not is_known:
             self._add_root(roots.index(peer), peer)
             self._back[peer] = None
@@ -327,10 +529,23 @@ class HandOut:
         return gift.root if now >= since + min(most, root.relay_time) else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
-        """``by`` says that a root does not relay. True if that demotes it."""
-        root = self._active.get(peer)
-        if root is None or not self._demotions.report(peer, by, self.forest.roster.peers):
+        """``by`` says that a root does not relay. True if that demotes it.
+
+        A root confirms whatever it likes, so its children have a say too: a peer reports a root
+        when it asks the origin itself for a chunk which that root had long ago, or when the
+        root sent it a wrong chunk. A root that `QUORUM` peers report is demoted: the next
+        roster makes it a leaf, and another interior peer takes its stripe. Each peer has one
+        report a version, so n liars cost n/2 honest roots their stripe for some versions, and
+        nothing more.
+        """
+        root, positions = self._active.get(peer), self.forest.roster.positions
+        if root is None or by == peer or by not in positions or by in self._reporters:
             return False
+        self._reporters.add(by)
+        self._reports[peer] += 1
+        if self._reports[peer] < min(QUORUM, len(positions) - 1):
+            return False
+        self.demoted.add(peer)
         self._settle(gifts := root.retire(), GiftEvent.DEMOTE)
         for gift in gifts:
             chunk = self._chunk(gift.chunk)
@@ -338,21 +553,17 @@ class HandOut:
                 self._advance(gift.chunk, GiftEvent.ASK)
         return True
 
-    def ask(self, number: int, by: PeerId, now: float, lanes: int) -> bool:
-        """A peer asks the origin itself for a chunk. Something is under way to ``lanes`` peers.
+    def ask(self, number: int, by: PeerId, now: float) -> bool:
+        """A peer asks the origin itself for a chunk.
 
         True if the chunk comes along a stripe, which serves every peer that misses it: when a
         second peer asks it is given again, once. The first is answered directly: mostly the
-        chunk is on its way. What is still to be given is not brought twice by a line that is
-        busy for most roots.
+        chunk is on its way.
         """
         chunk = self._chunk(number)
         roster = chunk.gift.roster if chunk.gift is not None else self.forest.roster
-        if by not in roster.positions:
-            return False  # it came later: no stripe failed it
-        is_soon_given = 2 * lanes > len(self._active) > 0
-        if chunk.stage is GiftStage.FRESH:
-            return is_soon_given
+        if by not in roster.positions or chunk.stage is GiftStage.FRESH:
+            return False  # no stripe failed it: it came later, or the chunk will
         if self._told is not None:
             self._doubt_what_is_rare(self._told)
         is_sure = (
@@ -360,7 +571,7 @@ class HandOut:
         )
         chunk.asker = chunk.asker or by
         if chunk.stage.is_urgent:
-            return is_soon_given
+            return False
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
         if not is_repeated and any(peer != had for peer in self._active):

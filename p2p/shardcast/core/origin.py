@@ -8,10 +8,10 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
-from p2p.shardcast.core.line import Lines
+from p2p.shardcast.core.queue import Lines
+from p2p.shardcast.core.receipts import Capacities
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.messages import (
@@ -83,7 +83,7 @@ class Origin:
             return []
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         self._unfed = download if roster is None else None
         self._learn()
         self._capacities.note_version()
@@ -181,16 +181,15 @@ class Origin:
         if handout is not None and header.stripe != NO_STRIPE:
             handout.note_left(peer, now)
 
-    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
-        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
-        Something is under way to ``lanes`` peers."""
+    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float) -> bool:
+        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
         root = handout.suspect(chunk, by, now)
         if root is not None:
             self._report(handout, root, by, now)
-        return handout.ask(chunk, by, now, lanes)
+        return handout.ask(chunk, by, now)
 
     def _report(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
         if handout.report(root, by):

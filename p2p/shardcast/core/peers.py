@@ -1,4 +1,4 @@
-"""Which peers are connected, which are gone, and with which this node never deals again."""
+"""Which peers are connected, gone or banned, and how many bytes went to and came from each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peers:
         self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._greeted: BoundedDict[PeerId, tuple[bytes, int]] = BoundedDict(MAX_REMEMBERED)
-        """Which manifest was the newest, and how many trainers were convicted, when a peer's
+        """Which manifest was the newest, and how many publishers were convicted, when a peer's
         `Hello` was answered."""
 
     @property
@@ -46,7 +46,7 @@ class Peers:
 
     def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
         """Whether to tell ``peer`` of the manifest ``newest`` (its digest) and of ``convicted``
-        trainers for its `Hello`: once per connection.
+        publishers for its `Hello`: once per connection.
 
         A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
         make this node send 3,600 times what it sends itself.
@@ -73,3 +73,28 @@ class Peers:
     def is_gone(self, peer: PeerId) -> bool:
         """Whether it is of no use to send ``peer`` anything."""
         return peer in self._lost or peer in self._banned
+
+
+class Flows:
+    """Bytes by peer since this node started; nothing is decided by them."""
+
+    def __init__(self) -> None:
+        # Peers remembered in each direction: more than a node feeds, or is fed by. The one that
+        # moved nothing for longest goes first.
+        self._came: BoundedDict[PeerId, int] = BoundedDict(64)
+        self._sent: BoundedDict[PeerId, int] = BoundedDict(64)
+
+    def count_came(self, peer: PeerId, size: int) -> None:
+        """A chunk came from ``peer``."""
+        self._came.renew(peer, self._came.get(peer, 0) + size)
+
+    def count_sent(self, peer: PeerId, size: int) -> None:
+        """A chunk left for ``peer``."""
+        self._sent.renew(peer, self._sent.get(peer, 0) + size)
+
+    def health(self) -> dict[str, dict[str, int]]:
+        """As plain values."""
+        return {
+            "from": {str(peer): size for peer, size in self._came.items()},
+            "to": {str(peer): size for peer, size in self._sent.items()},
+        }

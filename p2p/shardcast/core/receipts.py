@@ -1,19 +1,17 @@
-"""Receipts: what each stripe brought a peer, told to the origin, which learns who carries what.
+"""What peers say of each other to an origin: reports of roots, and receipts of versions.
 
-Theory of operation
--------------------
-A peer that has a whole version tells its origin how
-many chunks each stripe pushed to it, and how long the version took (`StripeCounts`). The origin
-(`ReceiptBook`) knows how many chunks it gave to each stripe and who stands above whom. What a
-peer's children got, times their number, is what it carried. It is *overloaded* if its children
-got less than half of what it got itself (which its siblings' receipts say, not its own), or if
-it is believed to be stronger than most and carried less than half of that. The second matters
-more: a root with full queues asks for less, so one overloaded relay slows its whole stripe, and
-all in it carry less than they could. Which of them is to blame no receipt can say, but the one
-with the most children for its uplink is among the strongest by belief. Example: twelve of 40
-have 20 Mbit/s like all others and are believed to have 80. Each carries 20 to nine children,
-the others 7 to three. The twelve are believed 20 from then on, the others 20 as before. A
-strong honest peer in a slow stripe suffers too, until it has kept up for some versions.
+A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and
+how long the version took (`StripeCounts`). The origin (`ReceiptBook`) knows how many chunks it
+gave to each stripe and who stands above whom. What a peer's children got, times their number,
+is what it carried. It is *overloaded* if its children got less than half of what it got itself
+(which its siblings' receipts say, not its own), or if it is believed to be stronger than most
+and carried less than half of that. The second matters more: a root with full queues asks for
+less, so one overloaded relay slows its whole stripe, and all in it carry less than they could.
+
+A peer's capacity is the median over the last of these (`Capacities`), so that a minority of
+liars moves nothing. A peer that delivered what its own parent did is limited by what it is
+given: its claim is believed up to `_CREDULITY` times the median of what is known. An overloaded
+peer is believed what it delivered, and is tried with a little more each version after that.
 
 A receipt travels on its author's own connection and is passed on by no peer: that connection's
 handshake is its signature.
@@ -22,26 +20,23 @@ handshake is its signature.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.core.demotion import QUORUM
-from p2p.shardcast.forest import Forest, Roster
+from p2p.shardcast.forest import Forest, Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import MAX_ROSTER
 from p2p.shardcast.messages import MAX_RECEIPT_ROWS, NO_STRIPE, ChunkHeader, Receipt
 
-_REPORTERS: Final = 256
-"""Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
-dialled by a sixteenth of them. The lot falls anew with each version, so after a few each relay
-has been reported on by several children."""
-_FEWEST_CHUNKS: Final = 8
-"""Chunks given to a stripe below which it says nothing about who is overloaded: of two chunks,
-one may be late for any reason."""
+QUORUM: Final = 2
+"""Peers that must report a root before it is demoted: with one, any peer could slander any
+root. A roster of two has one peer that can."""
 
 
 class StripeCounts:
@@ -68,7 +63,10 @@ class StripeCounts:
         if roster is None or self._local not in roster.positions or not counts or took <= 0:
             return None
         lot = int.from_bytes(digest_of(policy + self._local.digest)[:4]) / 2**32
-        if lot * len(roster.peers) >= _REPORTERS:
+        # Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
+        # dialled by a sixteenth of them. The lot falls anew with each version, so after a few
+        # each relay has been reported on by several children.
+        if lot * len(roster.peers) >= 256:
             return None
         rows = tuple((epoch, stripe, count) for (epoch, stripe), count in counts.items())
         return Receipt(policy, max(1, round(1000 * took)), rows)
@@ -120,7 +118,9 @@ class ReceiptBook:
         """Who carried what along the forests of these epochs, each stripe of which was
         ``given`` so many chunks. Only of whom a receipt speaks that is new."""
         for (epoch, number), count in given.items():
-            if epoch in forests and count >= _FEWEST_CHUNKS and self._unjudged:
+            # Chunks given to a stripe below which it says nothing about who is overloaded: of
+            # two chunks, one may be late for any reason.
+            if epoch in forests and count >= 8 and self._unjudged:
                 yield from self._judge_stripe(forests[epoch], epoch, number, count)
         self._unjudged.clear()
 
@@ -159,3 +159,86 @@ class ReceiptBook:
             is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
             yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
+
+
+_CREDULITY: Final = 4
+"""A claim counts for at most this multiple of the median of what is known. Twice would leave
+the strong lines of an honest swarm idle: its strongest tenth has four to five times the
+median."""
+_PROBATION: Final = 8
+"""Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
+Two liars demote one honest root a version, so they keep at most eight relays idle."""
+
+
+def _recent() -> deque[float]:
+    # Two versions of eight children, so that an hour ago is forgotten and no child's word moves
+    # the median far.
+    return deque(maxlen=16)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of one peer."""
+
+    carried: deque[float] = field(default_factory=_recent)
+    ceiling: float = math.inf
+    unheard: int = 0
+    """Versions since a child spoke of it."""
+
+    @property
+    def measured(self) -> float:
+        """Bytes per second that it has carried, in the median; 0 if nothing is known."""
+        return median(self.carried) if self.carried else 0.0
+
+
+class Capacities:
+    """What an origin believes that its peers can upload."""
+
+    def __init__(self) -> None:
+        self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
+        self._demoted: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
+        """Peers that were replaced as roots, and for how many more versions they relay
+        nothing."""
+
+    def note_demoted(self, peer: PeerId) -> None:
+        """``peer`` was replaced as a root: for `_PROBATION` versions it is a leaf."""
+        self._demoted[peer] = _PROBATION
+
+    def note_version(self) -> None:
+        """A new version is handed out."""
+        for peer, left in list(self._demoted.items()):
+            if left > 1:
+                self._demoted[peer] = left - 1
+            else:
+                del self._demoted[peer]
+        for standing in self._standings.values():
+            standing.unheard += 1
+            if standing.unheard > _PROBATION:
+                standing.ceiling = math.inf
+
+    def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
+        """Children of ``peer`` say what it carried, each as it saw it; see `Carried`."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            standing = self._standings[peer] = _Standing()
+        standing.unheard = 0
+        standing.carried.extend(rates)
+        # A line that was busy with something else has twice its share after four versions.
+        standing.ceiling = 1.25 * standing.ceiling if limit is None else limit
+
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The same peers, with what is believed of their claims."""
+        claims = list(entries)
+        standings = {e.peer: self._standings.get(e.peer, _Standing()) for e in claims}
+        known = [one.measured for one in standings.values() if one.measured]
+        if len(known) <= QUORUM:  # so few could be friends
+            known = [entry.upload for entry in claims if entry.upload]
+        most = _CREDULITY * median(known) if known else 0.0
+        believed = []
+        for entry in claims:
+            one = standings[entry.peer]
+            upload = min(entry.upload, one.ceiling, max(most, one.measured))
+            believed.append(
+                replace(entry, upload=0.0 if entry.peer in self._demoted else upload)
+            )
+        return believed

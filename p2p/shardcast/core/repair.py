@@ -1,33 +1,94 @@
-"""Pulls: how a node asks other peers for what the forest did not bring.
+"""Pulls: what a node asks other peers for, and which, when the forest did not bring it.
 
 Neighbours tell each other, and their parents, what they have. A chunk that others have had for
-longer than it usually takes to get here is asked for, from any holder but the origin; the
-origin is asked when nothing has come for long and no other peer has it. A node outside the
-roster lives by pulling alone. Before a chunk is pulled, the parents hear that it is *taken*;
-when it comes from another peer, the one that was asked hears so too.
+longer than it usually takes to get here is asked for, from the holder that would bring it
+first; the origin is asked when nothing has come for long and no other peer has it. A node
+outside the roster lives by pulling alone. Before a chunk is pulled, the parents hear that it is
+*taken*; when it comes from another peer, the one that was asked hears so too.
+
+Each peer that was ever asked has a `Source`: how long it takes for a chunk, lately, and how
+many it owes. What is asked for in all is limited by what this node's own line has lately
+carried: more would only queue there, be given up as late, and come twice. Every request has a
+deadline. A source that lets one pass is expected to take twice as long from then on, and the
+chunk is asked of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import math
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import islice
+from operator import or_
 from random import Random
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
-from p2p.shardcast.core.download import Arrival, Download
-from p2p.shardcast.core.pace import SLOW_LINK
-from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.sources import Sources
+from p2p.shardcast.core.download import Download, Request
+from p2p.shardcast.core.pace import IN_FLIGHT, SLOW_LINK, Patience, longest_wait
+from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
+from p2p.shardcast.core.queue import QUICKEST
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.messages import Ask, Taken, Want
 
-_INQUIRIES: Final = 4
-"""Peers asked at a time what they have of a version: one of them will know, and four are soon
-told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4 KiB each."""
+WINDOW: Final = 4
+"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough
+to lose little when it dies. One that has brought none yet is tried with a single chunk."""
+_AHEAD: Final = 2
+"""Shortest waits' worth of chunks, at the rate at which they come, that may be asked for in
+all: a second's worth at the usual ``stall``. More would queue on this node's own line."""
+
+
+class Source:
+    """How fast one peer answers, and what it owes."""
+
+    __slots__ = ("_slowest", "_time", "last", "owed")
+
+    def __init__(self, chunk_time: float, longest: float) -> None:
+        """``chunk_time`` is a guess; for a chunk it is waited ``longest`` at most."""
+        self.owed = 0
+        """Chunks that it was asked for and has not brought."""
+        self.last = 0.0
+        """When it last brought one; 0 if never."""
+        self._time = Patience(chunk_time, ceiling=longest)
+        self._slowest = 16 * longest
+
+    @property
+    def chunk_time(self) -> float:
+        """Seconds that it takes for a chunk, lately."""
+        return self._time.usual
+
+    @property
+    def late(self) -> float:
+        """Seconds for a chunk from which it is late."""
+        return self._time.wait()
+
+    @property
+    def room(self) -> int:
+        """Chunks that it may be asked for now."""
+        return (WINDOW if self.last else 1) - self.owed
+
+    def release(self) -> None:
+        """It need not bring a chunk any more."""
+        self.owed = max(0, self.owed - 1)
+
+    def deliver(self, request: Request, now: float) -> None:
+        """It brought what it was asked for.
+
+        The time counts from its last chunk if it was asked before that: it answers in order.
+        """
+        self._time.observe(now - max(request.asked, self.last))
+        self.last = now
+
+    def miss(self, request: Request, now: float) -> None:
+        """It let a deadline pass: expect it to take twice as long, or what it has taken so far,
+        up to a limit from which it recovers."""
+        waited = now - max(request.asked, self.last)
+        self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
 
 
 class Repair:
@@ -47,12 +108,15 @@ class Repair:
         self._peers = peers
         self._announcer = announcer
         self._rng = rng
-        self._sources = Sources(rng, stall)
+        self._stall = stall
+        self._sources: dict[PeerId, Source] = {}
+        self._proven: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
+        """Peers that have brought a chunk."""
 
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
         """Ask some others what they have; if there is none, or none helped, turn to the
         origin."""
-        origin = download.manifest.trainer
+        origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
         others = dict.fromkeys(
@@ -60,7 +124,10 @@ class Repair:
         )
         us = origin, self._local
         candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
-        chosen = self._rng.sample(candidates, min(_INQUIRIES, len(candidates)))
+        # Peers asked at a time what they have of a version: one of them will know, and four are
+        # soon told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4
+        # KiB each.
+        chosen = self._rng.sample(candidates, min(4, len(candidates)))
         wants_index = download.index is None
         if download.note_inquiry(now, found=bool(chosen)) and wants_index:
             chosen.append(origin)
@@ -70,8 +137,7 @@ class Repair:
         """Ask for what is late, and tell the parents that it is taken."""
         if download.is_whole:
             return
-        rate = partial(self._rate, download)
-        plan = self._sources.plan(download, now, rate)
+        plan = self._plan(download, now)
         wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
         yield from (
             ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items()
@@ -80,18 +146,10 @@ class Repair:
             return
         taken = EMPTY
         for peer, chunks in wanted.items():
-            if peer != download.manifest.trainer:  # which may answer along a stripe
+            if peer != download.manifest.publisher:  # which may answer along a stripe
                 taken |= chunks
         for peer in self._announcer.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
-
-    def arrived(self, download: Download, chunk: int, peer: PeerId, now: float) -> Arrival:
-        """``peer`` brought a chunk."""
-        return self._sources.arrived(download, chunk, peer, now)
-
-    def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Give up requests that are past their deadline."""
-        return self.cancel(download, self._sources.expire(download, now))
 
     def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
         """Tell the peers that were asked for these chunks that they are no longer awaited."""
@@ -111,7 +169,7 @@ class Repair:
                 yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
 
     def _can_tell(self, download: Download, peer: PeerId) -> bool:
-        return peer != download.manifest.trainer and not self._peers.is_gone(peer)
+        return peer != download.manifest.publisher and not self._peers.is_gone(peer)
 
     def _rate(self, download: Download, peer: PeerId) -> float:
         """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
@@ -121,18 +179,158 @@ class Repair:
         """
         if self._peers.is_gone(peer):
             return 0.0
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         if roster is None or peer not in roster.positions:
             return SLOW_LINK
         return max(roster.upload(peer), SLOW_LINK / 8)
 
+    def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
+        """Ask for what is late; returns the chunks to want, by holder."""
+        late = download.late(now)
+        if not (late or download.overdue) or download.index is None:
+            return {}
+        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
+        room = max(WINDOW, ahead) - len(download.requests)
+        if room <= 0:
+            return {}  # a third of all calls while a node is busy
+        plan: dict[PeerId, list[int]] = {}
+        origin = download.manifest.publisher
+        claims = {
+            p: claim
+            for p in download.holders
+            if p != origin and (claim := self._rate(download, p))
+        }
+        held = self._believable(download, claims)
+        late |= (download.overdue & download.missing) - held
+        for peer, chunk in islice(self._deal(download, claims, late), room):
+            plan.setdefault(peer, []).append(chunk)
+            self._ask(download, peer, chunk, now)
+        orphans = (download.missing & late) - held
+        if not download.may_ask_origin:
+            claimed = reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
+            orphans &= download.failed | download.overdue | claimed
+        if orphans and (claim := self._rate(download, origin)):
+            # It is owed a window at once, and may answer along a stripe.
+            most = WINDOW - self._source(download, origin, claim).owed
+            for chunk in self._pick(orphans, min(most, room - sum(map(len, plan.values())))):
+                plan.setdefault(origin, []).append(chunk)
+                self._ask(download, origin, chunk, now)
+        return plan
+
+    def _deal(
+        self, download: Download, claims: dict[PeerId, float], late: ChunkSet
+    ) -> Iterator[tuple[PeerId, int]]:
+        """Each chunk to the holder that would bring it first, while any has room and chunks:
+        first to those that have brought something, then to the others as a trial."""
+        order, own = list(claims), download.chunk_time
+        self._rng.shuffle(order)
+        open_to = {peer: self._source(download, peer, claims[peer]) for peer in order}
+
+        def finish(peer: PeerId) -> tuple[bool, float]:
+            # No source is faster than this node's own line; beyond its rate several at once are
+            # better than one.
+            source = open_to[peer]
+            doubt = peer not in self._proven
+            return doubt, (source.owed + 1) * max(source.chunk_time, own)
+
+        while open_to:
+            peer = min(open_to, key=finish)
+            room = open_to[peer].room
+            chunk = next(self._pick(download.holders[peer] & late, room), None)
+            if chunk is None:
+                del open_to[peer]
+                continue
+            late = late.excluding(chunk)
+            yield peer, chunk
+
+    def _believable(self, download: Download, claims: Iterable[PeerId]) -> ChunkSet:
+        """What there is no need to ask the origin for: it is with a peer that has brought
+        something before, or with two.
+
+        One that never has is asked for a single chunk as a trial, and the origin for the others
+        that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children
+        ask it for one each and the origin for four each at a time, instead of one chunk after
+        the other until they have lost patience with it twice. A node to which nothing is pushed
+        knows no peer yet, and believes them all.
+        """
+        holders = download.holders
+        once = twice = proven = EMPTY
+        for peer in claims:
+            twice |= once & holders[peer]
+            once |= holders[peer]
+            if peer in self._proven or download.pull_only:
+                proven |= holders[peer]
+        return twice | proven
+
+    def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
+        source = self._sources.get(peer)
+        if source is None:
+            size = download.wire_per_chunk
+            source = Source(size / claim, longest_wait(size, self._stall))
+            self._sources[peer] = source
+        return source
+
+    def _pick(self, chunks: ChunkSet, count: int) -> Iterator[int]:
+        """Up to ``count`` of ``chunks``, from a random place on, so that askers differ.
+
+        BitTorrent asks for the rarest first. Here the forest has spread each chunk already, and
+        what is late is late for many: different places are what keeps askers from queueing for
+        the same chunk.
+        """
+        if chunks and count > 0:
+            start = self._rng.randrange(chunks.lowest, chunks.end)
+            yield from islice(chunks.from_place(start), count)
+
+    def _ask(self, download: Download, peer: PeerId, chunk: int, now: float) -> None:
+        source = self._sources[peer]
+        source.owed += 1
+        download.ask(chunk, peer, now, now + self._patience(source, download))
+
+    def _patience(self, source: Source, download: Download) -> float:
+        """Seconds to wait for ``source``, which has been asked.
+
+        What is asked for waits on this node's own line behind what else was asked for, and
+        behind what parents push: no less than that takes.
+        """
+        usual = max(self._stall, source.late) + source.owed * source.chunk_time
+        line = (len(download.requests) + IN_FLIGHT) * download.chunk_time
+        return min(longest_wait(download.wire_per_chunk, self._stall), max(usual, line))
+
+    def arrived(
+        self, download: Download, chunk: int, peer: PeerId, now: float
+    ) -> Request | None:
+        """``peer`` brought a chunk: settle the request for it, and return that."""
+        self._proven[peer] = None
+        request = download.requests.get(chunk)
+        source = self._sources.get(request.peer) if request is not None else None
+        if request is not None and source is not None:
+            source.release()
+            if request.peer == peer:
+                source.deliver(request, now)
+                download.extend_requests(peer, now + self._patience(source, download))
+        return request
+
+    def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Give up requests past their deadline, and expect less of those sources."""
+        overdue = download.expire(now)
+        for request in overdue.values():
+            source = self._sources.get(request.peer)
+            if source is not None:
+                source.owed = min(source.owed, download.asked_peers().count(request.peer))
+                source.miss(request, now)
+        return self.cancel(download, {chunk: one.peer for chunk, one in overdue.items()})
+
     def forget(self, download: Download) -> None:
-        """A version is no longer fetched."""
-        self._sources.forget(download)
+        """A version is no longer fetched: its chunks are not owed."""
+        for peer in download.asked_peers():
+            source = self._sources.get(peer)
+            if source is not None:
+                source.release()
 
     def lose(self, peer: PeerId) -> None:
-        """``peer`` is gone."""
-        self._sources.lose(peer)
+        """Forget a source."""
+        self._sources.pop(peer, None)
+        self._proven.pop(peer, None)
 
 
 def _taken(download: Download, peer: PeerId, chunks: ChunkSet) -> Iterator[ev.Effect]:

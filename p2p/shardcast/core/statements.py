@@ -1,4 +1,4 @@
-"""What trainers have signed: manifests, rosters, and proofs of contradictions among them."""
+"""What publishers have signed: manifests, rosters, and proofs of contradictions among them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.errors import BadMessage, ShoalError
+from p2p.equivocation import Equivocation, conflict
+from p2p.errors import ShoalError
 from p2p.identity import PeerId, Verify
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted
+from p2p.shardcast.manifest import Manifest, decode_manifest_untrusted
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
-"""Manifests remembered of a trainer, newest versions first: two minutes of the fastest run,
+"""Manifests remembered of a publisher, newest versions first: two minutes of the fastest run,
 hours of a usual one. A longer memory would find older contradictions; the peers that were there
 have found those."""
 MAX_ROSTERS: Final = 8
 """Rosters per origin: chunks travel by the roster under which they left, versions overlap, and
 while peers come an origin signs one every three seconds: those of the last half minute."""
-MAX_ORIGINS: Final = 8
-"""Trainers whose rosters are kept; a run names a handful."""
 
 
 class _Stranger(ShoalError):
-    """Its author is no trainer of this run, as far as this node knows: the signature is not
+    """Its author is no publisher of this run, as far as this node knows: the signature is not
     even verified."""
 
 
@@ -40,28 +39,29 @@ class Statements:
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
         self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(
-            MAX_ORIGINS
+            # Publishers whose rosters are kept; a run names a handful.
+            8
         )
-        """Manifests of each trainer: one may contradict only itself."""
+        """Manifests of each publisher: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
-        self._halted: dict[PeerId, Equivocation] = {}
+        self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(8)
+        self._halted: dict[PeerId, Equivocation[Manifest]] = {}
 
-    def is_trusted(self, trainer: PeerId) -> bool:
-        """Whether ``trainer`` may publish and was never found to contradict itself."""
-        return trainer not in self._halted and self._may_publish(trainer)
+    def is_trusted(self, publisher: PeerId) -> bool:
+        """Whether ``publisher`` may publish and was never found to contradict itself."""
+        return publisher not in self._halted and self._may_publish(publisher)
 
     @property
-    def halted(self) -> Mapping[PeerId, Equivocation]:
-        """Trainers that contradicted themselves, with the proof."""
+    def halted(self) -> Mapping[PeerId, Equivocation[Manifest]]:
+        """Publishers that contradicted themselves, with the proof."""
         return self._halted
 
-    def halt(self, evidence: Equivocation) -> None:
-        """Take no further statement of its trainer."""
-        self._halted[evidence.trainer] = evidence
+    def halt(self, evidence: Equivocation[Manifest]) -> None:
+        """Take no further statement of its publisher."""
+        self._halted[evidence.author] = evidence
 
     def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
-        """A `Verify` for trainers. Any peer can sign: a stranger costs no verification."""
+        """A `Verify` for publishers. Any peer can sign: a stranger costs no verification."""
         if not self.is_trusted(author):
             raise _Stranger
         return self._verify(author, domain, content, signature)
@@ -77,57 +77,39 @@ class Statements:
             except _Stranger:
                 return None
             self._judged[name] = manifest
-        return manifest if self.is_trusted(manifest.trainer) else None
+        return manifest if self.is_trusted(manifest.publisher) else None
 
-    def record(self, manifest: Manifest) -> Equivocation | None:
+    def record(self, manifest: Manifest) -> Equivocation[Manifest] | None:
         """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
-        trainer."""
-        known = self._by_version.get(manifest.trainer)
+        publisher."""
+        known = self._by_version.get(manifest.publisher)
         if known is None:
             # One more than are remembered: until the lowest version goes, below.
             known = BoundedDict(MAX_MANIFESTS + 1)
-            self._by_version[manifest.trainer] = known
-        known[manifest.version] = first = known.get(manifest.version, manifest)
-        before = known.get(manifest.body.previous_version)
-        after = next(
-            (m for m in known.values() if m.body.previous_version == manifest.version), None
+            self._by_version[manifest.publisher] = known
+        known[manifest.version] = known.get(manifest.version, manifest)
+        bound = manifest.bound
+        contradicted = next(
+            (m for m in known.values() if conflict(m.bound, bound) is not None), None
         )
         if len(known) > MAX_MANIFESTS:
             del known[min(known)]
-        pairs = [(first, manifest)]
-        pairs += [(before, manifest)] if before is not None else []
-        pairs += [(manifest, after)] if after is not None else []
-        for one, other in pairs:
-            evidence = Equivocation(one, other)
-            if evidence.is_proof:
-                return evidence
-        return None
+        return None if contradicted is None else Equivocation(contradicted, manifest)
 
-    def was_signed(self, version: int, weights_digest: bytes) -> bool:
-        """Whether a trusted trainer signed these weights as ``version``."""
-        return any(
-            version in manifests and manifests[version].weights_digest == weights_digest
-            for trainer, manifests in self._by_version.items()
-            if self.is_trusted(trainer)
-        )
+    def manifests(self, publisher: PeerId) -> list[Manifest]:
+        """The manifests of one publisher that are remembered."""
+        return list(self._by_version.get(publisher, {}).values())
 
-    def manifests(self, trainer: PeerId) -> list[Manifest]:
-        """The manifests of one trainer that are remembered."""
-        return list(self._by_version.get(trainer, {}).values())
-
-    def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
-        """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
-        if none."""
+    def evidence_untrusted(self, message: Evidence) -> Equivocation[Manifest] | None:
+        """The proof in a message; None if its publisher is not trusted anyway. Raises
+        `BadMessage`."""
         first, second = (
             self.manifest_untrusted(message.first),
             self.manifest_untrusted(message.second),
         )
         if first is None or second is None:
             return None
-        evidence = Equivocation(first, second)
-        if not evidence.is_proof:
-            raise BadMessage("evidence that proves nothing")
-        return evidence
+        return Equivocation(first, second)
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
         """A roster that is trusted and new, remembered; else None. Raise `BadMessage`, and of

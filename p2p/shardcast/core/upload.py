@@ -1,7 +1,5 @@
 """What this node sends in bulk: chunks it relays along stripes, and chunks it is asked for.
 
-Theory of operation
--------------------
 Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
 that comes along a stripe is queued for the children in that stripe at once, before it is on
 disk. If a child is gone, its children are served in its place.
@@ -12,26 +10,25 @@ the chunk from any holder as fast as its own line goes, and passes it on to its 
 the stripe brings the duty to pass on, even where it does not bring the bytes.
 
 As a root, this node confirms every chunk to the origin and asks for more only while its
-children keep up (`RootCredit`): what a relay cannot pass on, another root should get.
+children keep up: what a relay cannot pass on, another root should get.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.allowance import Allowance
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, Lines
-from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
+from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
@@ -44,54 +41,111 @@ from p2p.shardcast.messages import (
     Skipped,
     news_of,
 )
+from p2p.wire import KI, MIB
 
-_ANSWER_TIME: Final = 2.0
-"""Seconds for which one peer's answer keeps those of others waiting while stripes wait: as long
-as any peer is waited for."""
+MAX_INDEXES: Final = 16
+"""Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
+node that restarts all day long."""
+SPARE_ANSWERS: Final = 64
+"""Answers beyond twice the chunks: have-lists asked for while a swarm is stuck."""
+
+
+class Allowance:
+    """What each peer had of one version for asking.
+
+    An honest peer asks for each chunk once, and again if the first answer was lost with its
+    connection: twice the version is more than it can need. Without a limit a peer of a slow
+    node could keep the whole uplink busy by asking for one chunk all day.
+    """
+
+    __slots__ = ("_answers", "_indexes", "_most")
+
+    def __init__(self, count: int) -> None:
+        self._most = 2 * count + SPARE_ANSWERS
+        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
+        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
+
+    def take_answer(self, peer: PeerId) -> bool:
+        """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the
+        version."""
+        return _count(self._answers, peer) <= self._most
+
+    def take_index(self, peer: PeerId) -> bool:
+        """Count an index that ``peer`` asks for. False after `MAX_INDEXES` of them."""
+        return _count(self._indexes, peer) <= MAX_INDEXES
+
+
+def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
+    counts[peer] = counts.get(peer, 0) + 1
+    return counts[peer]
+
+
+class Uplink:
+    """Bytes that left while chunks were under way, and how long that was."""
+
+    def __init__(self) -> None:
+        # Samples of which the best counts.
+        self._samples: deque[float] = deque(maxlen=16)
+        self._under_way: dict[PeerId, None] = {}
+        """Peers to which a chunk is under way."""
+        self._since = 0.0
+        """Since when `_seconds` has not grown, while there are any."""
+        self._bytes = 0
+        self._seconds = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that it carries; 0 while nothing is known."""
+        return max(self._samples, default=0.0)
+
+    def note_begun(self, peer: PeerId, now: float) -> None:
+        """A chunk is on its way to ``peer``."""
+        if not self._under_way:
+            self._since = now
+        self._under_way[peer] = None
+
+    def note_left(self, peer: PeerId, size: int, now: float) -> None:
+        """The chunk on its way to ``peer`` has left."""
+        if peer in self._under_way:
+            self._bytes += size
+            self._end(peer, now)
+
+    def lose(self, peer: PeerId, now: float) -> None:
+        """``peer`` is gone, and with it what was under way."""
+        if peer in self._under_way:
+            self._end(peer, now)
+
+    def _end(self, peer: PeerId, now: float) -> None:
+        del self._under_way[peer]
+        self._seconds += now - self._since
+        self._since = now
+        if not self._under_way:
+            # Bytes that may still be on this node when the last chunk of a burst is reported as
+            # gone (`p2p.shardcast.sender.UNSENT`): they are not counted.
+            self._bytes = max(0, self._bytes - 16 * KI)
+        # Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what
+        # may be unsent when a chunk is reported as gone, so that a sample is off by a few
+        # percent.
+        if self._bytes >= MIB and self._seconds > 0:
+            self._samples.append(self._bytes / self._seconds)
+            self._bytes, self._seconds = 0, 0.0
+
+
 CHILD_BACKLOG: Final = 4
 """Chunks that may wait for one child before further ones are withheld: twice what a child that
 keeps up has waiting. The child pulls the rest from a neighbour."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Deferred:
-    """A chunk to be passed on when it comes, and the parent whose place this node takes."""
-
-    parent: PeerId
-    header: ChunkHeader
-
-
+@dataclass(slots=True)
 class _RootCredit:
     """What the origin gave this node of one version, and how much more it may give."""
 
-    __slots__ = ("_confirmed", "_kept_up", "_received", "children")
-
-    def __init__(self) -> None:
-        self.children: tuple[PeerId, ...] = ()
-        """The peers to which the last of it was relayed."""
-        self._received = 0
-        self._kept_up = 0
-        """Chunks received when the children last kept up."""
-        self._confirmed = (0, 0)
-
-    def note_received(self, children: tuple[PeerId, ...]) -> None:
-        """The origin gave one more chunk, which goes to ``children``."""
-        self._received += 1
-        self.children = children
-
-    def confirm(self, *, lags: bool) -> tuple[int, int] | None:
-        """(received, granted) to tell the origin, if that is news.
-
-        While the children keep up the origin alone decides how much may be on the way; once
-        they do not, there are to be no more than `CREDIT` chunks beyond what they kept up with.
-        """
-        if not lags:
-            self._kept_up = self._received
-        state = self._received, self._kept_up + (CREDIT if lags else MAX_CREDIT)
-        if state == self._confirmed:
-            return None
-        self._confirmed = state
-        return state
+    children: tuple[PeerId, ...] = ()
+    """The peers to which the last of it was relayed."""
+    received: int = 0
+    kept_up: int = 0
+    """Chunks received when the children last kept up."""
+    confirmed: tuple[int, int] = (0, 0)
 
 
 class Upload:
@@ -115,7 +169,8 @@ class Upload:
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have something to start."""
-        self._deferred: dict[bytes, dict[int, _Deferred]] = {}
+        self._deferred: dict[bytes, dict[int, tuple[PeerId, ChunkHeader]]] = {}
+        """Chunks to be passed on when they come, and the parent whose place this node takes."""
         self._credits: dict[bytes, _RootCredit] = {}
         self._allowances: dict[bytes, Allowance] = {}
         self._uplink = Uplink()
@@ -123,7 +178,7 @@ class Upload:
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """The forest along which chunks under a roster's ``epoch`` travel, if it is known
         here."""
-        roster = self._statements.roster(download.manifest.trainer, epoch)
+        roster = self._statements.roster(download.manifest.publisher, epoch)
         return build_forest(roster, download.manifest.version) if roster is not None else None
 
     # Along the stripes
@@ -135,7 +190,7 @@ class Upload:
         did."""
         deferred = self._deferred.get(download.name, {}).pop(header.index, None)
         if header.stripe == NO_STRIPE and deferred is not None:
-            header, sender = deferred.header, deferred.parent
+            sender, header = deferred
         self.forward(download, header, sender, now)
 
     def take_over(
@@ -152,7 +207,7 @@ class Upload:
             if chunk in download.verified:
                 self.forward(download, header, parent, now)
             else:
-                deferred[chunk] = _Deferred(parent, header)
+                deferred[chunk] = parent, header
                 download.note_withheld(chunk, parent)
 
     def forward(
@@ -167,10 +222,8 @@ class Upload:
             if child != sender:
                 self._offer(child, header, download, now)
         if sender == forest.roster.origin:
-            credit = self._credits.get(download.name)
-            if credit is None:
-                credit = self._credits[download.name] = _RootCredit()
-            credit.note_received(children)
+            credit = self._credits.setdefault(download.name, _RootCredit())
+            credit.received, credit.children = credit.received + 1, children
 
     def _offer(
         self, child: PeerId, header: ChunkHeader, download: Download, now: float
@@ -212,24 +265,27 @@ class Upload:
             self._announcer.note_withheld(child, header, now)
 
     def confirm(self) -> Iterator[ev.Effect]:
-        """Confirm what origins gave this node to relay; ask for more unless the children
-        lag."""
-        for download in self._downloads.values() if self._credits else ():
-            credit = self._credits.get(download.name)
-            news = (
-                credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
-            )
-            if news is not None:
-                yield ev.Send(download.manifest.trainer, Credit(download.name, *news))
+        """Confirm what origins gave this node to relay; ask for more unless the children lag.
 
-    def _lag(self, children: tuple[PeerId, ...]) -> bool:
-        """Whether more than half of the children that are there have `CREDIT` chunks waiting.
-
-        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere),
-        and a majority of slow children means that this node's own uplink is full.
+        While they keep up the origin alone decides how much may be on the way; once more than
+        half of those that are there have `CREDIT` chunks waiting, there are to be no more than
+        `CREDIT` chunks beyond what they kept up with. Half, since the slowest child must not
+        slow the stripe (it is told to fetch elsewhere), and a majority of slow children means
+        that this node's own uplink is full.
         """
-        queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
-        return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+        for name, credit in self._credits.items():
+            download = self._downloads.get(name)
+            if download is None:
+                continue
+            found = (self._queues.get(child) for child in credit.children)
+            queues = [queue for queue in found if queue is not None]
+            lags = 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+            if not lags:
+                credit.kept_up = credit.received
+            news = credit.received, credit.kept_up + (CREDIT if lags else MAX_CREDIT)
+            if news != credit.confirmed:
+                credit.confirmed = news
+                yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
         """Whom this node will feed in the version after ``download``, if its number is the
@@ -245,12 +301,12 @@ class Upload:
         return self._connect(download, download.manifest.version)
 
     def _connect(self, download: Download, version: PolicyVersion) -> Iterator[ev.Connect]:
-        trainer = download.manifest.trainer
-        roster = self._statements.roster(trainer)
+        publisher = download.manifest.publisher
+        roster = self._statements.roster(publisher)
         if roster is None:
             return
         forest = build_forest(roster, version)
-        if trainer == self._local:
+        if publisher == self._local:
             fed = list(forest.roots)
         else:
             stripes = range(len(forest.stripes))
@@ -265,14 +321,14 @@ class Upload:
 
     # For the asking
 
-    def may_answer(self, peer: PeerId, download: Download) -> bool:
-        """Count an `Ask` of ``peer``. False if it has asked for more than it can need."""
-        return self._allowance(download).take_answer(peer)
-
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell what is here; bring the index on the bulk stream if it is wanted."""
+        """Tell ``peer`` what is here, now and from now on; bring the index on the bulk stream
+        if it is wanted. Nothing if it has asked for more than it can need."""
+        if not self._allowance(download).take_answer(peer):
+            return
+        self._announcer.subscribe(download.name, peer)
         index = download.index
         if wants_index and index is not None and self._allowance(download).take_index(peer):
             self._queue(peer).note_news(download.name)
@@ -315,11 +371,6 @@ class Upload:
         self._queue(peer).push(header)
         self._ready[peer] = None
 
-    @property
-    def lanes(self) -> int:
-        """Peers for which a chunk along a stripe waits or is under way."""
-        return sum(queue.backlog > 0 for queue in self._queues.values())
-
     def has_room(self, root: PeerId) -> bool:
         """Whether a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)
@@ -344,11 +395,13 @@ class Upload:
 
         While chunks along stripes wait, one that was asked for is under way at a time: who asks
         has others to ask, and a stripe has only this node. A peer that does not read what it
-        asked for keeps others waiting for `_ANSWER_TIME` at most.
+        asked for keeps others waiting for two seconds at most.
         """
         ready, self._ready = self._ready, {}
         queues = self._queues.values()
-        since = now - _ANSWER_TIME
+        # Seconds for which one peer's answer keeps those of others waiting while stripes wait:
+        # as long as any peer is waited for.
+        since = now - 2.0
         is_full = any(q.waits for q in queues) and any(q.is_answering(since) for q in queues)
         for peer in ready:
             queue = self._queues.get(peer)
@@ -369,7 +422,11 @@ class Upload:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
         while (header := queue.head) is not None:
             download = self._downloads.get(header.policy)
-            if download is not None and self._is_wanted(peer, download, header.index):
+            if (
+                download is not None
+                and header.index in download.verified
+                and download.availability.needs(peer, header.index)
+            ):
                 queue.start(now)
                 self._uplink.note_begun(peer, now)
                 return header
@@ -377,9 +434,6 @@ class Upload:
             if download is not None and header.stripe != NO_STRIPE:
                 self._withhold(peer, header, download, now, needed=False)
         return None
-
-    def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
-        return chunk in download.verified and download.availability.needs(peer, chunk)
 
     def _explain(
         self, peer: PeerId, queue: SendQueue, header: ChunkHeader
@@ -397,29 +451,25 @@ class Upload:
 
         At the origin its chunks are given to other roots instead (`Origin.lose`).
         """
-        for name in [n for n in self._credits if self._is_of(n, peer)]:
-            del self._credits[name]  # its next hand-out counts from the start
+        for name in list(self._credits):
+            download = self._downloads.get(name)
+            if download is not None and download.manifest.publisher == peer:
+                del self._credits[name]  # its next hand-out counts from the start
         self._uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
         for header in queue.unconfirmed() if queue is not None else ():
             download = self._downloads.get(header.policy)
-            if download is not None and header.stripe != NO_STRIPE:
-                self._adopt_children(download, header, peer, now)
-
-    def _is_of(self, policy: bytes, trainer: PeerId) -> bool:
-        download = self._downloads.get(policy)
-        return download is not None and download.manifest.trainer == trainer
-
-    def _adopt_children(
-        self, download: Download, header: ChunkHeader, peer: PeerId, now: float
-    ) -> None:
-        forest = self._forest(download, header.epoch)
-        is_origin = download.manifest.trainer == self._local
-        if forest is None or is_origin or not forest.is_above(header.stripe, self._local, peer):
-            return
-        for child in forest.children(header.stripe, peer, self._peers.is_gone):
-            if child != self._local:
-                self._offer(child, header, download, now)
+            forest = self._forest(download, header.epoch) if download is not None else None
+            if (
+                download is None
+                or forest is None
+                or download.manifest.publisher == self._local
+                or not forest.is_above(header.stripe, self._local, peer)
+            ):
+                continue
+            for child in forest.children(header.stripe, peer, self._peers.is_gone):
+                if child != self._local:
+                    self._offer(child, header, download, now)
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""

@@ -1,6 +1,6 @@
 """Which versions this node fetches and holds, and which it passes over.
 
-A higher version is better, and one trainer leads a run: of two manifests of one version the
+A higher version is better, and one publisher leads a run: of two manifests of one version the
 node keeps to the one that it heard of first. At most `MAX_FETCHES` policies are fetched at a
 time: the newest, and of the others the one that will be whole first. A version is fetched as a
 chain of patches from one that is here or under way, or as its anchor, whichever has fewer bytes
@@ -15,14 +15,13 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.core.announcer import MAX_SUBSCRIBERS
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
-from p2p.shardcast.selection import Selection
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node slower than the run publishes would give up
@@ -85,8 +84,8 @@ class Versions:
         return max(downloads, key=lambda d: d.manifest.version, default=None)
 
     def newest_known(self, manifest: Manifest) -> Manifest:
-        """The newest version by the trainer of ``manifest`` that this node has heard of."""
-        known = self._statements.manifests(manifest.trainer)
+        """The newest version by the publisher of ``manifest`` that this node has heard of."""
+        known = self._statements.manifests(manifest.publisher)
         return max([manifest, *known], key=lambda one: one.version)
 
     def is_dispensable(self, download: Download) -> bool:
@@ -104,7 +103,7 @@ class Versions:
                 for d in self.downloads.values()
                 if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
                 if NO_POLICY < version < d.manifest.version < newest.version
-                if d.manifest.trainer == newest.trainer
+                if d.manifest.publisher == newest.publisher
             ),
             key=lambda d: d.manifest.version,
         )
@@ -120,7 +119,7 @@ class Versions:
 
     def is_fed(self, manifest: Manifest) -> bool:
         """Whether the origin of a version feeds this node."""
-        roster = self._statements.roster(manifest.trainer)
+        roster = self._statements.roster(manifest.publisher)
         return roster is not None and self._local in roster.positions
 
     def fetch(self, manifest: Manifest, now: float) -> tuple[list[Download], list[Download]]:
@@ -162,9 +161,9 @@ class Versions:
         held = {
             d.manifest.version: 0 if d.stored else d.left_bytes
             for d in self.downloads.values()
-            if not d.is_patch and d.manifest.trainer == manifest.trainer
+            if not d.is_patch and d.manifest.publisher == manifest.publisher
         }
-        known = {one.version: one for one in self._statements.manifests(manifest.trainer)}
+        known = {one.version: one for one in self._statements.manifests(manifest.publisher)}
         fewest, wire = held.get(manifest.version, manifest.anchor.wire), 0
         chain: dict[bytes, tuple[Manifest, Encoding]] = {}
         step: Manifest | None = manifest
@@ -191,7 +190,7 @@ class Versions:
     def restrict(self, download: Download) -> None:
         """Fetch no other chunks of it than what this node selects."""
         if self._selection is not None and download.index is not None:
-            download.restrict(self._selection.spans(download.index))
+            download.wanted = self._selection.spans(download.index)
 
     def drop(self, name: bytes) -> Download | None:
         """It is no longer held or fetched."""
@@ -274,9 +273,9 @@ class Versions:
 
     def _holds_base(self, patch: Download) -> bool:
         return any(
-            d.stored and not d.is_patch and d.manifest.version == patch.base
+            d.stored and not d.is_patch and d.manifest.version == patch.encoding.base
             for d in self.downloads.values()
-            if d.manifest.trainer == patch.manifest.trainer
+            if d.manifest.publisher == patch.manifest.publisher
         )
 
     def end_patch(self, patch: bytes, *, made: bool) -> bytes | None:

@@ -2,7 +2,7 @@
 
 ====================================  ==========================================================
 ``/``                                 the versions that are here, as JSON
-``/v/7/manifest``                     as its trainer signed it
+``/v/7/manifest``                     as its publisher signed it
 ``/v/7/files``, ``/v/7/files/NAME``   the list of files as JSON, and each file
 ``/v/7/raw``                          all files end to end: the stream that the manifest's spans
                                       cut, so a span is a range of it
@@ -70,8 +70,6 @@ FOREVER: Final = "public, max-age=31536000, immutable"
 """Caching of what belongs to a version: a year, the longest that caches honour."""
 NEVER: Final = "no-cache"
 """Caching of the list of versions: none, clients ask each time."""
-_MAX_PATH: Final = 8 * 1024
-"""Characters of a path: the longest of a manifest's files, percent-encoded, and some more."""
 _MAX_ARCHIVES: Final = 64
 """Versions that are remembered as one file: more than a node keeps, and a megabyte each if a
 version has thousands of files."""
@@ -162,7 +160,9 @@ class HttpEdge:
             await reply.refuse(405, "only GET and HEAD", ("allow", "GET, HEAD"))
         elif not _is_meant(scope, reply.asked("host")):
             await reply.refuse(421, "this address serves this machine, under its own name")
-        elif len(path) > _MAX_PATH:
+        # Characters of a path: the longest of a manifest's files, percent-encoded, and some
+        # more.
+        elif len(path) > 8 * 1024:
             await reply.refuse(414, "the path is too long")
         else:
             await self._answer(path.lstrip("/"), reply)

@@ -13,10 +13,10 @@ from blake3 import blake3
 from p2p.concurrency import Notifier
 from p2p.shardcast.http.core.body import Body, Slice
 from p2p.shardcast.http.core.tar import tar_of
-from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of
+from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of, right_mask
 from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast
-from p2p.shardcast.store import HASH_RATE, batches, good_mask
+from p2p.shardcast.store import HASH_RATE, batches
 from p2p.wire import MIB
 from p2p.world import OFF_LOOP, DiskEntry, World
 
@@ -42,7 +42,7 @@ class Release:
     index: Index
     """The spans by which what is read is checked."""
     manifest: bytes
-    """The manifest, as its trainer signed it."""
+    """The manifest, as its publisher signed it."""
     paths: tuple[str, ...]
     """The path of each file on this node's disk."""
 
@@ -153,10 +153,10 @@ class Reader:
             raw = b""
         spans = self.release.index.spans[first:end]
         if len(raw) <= OFF_LOOP:
-            right = good_mask(spans, raw)
+            right = right_mask(spans, raw)
         else:
             cost = len(raw) / HASH_RATE
-            right = await self._world.run_blocking(good_mask, spans, raw, cost=cost)
+            right = await self._world.run_blocking(right_mask, spans, raw, cost=cost)
         if right != (1 << len(spans)) - 1:
             raise self._changed(piece.file, await self._look(piece.file))
         start = piece.offset - offset
@@ -236,7 +236,7 @@ class Shelf:
 
 def release_of(manifest: Manifest, index: Index, path: str) -> Release:
     """A version whose file, or folder of files, is at ``path``. A lone file gets a name from
-    the version: its trainer gave it none."""
+    the version: its publisher gave it none."""
     only = f"policy-{manifest.version}.safetensors"
     return Release(
         manifest.version,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import trio
 from hypercorn.config import Config
@@ -29,14 +29,6 @@ from p2p.swarm.core.limits import group_of
 from p2p.wire import KI
 
 logger = logging.getLogger(__name__)
-
-_BACKLOG: Final = 128
-"""Connections that the kernel may hold for us: as trio's default on small machines."""
-_MAX_HEAD: Final = 16 * KI
-"""Bytes of a request's head: hypercorn's default, and twice the longest path."""
-_MANY_REQUESTS: Final = 1_000_000
-"""Requests of one connection. hypercorn's default of 1,000 cuts off a client that asks for one
-chunk a request in the middle of its download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +152,11 @@ def _hypercorn_config(config: EdgeConfig) -> Config:
     settings.accesslog = None
     settings.include_server_header = False
     settings.keep_alive_timeout = config.idle
-    settings.keep_alive_max_requests = _MANY_REQUESTS
-    settings.h11_max_incomplete_size = _MAX_HEAD
+    # Requests of one connection. hypercorn's default of 1,000 cuts off a client that asks for
+    # one chunk a request in the middle of its download.
+    settings.keep_alive_max_requests = 1_000_000
+    # Bytes of a request's head: hypercorn's default, and twice the longest path.
+    settings.h11_max_incomplete_size = 16 * KI
     return settings
 
 
@@ -211,7 +206,8 @@ class _Server:
 async def open_http(host: str, port: int) -> list[trio.SocketListener]:
     """Sockets that listen at (host, port); port 0 takes any. Raises `ConfigError`."""
     try:
-        return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+        # Connections that the kernel may hold for us: as trio's default on small machines.
+        return await trio.open_tcp_listeners(port, host=host, backlog=128)
     except OSError as error:
         raise ConfigError(f"no HTTP at {host}:{port}: {error.strerror or error}") from None
     except UnicodeError:

@@ -1,6 +1,6 @@
 """What the host of production decides without I/O: time comes in as ``now``.
 
 `limits` counts what strangers hold of a node, and says which of them makes room when it is
-full. `peers` remembers where peers can be dialled and how they behaved. `gater`, above it,
-decides whom a host dials, refuses and keeps; the simulated host asks it, too.
+full. `gater` remembers where peers can be dialled and how they behaved, and decides whom a host
+dials, refuses and keeps; the simulated host asks it, too.
 """

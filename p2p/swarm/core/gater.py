@@ -18,28 +18,261 @@ A host asks before it acts, and tells what came of it:
 
 Time comes as ``now``. `connector` and `sim.node.host` differ in how they dial and what they
 count beside it; tests/conformance/test_hosts.py holds what both do with the answers.
+
+What a host remembers of peers, without I/O: where to dial them, and how they behaved.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.limits import LOOPBACK, reach_of
-from p2p.swarm.core.peers import MAX_HEARSAY_ADDRS, MAX_PEERS, AddressBook, Scores
+from p2p.swarm.core.limits import LOOPBACK, group_of, reach_of
+
+MAX_ADDRS: Final = 8
+"""Addresses kept per peer: two families, public and private, now and before the last move."""
+MAX_HEARSAY_ADDRS: Final = 4
+"""How many of these may be hearsay: two families, now and before the last move. A stranger
+causes a dial with each."""
+MAX_PEERS: Final = 10_000
+"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
+This many on the owner's or the peers' signed word, and as many on hearsay: neither pushes out
+the other."""
+MAX_HEARSAY_PER_NETWORK: Final = MAX_PEERS // 32
+"""Peers known by hearsay in one network (/24, /48): 312, so that one network cannot push out
+the others.
+"""
+
+_MEMO: Final = 4096
+"""Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
+_LOOK: Final = 16
+"""Records looked at when one must go: the oldest that may. Enough to pass by a dozen protected
+peers.
+"""
+
+PENALTY_LIMIT: Final = 100.0
+"""Points at which a peer is disconnected and refused: a percentage of our patience. What costs
+how many: `p2p.offence`."""
+PENALTY_HALF_LIFE: Final = 60.0
+"""Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
+hours.
+"""
+REFUSAL: Final = 300.0
+"""Seconds for which a peer that reached the limit is refused: five times as long as it takes to
+forgive.
+"""
+
+_Addrs = tuple[Multiaddr, ...]
+
+
+class AddressBook:
+    """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
+
+    Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner
+    said and what members signed, so that a stranger who names ten thousand peers pushes out
+    other hearsay only, and of that only what lies in the network with the most. Peers that
+    ``keeps`` names are never pushed out.
+    """
+
+    def __init__(self, keeps: Callable[[PeerId], bool] = lambda _: False) -> None:
+        self._keeps = keeps
+        self._owner: dict[PeerId, _Addrs] = {}
+        self._signed: dict[PeerId, _Addrs] = {}
+        self._hearsay: dict[PeerId, _Addrs] = {}
+        # of the hearsay, by network, where networks exist
+        self._crowds: dict[str, dict[PeerId, None]] = {}
+
+    def add(
+        self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
+    ) -> bool:
+        """Remember; returns whether one of them is new. Names are kept on the owner's word
+        only.
+        """
+        if source is AddrSource.HEARSAY:
+            return self._add_hearsay(peer, addrs)
+        book = self._owner if source is AddrSource.OWNER else self._signed
+        known = book.get(peer, ())
+        places = _places if source is AddrSource.OWNER else _nameless_places
+        fresh = places(peer, tuple(addrs))
+        if fresh is known and len(book) < MAX_PEERS // 2:
+            # Nearly every call brings nothing new. No peer has to be forgotten soon, so the
+            # order in which they were heard of does not matter yet.
+            return False
+        if peer not in book:  # nothing to merge, as of most peers of a swarm that starts
+            if fresh:
+                book[peer] = fresh
+            if len(book) > MAX_PEERS:
+                del book[self._to_go(book)]
+            return bool(fresh)
+        both = _merged(fresh, known, MAX_ADDRS)
+        book.pop(peer, None)
+        if both:
+            book[peer] = both
+        if len(book) > MAX_PEERS:
+            del book[self._to_go(book)]
+        return any(addr not in known for addr in both)
+
+    def _add_hearsay(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
+        known = self._hearsay.get(peer, ())
+        fresh = _nameless_places(peer, tuple(addrs))
+        if fresh == known and len(self._hearsay) < MAX_PEERS // 2:
+            return False
+        certain = {*self._owner.get(peer, ()), *self._signed.get(peer, ())}
+        both = _merged(tuple(a for a in fresh if a not in certain), known, MAX_HEARSAY_ADDRS)
+        self._forget_hearsay(peer)
+        if both:
+            self._hearsay[peer] = both
+            group = group_of(both[0])
+            if group.limited:
+                crowd = self._crowds.setdefault(group.network, {})
+                crowd[peer] = None
+                if len(crowd) > MAX_HEARSAY_PER_NETWORK:
+                    self._forget_hearsay(self._to_go(crowd))
+        if len(self._hearsay) > MAX_PEERS:
+            largest = max(self._crowds.values(), key=len, default=None)
+            crowded = largest is not None and len(largest) > 1
+            self._forget_hearsay(self._to_go(largest if crowded and largest else self._hearsay))
+        return any(addr not in known for addr in both)
+
+    def _forget_hearsay(self, peer: PeerId) -> None:
+        addrs = self._hearsay.pop(peer, ())
+        if not addrs:
+            return
+        network = group_of(addrs[0]).network
+        crowd = self._crowds.get(network)
+        if crowd is not None:
+            crowd.pop(peer, None)
+            if not crowd:
+                del self._crowds[network]
+
+    def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
+        """The peer untouched for longest, among those that may be forgotten."""
+        oldest = itertools.islice(book, _LOOK)
+        first = next(iter(book))
+        return next((peer for peer in oldest if not self._keeps(peer)), first)
+
+    def forget(self, peer: PeerId, addr: Multiaddr) -> None:
+        """Another peer answers there."""
+        place = addr.transport
+        for book in (self._owner, self._signed):
+            if peer in book:
+                book[peer] = tuple(known for known in book[peer] if known != place)
+        left = tuple(known for known in self._hearsay.get(peer, ()) if known != place)
+        if left != self._hearsay.get(peer, ()):
+            self._forget_hearsay(peer)
+            self._add_hearsay(peer, left)
+
+    def of(self, peer: PeerId) -> _Addrs:
+        """The addresses of ``peer``, surest and newest first, without ``/p2p/``."""
+        certain = self.certain(peer)
+        hearsay = self._hearsay.get(peer, ())
+        return (
+            certain
+            if not hearsay
+            else _merged(certain, hearsay, MAX_ADDRS)
+            if certain
+            else hearsay
+        )
+
+    def certain(self, peer: PeerId) -> _Addrs:
+        """The addresses of ``peer`` by its own signed word or the owner's."""
+        signed, owner = self._signed.get(peer, ()), self._owner.get(peer, ())
+        return owner if not signed else _merged(signed, owner, MAX_ADDRS) if owner else signed
+
+    def counts(self) -> dict[AddrSource, int]:
+        """Peers remembered, by the source of their addresses."""
+        books = (self._owner, self._signed, self._hearsay)
+        return dict(zip(AddrSource, map(len, books), strict=True))
+
+
+def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
+    kept = tuple(addr for addr in known if addr not in fresh)
+    return (*fresh, *kept)[:limit] if kept else fresh[:limit]
+
+
+@functools.lru_cache(_MEMO)
+def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
+    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that
+    hold it.
+    """
+    places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
+    return tuple(places)[:MAX_ADDRS]
+
+
+@functools.lru_cache(_MEMO)
+def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
+    """Those of `_places` that can be dialled without asking a name server, which a stranger
+    could make slow, or watch.
+    """
+    places = _places(peer, addrs)
+    nameless = tuple([addr for addr in places if not addr.parts[0][0].startswith("dns")])
+    return places if nameless == places else nameless
+
+
+@dataclass(slots=True)
+class _Record:
+    points: float
+    at: float
+
+
+class Scores:
+    """Penalty points that fade, refusals that end, bans that do not.
+
+    All three are bounded, and kept apart: an attacker that mints ten thousand identities to
+    have its first forgotten must bring each of them to the limit itself, within the five
+    minutes of a refusal.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[PeerId, _Record] = {}
+        # all last equally long: the first in order ends first
+        self._refused: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
+        self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_PEERS)
+
+    def penalise(self, peer: PeerId, points: float, now: float) -> bool:
+        """Add ``points``; True if the peer is to be disconnected and refused from now on."""
+        record = self._records.pop(peer, None) or _Record(0.0, now)
+        record.points = self._faded(record, now) + points
+        record.at = now
+        self._records[peer] = record
+        if len(self._records) > MAX_PEERS:
+            oldest = list(itertools.islice(self._records, _LOOK))
+            del self._records[min(oldest, key=lambda one: self._faded(self._records[one], now))]
+        if record.points < PENALTY_LIMIT:
+            return False
+        self._refused.renew(peer, now + REFUSAL)
+        return True
+
+    def points(self, peer: PeerId, now: float) -> float:
+        """A peer's penalty points, as far as they have not faded."""
+        record = self._records.get(peer)
+        return self._faded(record, now) if record else 0.0
+
+    def ban(self, peer: PeerId) -> None:
+        """Refuse for good."""
+        self._banned[peer] = None
+
+    def is_refused(self, peer: PeerId, now: float) -> bool:
+        """Whether connections to and from ``peer`` are unwelcome."""
+        return peer in self._banned or now < self._refused.get(peer, -math.inf)
+
+    def _faded(self, record: _Record, now: float) -> float:
+        return record.points * math.exp2((record.at - now) / PENALTY_HALF_LIFE)
+
 
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped instead of dialling
 again: every service has something to say each second. It ends when the peer dials us."""
 
 
-REST: Final = 10.0
-"""Seconds for which an address rests after its second failure in a row; twice as long after
-each further one. The first failure may have been chance."""
 MAX_REST: Final = 600.0
 """Seconds that an address rests at most: a machine that comes back is found within ten
 minutes."""
@@ -49,16 +282,11 @@ class ConnectionGater:
     """A host's knowledge of its peers: their addresses, their behaviour, and which of them it
     wants."""
 
-    __slots__ = (
-        "_answered", "_failures", "_is_connected", "_own", "_protected", "_scores",
-        "_unreachable", "book",
-    )  # fmt: skip
-
     def __init__(self, own: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
         self.book = AddressBook(keeps=self._is_kept)
         self._own = own
         self._is_connected = is_connected
-        self._scores = Scores()
+        self.scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
         """Until when a peer is not dialled for a message, oldest failure first."""
         self._failures: BoundedDict[tuple[PeerId, Multiaddr], tuple[int, float]] = BoundedDict(
@@ -122,7 +350,9 @@ class ConnectionGater:
         """Nobody, or the wrong one, answered at ``addr``: it rests if that was not the first
         time in a row."""
         count = self._failures.get((peer, addr), (0, now))[0] + 1
-        rest = min(REST * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
+        # Seconds for which an address rests after its second failure in a row; twice as long
+        # after each further one. The first failure may have been chance.
+        rest = min(10.0 * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
         self._failures.renew((peer, addr), (count, now + rest))
         if self._answered.get(peer) == addr:
             del self._answered[peer]
@@ -138,14 +368,14 @@ class ConnectionGater:
         """Raise `PeerUnreachable` if ``peer`` is not to be dialled at all."""
         if peer == self._own:
             raise PeerUnreachable("we do not dial ourselves")
-        if self._scores.is_refused(peer, now):
+        if self.scores.is_refused(peer, now):
             raise PeerUnreachable(f"{peer} is refused for what it did")
 
     def may_send(self, peer: PeerId, now: float) -> bool:
         """Whether a message to ``peer``, to which there is no connection, is worth a dial."""
         return (
             peer != self._own
-            and not self._scores.is_refused(peer, now)
+            and not self.scores.is_refused(peer, now)
             and not self._unreachable.get(peer, now) > now
         )
 
@@ -160,18 +390,6 @@ class ConnectionGater:
         self._unreachable.pop(peer, None)
 
     # Whom to refuse, and whom to keep.
-
-    def penalise(self, peer: PeerId, points: float, now: float) -> bool:
-        """Add penalty points; True if ``peer`` is to be cut off, and refused from now on."""
-        return self._scores.penalise(peer, points, now)
-
-    def ban(self, peer: PeerId) -> None:
-        """Refuse for as long as this host lives; it is to be cut off."""
-        self._scores.ban(peer)
-
-    def is_refused(self, peer: PeerId, now: float) -> bool:
-        """Whether we want nothing to do with ``peer`` for now."""
-        return self._scores.is_refused(peer, now)
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``; replaces what was protected for the same

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 A `Budget` counts what peers cause this node to hold: unfinished handshakes, connections,
-streams that it serves, bytes of messages that are not whole. The counts are kept by peer, by
-host (one IPv4 address, or one IPv6 /56, which is what one customer gets) and by network (/24
-and /48), as in go-libp2p's resource manager.
+streams that it serves (`p2p.transport.core.budget` counts their bytes). The counts are kept by
+peer, by host (one IPv4 address, or one IPv6 /56, which is what one customer gets) and by
+network (/24 and /48), as in go-libp2p's resource manager.
 
 A full node that refuses newcomers belongs to the peer that filled it first, for ever. So
 nothing here refuses: when a limit is reached, the budget names what must go, as Bitcoin Core's
@@ -31,14 +31,13 @@ import hashlib
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.door import check_fields
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.wire import MIB
 
 DESCRIPTOR_RESERVE: Final = 320
 """File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40
@@ -50,9 +49,6 @@ heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB t
 MAX_SERVED_PER_PEER: Final = 256
 """Incoming streams served at a time for one peer, over all its connections: what one connection
 may have open."""
-MAX_UNFINISHED: Final = 16 * MIB
-"""Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
-in two from each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
 """Addresses whose group is remembered, 1 MiB at most: the same peers are dialled, and dial,
 again and again."""
@@ -235,25 +231,12 @@ class ServedStream:
     """
     protocol: str = ""
     """The block that serves it resets it when it ends."""
-    unfinished: int = 0
-    """Bytes of a message that is not whole."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Counts by name; names with a count of zero take no memory."""
-
-    of: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, change: int) -> None:
-        count = self.of.get(name, 0) + change
-        if count:
-            self.of[name] = count
-        else:
-            self.of.pop(name, None)
-
-    def __getitem__(self, name: str) -> int:
-        return self.of.get(name, 0)
+def _count(counts: Counter[str], name: str, change: int) -> None:
+    counts[name] += change
+    if not counts[name]:
+        del counts[name]
 
 
 class Budget:
@@ -273,15 +256,13 @@ class Budget:
         self._connections: dict[HeldConnection, None] = {}
         self._of_peer: dict[PeerId, dict[HeldConnection, None]] = {}
         self._inbound = 0
-        self._hosts = _Counts()
-        self._networks = _Counts()
+        self._hosts: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
         self._by_served: dict[int, dict[PeerId, None]] = {}
         """Peers by how many of their streams are served: asking each of 700 peers cost as much
         as serving a stream."""
-        self._unfinished: dict[ServedStream, None] = {}
-        self._unfinished_bytes = 0
 
     @property
     def handshakes(self) -> int:
@@ -301,11 +282,6 @@ class Budget:
     def served_for(self, protocol: str) -> list[ServedStream]:
         """The streams of one protocol that are being served."""
         return [one for of in self._served.values() for one in of if one.protocol == protocol]
-
-    @property
-    def unfinished(self) -> int:
-        """Bytes of messages that are not whole."""
-        return self._unfinished_bytes
 
     # Handshakes.
 
@@ -374,7 +350,12 @@ class Budget:
 
         Where everything else is protected, that is the newcomer itself.
         """
-        victims = self._siblings_over(held)
+        # The oldest connections of a peer that has one too many: after a restart they are
+        # ghosts.
+        siblings = list(self._of_peer.get(held.peer, ()))
+        victims = siblings[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
+        for one in victims:
+            self._count(one, -1)
         self._count(held, +1)
         limits, group = self.limits, held.group
         if held.inbound and not self._is_protected(held.peer):
@@ -412,18 +393,8 @@ class Budget:
             del self._of_peer[held.peer]
         if held.inbound:
             self._inbound += change
-            self._hosts.add(held.group.host, change)
-            self._networks.add(held.group.network, change)
-
-    def _siblings_over(self, held: HeldConnection) -> list[HeldConnection]:
-        """The oldest connections of a peer that has one too many: after a restart they are
-        ghosts.
-        """
-        siblings = self._of_peer.get(held.peer, {})
-        over = list(siblings)[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
-        for one in over:
-            self._count(one, -1)
-        return over
+            _count(self._hosts, held.group.host, change)
+            _count(self._networks, held.group.network, change)
 
     def _evict(
         self, among: list[HeldConnection], newcomer: HeldConnection, more: int = 0
@@ -455,22 +426,17 @@ class Budget:
 
         useful = [one for one in rest if one.usage.useful_at]
         protect(sorted(useful, key=lambda one: -one.usage.useful_at), 2 * share)
-        protect(self._one_of_each_network(rest), share)
+        first: dict[str, HeldConnection] = {}
+        for one in rest:
+            first.setdefault(one.group.network, one)
+        # The oldest of each network, in an order that only we know.
+        secret = lambda name: hashlib.sha256(self._salt + name.encode()).digest()  # noqa: E731
+        protect([first[name] for name in sorted(first, key=secret)], share)
         used = [one for one in rest if one.usage.was_used]
         protect(sorted(used, key=lambda one: one.usage.since), 2 * share)
         crowd = _most_crowded(one.group for one in rest)
         pool = [one for one in rest if one.group.network == crowd]
         return sorted(pool, key=lambda one: one.usage.used_at)
-
-    def _one_of_each_network(self, among: Iterable[HeldConnection]) -> list[HeldConnection]:
-        """The oldest of each network, in an order that only we know."""
-        first: dict[str, HeldConnection] = {}
-        for one in among:
-            first.setdefault(one.group.network, one)
-        return [first[name] for name in sorted(first, key=self._secret_rank)]
-
-    def _secret_rank(self, network: str) -> bytes:
-        return hashlib.sha256(self._salt + network.encode()).digest()
 
     # Streams.
 
@@ -488,7 +454,12 @@ class Budget:
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            victim = next(reversed(self._served[self._most_served()]))
+            # Of the peer with the most; of a protected one if there are no others.
+            counts = sorted(self._by_served, reverse=True)
+            ranked = (peer for count in counts for peer in self._by_served[count])
+            first = next(iter(self._by_served[counts[0]]))
+            most = next((peer for peer in ranked if not self._is_protected(peer)), first)
+            victim = next(reversed(self._served[most]))
         if victim is not None:
             self.served_to_end(victim)
         return victim
@@ -503,9 +474,6 @@ class Budget:
         if not own:
             del self._served[stream.peer]
         self._served_count -= 1
-        self._unfinished_bytes -= stream.unfinished
-        self._unfinished.pop(stream, None)
-        stream.unfinished = 0
 
     def _rank_served(self, peer: PeerId, before: int, after: int) -> None:
         if before:
@@ -514,13 +482,6 @@ class Budget:
                 del self._by_served[before]
         if after:
             self._by_served.setdefault(after, {})[peer] = None
-
-    def _most_served(self) -> PeerId:
-        """The peer with the most streams; a protected one if there are no others."""
-        counts = sorted(self._by_served, reverse=True)
-        ranked = (peer for count in counts for peer in self._by_served[count])
-        first = next(iter(self._by_served[counts[0]]))
-        return next((peer for peer in ranked if not self._is_protected(peer)), first)
 
     def end_stalled(self) -> None:
         """Once a sweep: end the streams whose peers take nothing."""
@@ -533,31 +494,6 @@ class Budget:
         """The streams being served to ``peer``."""
         return tuple(self._served.get(peer, ()))
 
-    def hold(self, stream: ServedStream, count: int) -> ServedStream | None:
-        """``count`` bytes of an unfinished message wait on ``stream``; returns the stream that
-        must go.
-        """
-        if stream.unfinished == count or stream not in self._served.get(stream.peer, ()):
-            return None
-        self._unfinished_bytes += count - stream.unfinished
-        stream.unfinished = count
-        if count:
-            self._unfinished[stream] = None
-        else:
-            self._unfinished.pop(stream, None)
-        if self._unfinished_bytes <= MAX_UNFINISHED:
-            return None
-        by_peer: dict[PeerId, int] = {}
-        for one in self._unfinished:
-            by_peer[one.peer] = by_peer.get(one.peer, 0) + one.unfinished
-        most = max(by_peer, key=by_peer.__getitem__)
-        victim = max(
-            (one for one in self._unfinished if one.peer == most),
-            key=lambda one: one.unfinished,
-        )
-        self.served_to_end(victim)
-        return victim
-
 
 def _most_crowded(groups: Iterable[NetGroup]) -> str:
     ((network, _),) = Counter(group.network for group in groups).most_common(1)
@@ -569,20 +505,10 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 MAX_DIALS_PER_HOST: Final = 4
 """Concurrent dials on hearsay to one host: strangers' words must not make many of us dial it
 together."""
-MAX_DIALS_PER_NETWORK: Final = 8
-"""Concurrent dials on hearsay to one network: as many as to two hosts."""
 MAX_FAILED_PER_HOST: Final = 8.0
 """Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
 host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
 however many peers name it."""
-MAX_FAILED_PER_NETWORK: Final = 32.0
-"""The same of one network: four hosts' worth, as a network of many machines may have some that
-are off."""
-FAILED_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the failed dials are forgotten: a host at its limit of eight is
-tried once more every 11 s (60 s times log2 of 8/7)."""
-MAX_COUNTED: Final = 4096
-"""Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB."""
 
 
 class FadingCounts:
@@ -590,7 +516,8 @@ class FadingCounts:
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_COUNTED)
+        # Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB.
+        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(4096)
 
     def add(self, name: str, now: float) -> None:
         """It happened once more."""
@@ -606,22 +533,27 @@ class DialTargets:
     """How often we dialled a host in vain because strangers named it."""
 
     def __init__(self) -> None:
-        self._open = _Counts()
-        self._failed = FadingCounts(FAILED_HALF_LIFE)
+        self._open: Counter[str] = Counter()
+        # Seconds in which half of the failed dials are forgotten: a host at its limit of eight
+        # is tried once more every 11 s (60 s times log2 of 8/7).
+        self._failed = FadingCounts(60.0)
 
     def begin(self, group: NetGroup, now: float) -> bool:
         """Whether to dial; if so, `end` must follow."""
         if not group.limited:
             return True
+        # Concurrent dials on hearsay to one network: as many as to two hosts.
+        # The same of one network: four hosts' worth, as a network of many machines may have
+        # some that are off.
         if (
             self._open[group.host] >= MAX_DIALS_PER_HOST
-            or self._open[group.network] >= MAX_DIALS_PER_NETWORK
+            or self._open[group.network] >= 8
             or self._failed.count(group.host, now) >= MAX_FAILED_PER_HOST
-            or self._failed.count(group.network, now) >= MAX_FAILED_PER_NETWORK
+            or self._failed.count(group.network, now) >= 32.0
         ):
             return False
-        self._open.add(group.host, +1)
-        self._open.add(group.network, +1)
+        _count(self._open, group.host, +1)
+        _count(self._open, group.network, +1)
         return True
 
     def end(self, group: NetGroup, now: float, *, answered: bool) -> None:
@@ -629,6 +561,6 @@ class DialTargets:
         if not group.limited:
             return
         for name in (group.host, group.network):
-            self._open.add(name, -1)
+            _count(self._open, name, -1)
             if not answered:
                 self._failed.add(name, now)

@@ -3,12 +3,11 @@
 On the way from raw bytes to streams:
 
 * `negotiate`: multistream-select, by which two sides agree on what is spoken next;
-* `noise`: the handshake that proves who is there, and the sealed records after it; made of
-  `symmetric` (keys and the transcript's hash) and `cipher` (ChaCha20-Poly1305);
-* `yamux`: `Mux`, many streams over one; made of `yamux_frames` (the header, the limits, what is
-  reported) and `yamux_queue` (what is sent next);
-* `burst`: how much is sealed and given to the kernel at a time;
-* `budget`: what all peers together may make this host hold.
+* `noise`: the handshake that proves who is there, and the sealed records after it, sealed
+  by `cipher` (ChaCha20-Poly1305);
+* `yamux`: `Mux`, many streams over one;
+* `budget`: what all peers together may make this host hold, and how much is sealed and given to
+  the kernel at a time.
 
 Read `yamux` first. Each machine takes bytes by `receive_data`; what must go out comes from
 `data_to_send`, or, after the handshake, from `NoiseSession.seal`. `Mux.receive_data` returns

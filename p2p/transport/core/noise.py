@@ -19,17 +19,23 @@ trip is saved.
 After the handshake every record is at most 65,535 bytes with its 16-byte tag. Nonces count from
 0 in each direction: 4 zero bytes and 64 bits little endian. At 64 KiB a record they last longer
 than the sun.
+
+Noise's symmetric state (revision 34, §5.1 and §5.2) for one XX handshake, without I/O.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import nacl.bindings
+import nacl.exceptions
 
+from p2p import protobuf
 from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
 from p2p.identity import (
     SIGNATURE_BYTES,
@@ -38,15 +44,80 @@ from p2p.identity import (
     decode_peer_id_untrusted,
     verify_raw,
 )
-from p2p.protobuf import (
-    as_bytes_untrusted,
-    as_int_untrusted,
-    as_text_untrusted,
-    field,
-    fields_untrusted,
-)
 from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
-from p2p.transport.core.symmetric import NONCE, Symmetric, exchange
+
+NONCE: Final = struct.Struct("<4xQ")
+"""4 zero bytes and a 64-bit counter."""
+_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
+
+
+class Symmetric:
+    """Chaining key, transcript hash and the cipher of the moment."""
+
+    __slots__ = ("_chaining", "_cipher", "_hash", "_nonce")
+
+    def __init__(self) -> None:
+        self._chaining = self._hash = _NAME  # exactly 32 bytes: used as they are
+        self._cipher: Aead | None = None
+        self._nonce = 0
+        self.mix_hash(b"")  # the prologue
+
+    def mix_hash(self, data: bytes) -> None:
+        """Add to the transcript."""
+        self._hash = hashlib.sha256(self._hash + data).digest()
+
+    def mix_key(self, secret: bytes) -> None:
+        """Derive the next key from a shared secret."""
+        self._chaining, key = _hkdf(self._chaining, secret)
+        self._cipher = AEAD(key)
+        self._nonce = 0
+
+    def encrypt(self, plaintext: bytes) -> bytes:
+        """Seal, once there is a key, and add to the transcript."""
+        sealed = plaintext
+        if self._cipher is not None:
+            out = bytearray(len(plaintext) + TAG_BYTES)
+            self._cipher.seal_into(
+                NONCE.pack(self._nonce), plaintext, self._hash, memoryview(out)
+            )
+            self._nonce += 1
+            sealed = bytes(out)
+        self.mix_hash(sealed)
+        return sealed
+
+    def decrypt(self, sealed: bytes) -> bytes:
+        """Open, once there is a key, and add to the transcript. Raises
+        `RemoteProtocolError`.
+        """
+        plaintext = sealed
+        if self._cipher is not None:
+            if len(sealed) < TAG_BYTES:
+                raise BadMessage("a handshake message is cut off")
+            out = bytearray(len(sealed) - TAG_BYTES)
+            self._cipher.open_into(NONCE.pack(self._nonce), sealed, self._hash, out)
+            self._nonce += 1
+            plaintext = bytes(out)
+        self.mix_hash(sealed)
+        return plaintext
+
+    def split(self) -> tuple[bytes, bytes]:
+        """The keys of the two directions, the initiator's first."""
+        return _hkdf(self._chaining, b"")
+
+
+def _hkdf(chaining: bytes, secret: bytes) -> tuple[bytes, bytes]:
+    temporary = hmac.digest(chaining, secret, "sha256")
+    first = hmac.digest(temporary, b"\x01", "sha256")
+    return first, hmac.digest(temporary, first + b"\x02", "sha256")
+
+
+def exchange(private: bytes, public: bytes) -> bytes:
+    """X25519. Raises `RemoteProtocolError` on a key of low order."""
+    try:
+        return nacl.bindings.crypto_scalarmult(private, public)
+    except nacl.exceptions.CryptoError:
+        raise RemoteProtocolError("the peer's X25519 key is of low order") from None
+
 
 PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535
@@ -55,8 +126,6 @@ MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
 MAX_HANDSHAKE_MESSAGE: Final = 4096
 """Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA
 identities, which we refuse anyway, about 600."""
-MAX_MUXERS: Final = 16
-"""Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at."""
 
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
@@ -93,8 +162,10 @@ class StaticKey:
     def create(cls, key: IdentityKey, entropy: bytes) -> StaticKey:
         """``entropy`` is 32 random bytes: the private key."""
         public = nacl.bindings.crypto_scalarmult_base(entropy)
-        public_key = field(1, _KEY_ED25519) + field(2, key.peer_id.public_key)
-        identity = field(1, public_key) + field(2, key.sign_raw(_SIGNATURE_PREFIX + public))
+        public_key = protobuf.field(1, _KEY_ED25519) + protobuf.field(2, key.peer_id.public_key)
+        identity = protobuf.field(1, public_key) + protobuf.field(
+            2, key.sign_raw(_SIGNATURE_PREFIX + public)
+        )
         return cls(entropy, public, identity, key.peer_id)
 
 
@@ -189,8 +260,8 @@ class NoiseHandshake:
         self._out += _LENGTH.pack(len(message)) + message
 
     def _payload(self) -> bytes:
-        muxers = b"".join(field(2, muxer) for muxer in self._muxers)
-        return self._static.identity + (field(4, muxers) if muxers else b"")
+        muxers = b"".join(protobuf.field(2, muxer) for muxer in self._muxers)
+        return self._static.identity + (protobuf.field(4, muxers) if muxers else b"")
 
     def _send_first(self) -> None:
         public = nacl.bindings.crypto_scalarmult_base(self._ephemeral)
@@ -345,24 +416,25 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
     else.
     """
     key = signature = extensions = b""
-    for number, value in fields_untrusted(payload):
+    for number, value in protobuf.fields_untrusted(payload):
         if number == 1:
-            key = as_bytes_untrusted(value, "an identity key")
+            key = protobuf.as_bytes_untrusted(value, "an identity key")
         elif number == 2:
-            signature = as_bytes_untrusted(value, "an identity signature")
+            signature = protobuf.as_bytes_untrusted(value, "an identity signature")
         elif number == 4:
-            extensions = as_bytes_untrusted(value, "the extensions")
+            extensions = protobuf.as_bytes_untrusted(value, "the extensions")
     peer = decode_public_key_untrusted(key)
     if len(signature) != SIGNATURE_BYTES or not verify_raw(
         peer, _SIGNATURE_PREFIX + remote_static, signature
     ):
         raise BadMessage("the identity's signature does not cover the Noise key")
     muxers = [
-        ProtocolId(as_text_untrusted(value, "a muxer's name"))
-        for number, value in fields_untrusted(extensions)
+        ProtocolId(protobuf.as_text_untrusted(value, "a muxer's name"))
+        for number, value in protobuf.fields_untrusted(extensions)
         if number == 2
     ]
-    return Hello(peer, tuple(muxers[:MAX_MUXERS]))
+    # Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at.
+    return Hello(peer, tuple(muxers[:16]))
 
 
 def decode_public_key_untrusted(data: bytes) -> PeerId:
@@ -370,11 +442,11 @@ def decode_public_key_untrusted(data: bytes) -> PeerId:
     else.
     """
     kind, key = -1, b""
-    for number, value in fields_untrusted(data):
+    for number, value in protobuf.fields_untrusted(data):
         if number == 1:
-            kind = as_int_untrusted(value, "a key type")
+            kind = protobuf.as_int_untrusted(value, "a key type")
         elif number == 2:
-            key = as_bytes_untrusted(value, "a public key")
+            key = protobuf.as_bytes_untrusted(value, "a public key")
     if kind != _KEY_ED25519 or len(key) != KEY_BYTES:
         raise BadMessage(
             "the peer's identity is not an Ed25519 key, the only kind that Shoal accepts"

@@ -195,8 +195,8 @@ class Peer:
         stream.under_way -= 1
         if self.site.alive:
             self._pump(stream)
-        data = self._swarm.chunks[header.index]
-        stream.taker.handle(ev.ChunkCame(self.site.peer, header, data))
+        size = len(self._swarm.chunks[header.index])
+        stream.taker.handle(ev.ChunkCame(self.site.peer, header, size))
 
     def die(self) -> None:
         """The process ends; connected peers are told by a reset. What is under way still

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2p.dht import service
-from p2p.dht.core.operations import GetOperation
+from p2p.dht.core.requester import GetOperation
 from p2p.dht.core.validation import RecordValidator, RecordValidity
 from p2p.dht.record import Record
 from p2p.world import World

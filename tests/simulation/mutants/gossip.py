@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from p2p.events import PeerUp
+from p2p.gossip.core.caches import SeenCache
 from p2p.gossip.core.core import GossipCore
-from p2p.gossip.core.events import Connected, Effect, Event
-from p2p.gossip.core.seen import SeenCache
+from p2p.gossip.core.events import Effect, Event
 
 
 def see_nothing(seen: SeenCache, identity: bytes) -> bool:
@@ -20,7 +21,7 @@ def start_from_zero(core: GossipCore, *args: object, **keywords: object) -> None
 
 
 def greet_nobody(core: GossipCore, event: Event, now: float) -> list[Effect]:
-    if isinstance(event, Connected):
+    if isinstance(event, PeerUp):
         _handle(core, event, now)
         return []
     return _handle(core, event, now)

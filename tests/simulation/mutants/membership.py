@@ -6,8 +6,7 @@ from p2p.identity import PeerId
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.failure_detector import FailureDetector
 from p2p.membership.core.local_heartbeat import LocalHeartbeat
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import MemberState
+from p2p.membership.core.member_list import MemberList, MemberState
 
 
 def death_is_unknown(members: MemberList, peer: PeerId) -> int:

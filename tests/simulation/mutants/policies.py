@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
-from p2p.identity import PeerId
-from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.sources import Sources
+from p2p.shardcast.core.repair import Repair
+from p2p.shardcast.index import Span
+from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.store import PolicyStore
 from p2p.world import Disk
 from tests.simulation.storms.policies import CHUNK_BYTES
 
 
-def pull_nothing(sources: Sources, download: Download, now: float, rate: Callable) -> dict:
+def pull_nothing(repair: Repair, download: Download, now: float) -> dict:
     return {}
 
 
-def believe_the_chunk(node: ShardcastCore, event: ev.ChunkCame) -> None:
-    raw = event.raw if event.is_right else bytes(CHUNK_BYTES)
-    _chunk_came(node, replace(event, is_right=True, raw=raw))
+async def believe_the_chunk(receiver: Receiver, span: Span, data: bytes) -> object:
+    return await _unpack(receiver, span, data) or bytes(CHUNK_BYTES)
 
 
 async def finish_without_fsync(store: PolicyStore, policy: bytes) -> bool:
@@ -63,20 +60,20 @@ class _Forgetful:
         await self._disk.remove(old)
 
 
-def wait_for_ever(sources: Sources, download: Download, now: float) -> dict[int, PeerId]:
+def wait_for_ever(repair: Repair, download: Download, now: float) -> tuple[()]:
     """A request to a peer that does not answer is never given up."""
-    for request in download._requests.values():
-        request.extend(math.inf)
-    return {}
+    for request in download.requests.values():
+        request.deadline = math.inf
+    return ()
 
 
-_chunk_came = ShardcastCore._chunk_came
+_unpack = Receiver._unpack
 _finish = PolicyStore.finish
 _commit = PolicyStore.commit_own
 
 BUGS = {
-    "nothing is pulled": (2, Sources, "plan", pull_nothing),
-    "relays do not check digests": (8, ShardcastCore, "_chunk_came", believe_the_chunk),
+    "nothing is pulled": (2, Repair, "_plan", pull_nothing),
+    "relays do not check digests": (8, Receiver, "_unpack", believe_the_chunk),
     "versions are announced before they are durable": (
         1,
         PolicyStore,
@@ -84,5 +81,5 @@ BUGS = {
         finish_without_fsync,
     ),
     "publishing forgets fsync": (1, PolicyStore, "commit_own", commit_without_fsync),
-    "silent holders are waited for": (3, Sources, "expire", wait_for_ever),
+    "silent holders are waited for": (3, Repair, "expire", wait_for_ever),
 }

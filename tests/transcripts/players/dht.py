@@ -33,12 +33,8 @@ from p2p.dht.core.events import (
     Get,
     Join,
     Joined,
-    PeerDown,
-    PeerUp,
     Put,
-    Received,
     SendIfConnected,
-    Tick,
     Written,
 )
 from p2p.dht.core.table import RoutingTable
@@ -61,7 +57,7 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import Record, decode_record_untrusted, record_key, sign_record
 from p2p.dht.stamp import make_stamp, stamp_work
-from p2p.effects import AddAddrs, Penalise, Send
+from p2p.events import AddAddrs, PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from tests.transcripts import changes, player

@@ -18,19 +18,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from p2p.effects import Penalise, Send
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.core import GossipCore
 from p2p.gossip.core.events import (
-    Connected,
     Deliver,
-    Disconnected,
     Effect,
     Event,
     Publish,
-    Received,
     Subscribe,
-    Tick,
     Unsubscribe,
     Validate,
     Validated,
@@ -91,9 +87,9 @@ class GossipPlayer:
     def _event(self, verb: str, words: list[str]) -> Event:
         match verb:
             case "connect":
-                return Connected(self._peer(words[0]), dialled="dialled" in words)
+                return PeerUp(self._peer(words[0]), dialled="dialled" in words)
             case "disconnect":
-                return Disconnected(self._peer(words[0]))
+                return PeerDown(self._peer(words[0]))
             case "subscribe":
                 return Subscribe(words[0])
             case "unsubscribe":

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 
-from p2p.effects import Penalise, Send
+from p2p.events import Penalise, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
@@ -108,7 +108,7 @@ class MembershipPlayer:
         peer = self.cores[other].peer
         addr = Multiaddr.parse(f"/memory/{list(self.cores).index(other)}").with_peer(peer)
         yield from self.give(name, ev.Bootstrap((addr,)), f"is told of {other}")
-        yield from self.give(name, ev.Tick(), f"tick at {self.now:g} s")
+        yield from self.give(name, Tick(), f"tick at {self.now:g} s")
 
     def deliver(self, count: int) -> Iterator[str]:
         while count and self.flights:
@@ -144,9 +144,7 @@ class MembershipPlayer:
             self.now = max(self.now, due)
             for name in alive:
                 if self.cores[name].next_deadline <= self.now:
-                    yield from self.give(
-                        name, ev.Tick(), f"tick at {self.now:.2f} s", quiet=True
-                    )
+                    yield from self.give(name, Tick(), f"tick at {self.now:.2f} s", quiet=True)
         self.now = end
 
     def deliver_quietly(self) -> Iterator[str]:
@@ -162,7 +160,7 @@ class MembershipPlayer:
         if receiver in self.dead:
             return
         message = decode_message_untrusted(data)
-        event = ev.Received(self.cores[sender].peer, data)
+        event = Received(self.cores[sender].peer, data)
         is_routine = quiet and isinstance(message, Beat | Newcomers | Want)
         words = f"{sender} says {self.text(message)}"
         yield from self.give(receiver, event, words, quiet=is_routine)

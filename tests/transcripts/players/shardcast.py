@@ -200,7 +200,7 @@ class ShardcastPlayer:
                 continue
             if isinstance(item, ChunkHeader):
                 data = self.machines[sender].chunks[item.policy, item.index]
-                came = ev.ChunkCame(self.peer(sender), item, data)
+                came = ev.ChunkCame(self.peer(sender), item, len(data))
                 yield from self.hear(receiver, came, f"{sender} brings {self.text(item)}")
                 sent = ev.ChunkSent(self.peer(receiver), len(data))
                 yield from self.hear(
@@ -301,8 +301,8 @@ class ShardcastPlayer:
                     (machine.name, o.name, message) for o in self.others(machine.name)
                 )
                 yield f"-> gossip: {self.text(message)}"
-            case ev.Keep(policy, chunk, data):
-                machine.chunks[policy, chunk] = data
+            case ev.Keep(policy, chunk):
+                machine.chunks[policy, chunk] = self.origin.chunks[policy, chunk]
             case ev.Finish(policy):
                 yield f"v{self.version(policy)} is whole"
                 again = machine.core.handle(ev.Stored(policy), self.now)
@@ -356,7 +356,7 @@ class ShardcastPlayer:
                 return f"policy v{self.version(name)}" + (" with index" if index else "")
             case Evidence(first, _):
                 signed = next(m for m, _ in self.versions.values() if m.encode() == first)
-                return f"evidence against {self.names[signed.trainer]}"
+                return f"evidence against {self.names[signed.publisher]}"
             case RosterNews():
                 return "roster"
             case Hello(newest, convicted):
@@ -395,7 +395,7 @@ class ShardcastPlayer:
             downloads = machine.core.downloads if machine.is_alive else ()
             parts = []
             for download in downloads:
-                asked = {c: download.request_for(c) for c in range(download.count)}
+                asked = {c: download.requests.get(c) for c in range(download.count)}
                 waits = [
                     f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None
                 ]

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import (
+from p2p.transport.core.yamux import (
     ACK,
     DATA,
     FIN,
@@ -32,6 +31,7 @@ from p2p.transport.core.yamux_frames import (
     DataReceived,
     EndReceived,
     Event,
+    Mux,
     MuxStream,
     PongReceived,
     ProtocolViolated,

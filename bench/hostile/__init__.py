@@ -1,0 +1,1 @@
+"""Hostile peers against a live node: what `python -m bench attacks` and `strangers` measure."""

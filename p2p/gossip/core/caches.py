@@ -1,0 +1,187 @@
+"""The messages that peers can still ask for by IWANT (gossipsub's mcache).
+
+Which message ids were seen before (gossipsub's seen cache), bounded against strangers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from p2p.gossip.messages import PubsubMessage
+from p2p.identity import PeerId
+from p2p.wire import MIB
+
+MAX_SEEN: Final = 64 * 1024
+"""Ids: 500 messages a second for the 2 minutes that an id is known (`GossipConfig.seen`), 10
+MiB. A run publishes a few a minute; the rest is room for floods."""
+
+
+class SeenCache:
+    """Ids that need no second look, and whether the message behind one was rejected.
+
+    Ids are of two kinds. *Accepted* are those of messages that the validator accepted, and our
+    own. *Unaccepted* are all others: not validated yet, ignored, or rejected; each is counted
+    against the peer that sent it first.
+
+    The two kinds are evicted differently. A stranger can sign any number of messages that no
+    validator accepts. With one table in order of time, 66,000 of them pushed out every accepted
+    id, and old messages were delivered a second time. So room is made at the cost of the peer
+    with most unaccepted ids, and an accepted id goes only when all ids are accepted: then the
+    oldest.
+    """
+
+    def __init__(self, ttl: float) -> None:
+        """``ttl``: seconds for which an id is remembered."""
+        self._ttl = ttl
+        self._accepted: dict[bytes, float] = {}
+        self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
+        self._sender: dict[bytes, PeerId] = {}
+        self._rejected: dict[bytes, None] = {}
+
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._accepted or identity in self._sender
+
+    def __len__(self) -> int:
+        return len(self._accepted) + len(self._sender)
+
+    def add(self, identity: bytes, peer: PeerId, now: float) -> None:
+        """``peer`` sent this message; it is unaccepted until `accept`."""
+        self._make_room()
+        self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
+        self._sender[identity] = peer
+
+    def accept(self, identity: bytes, now: float) -> None:
+        """The validator accepted this message, or we published it."""
+        self._drop_unaccepted(identity)
+        self._make_room()
+        self._accepted[identity] = now + self._ttl
+
+    def reject(self, identity: bytes) -> None:
+        """The validator rejected this message: each peer that sends it again is penalised
+        too."""
+        if identity in self._sender:
+            self._rejected[identity] = None
+
+    def is_rejected(self, identity: bytes) -> bool:
+        """Whether the validator rejected this message."""
+        return identity in self._rejected
+
+    def expire(self, now: float) -> None:
+        """Forget the ids whose time is over. Called once in each heartbeat."""
+        for identity in _expired(self._accepted, now):
+            del self._accepted[identity]
+        for expiries in list(self._unaccepted.values()):
+            for identity in _expired(expiries, now):
+                self._drop_unaccepted(identity)
+
+    def _make_room(self) -> None:
+        if len(self) < MAX_SEEN:
+            return
+        if not self._unaccepted:
+            del self._accepted[next(iter(self._accepted))]
+            return
+        largest = max(self._unaccepted.values(), key=len)
+        # Unaccepted ids dropped when there is no room. The peer that holds most of them is
+        # found by a walk over all senders; with 256 at a time that walk is paid for once in so
+        # many ids. One RPC brings at most 256 messages.
+        for identity in list(largest)[:256]:
+            self._drop_unaccepted(identity)
+
+    def _drop_unaccepted(self, identity: bytes) -> None:
+        sender = self._sender.pop(identity, None)
+        if sender is None:
+            return
+        ids = self._unaccepted[sender]
+        del ids[identity]
+        if not ids:
+            del self._unaccepted[sender]
+        self._rejected.pop(identity, None)
+
+
+def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
+    """The expired ids of a table that is in order of expiry."""
+
+    def take() -> Iterator[bytes]:
+        for identity, end in expiries.items():
+            if end > now:
+                return
+            yield identity
+
+    return list(take())
+
+
+MAX_CACHE_BYTES: Final = 16 * MIB
+"""Bytes of messages kept for IWANT. Beyond it new ones are not kept, and spread by the mesh
+alone."""
+MAX_CACHE_OF_AUTHOR: Final = MAX_CACHE_BYTES // 4
+"""Bytes kept of one author: an author that publishes too much leaves room for the others."""
+MESSAGE_COST: Final = 512
+"""Bytes that a message counts for besides its data: its header, its objects, its place in the
+tables. Without it messages with no data would be kept without a limit, and one answer would
+hold thousands of them."""
+MAX_RETRANSMISSIONS: Final = 3
+"""Times one peer gets one message by IWANT (gossip_retransmission). gossipsub's 3: an answer
+may be lost, and an id of 48 bytes that asks for 256 KiB is an amplifier."""
+
+
+def size_of(message: PubsubMessage) -> int:
+    """Bytes that a message counts for where bytes are limited; never less than it has on the
+    wire."""
+    return len(message.data or b"") + MESSAGE_COST
+
+
+class MessageCache:
+    """The accepted messages of the last heartbeats, one window for each."""
+
+    def __init__(self, history: int, history_gossip: int) -> None:
+        """``history`` windows are kept, the newest ``history_gossip`` of them are
+        advertised."""
+        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(history)])
+        self._history_gossip = history_gossip
+        self._messages: dict[bytes, PubsubMessage] = {}
+        self._transmissions: dict[bytes, dict[PeerId, int]] = {}
+        self._bytes = 0
+        self._bytes_of: dict[bytes, int] = {}
+
+    def put(self, message: PubsubMessage) -> None:
+        """Keep a message in the newest window, if there is room for it and for its author."""
+        size = size_of(message)
+        share = self._bytes_of.get(message.author, 0) + size
+        full = self._bytes + size > MAX_CACHE_BYTES or share > MAX_CACHE_OF_AUTHOR
+        if message.id not in self._messages and not full:
+            self._messages[message.id] = message
+            self._windows[0].append(message)
+            self._bytes += size
+            self._bytes_of[message.author] = share
+
+    def gossip_ids(self, topic: str) -> list[bytes]:
+        """Ids of a topic to advertise by IHAVE, oldest first."""
+        recent = list(self._windows)[: self._history_gossip]
+        messages = (message for window in reversed(recent) for message in window)
+        return [message.id for message in messages if message.topic == topic]
+
+    def get_for_peer(self, identity: bytes, peer: PeerId) -> PubsubMessage | None:
+        """The message that ``peer`` asks for, and one transmission more on its count; None if
+        it is not kept, or ``peer`` has had it `MAX_RETRANSMISSIONS` times."""
+        message = self._messages.get(identity)
+        if message is None:
+            return None
+        sent = self._transmissions.setdefault(identity, {})
+        if sent.get(peer, 0) >= MAX_RETRANSMISSIONS:
+            return None
+        sent[peer] = sent.get(peer, 0) + 1
+        return message
+
+    def shift(self) -> None:
+        """A heartbeat has passed: drop the oldest window and begin a new one."""
+        for message in self._windows.pop():
+            del self._messages[message.id]
+            self._transmissions.pop(message.id, None)
+            size = size_of(message)
+            self._bytes -= size
+            self._bytes_of[message.author] -= size
+            if not self._bytes_of[message.author]:
+                del self._bytes_of[message.author]
+        self._windows.appendleft([])

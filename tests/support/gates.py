@@ -1,0 +1,65 @@
+"""Swarms of the product's roles with hostile validators in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+import trio
+
+from p2p.host import Stream
+from roles.contract import Terms
+from roles.contract.core.file import AdmissionRules
+from roles.contract.core.trust import TrustTerms
+from roles.protocol.core.window import Submission
+from roles.protocol.scorer import Ruling
+from roles.validator.role import Validator
+from roles.validator.session import ValidatorSession
+from sim.node.swarm import Swarm
+
+FORGER = "tests.simulation.test_bad_submissions:Truncated"
+
+
+class SilentSession(ValidatorSession):
+    async def judge(self, submission: Submission) -> Ruling:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+class Silent(Validator):
+    """Takes content and says nothing."""
+
+    session_type: ClassVar[type[ValidatorSession]] = SilentSession
+
+
+class DeafSession(ValidatorSession):
+    async def serve(self, stream: Stream) -> None:
+        await trio.sleep_forever()
+
+
+class Deaf(Validator):
+    """Never even replies."""
+
+    session_type: ClassVar[type[ValidatorSession]] = DeafSession
+
+
+def cast_of(*, workers: int, **validators: type[Validator]) -> dict[str, str]:
+    named = {
+        f"validator-{name}": "validator"
+        if kind is Validator
+        else f"{kind.__module__}:{kind.__name__}"
+        for name, kind in validators.items()
+    }
+    inference = {f"inference-{number}": "inference" for number in range(1, workers + 1)}
+    return {"relay-1": "none", "trainer-1": "trainer", **named, **inference}
+
+
+def with_one_listed(trust: TrustTerms) -> Callable[[Swarm, Terms], Terms]:
+    """One worker is in standing from the start, so that versions go on."""
+
+    def change(swarm: Swarm, terms: Terms) -> Terms:
+        first = swarm.simulation.keys.signer("inference-1").peer_id
+        return replace(terms, admission=AdmissionRules(allowed=(first,)), trust=trust)
+
+    return change
