@@ -32,8 +32,7 @@ from torch import Tensor
 from bench.llm_controls import MODEL
 from bench.report import Report
 from p2p.identity import KeyPair
-from p2p.node.tables import read_table
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml, read_table
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from proofs.draws import draw, replay
 from proofs.sampling import DrawRule

@@ -38,8 +38,7 @@ import trio
 from p2p.errors import LimitExceeded, ShoalError, WorkerDied, WorkerNotStarted
 from p2p.sandbox.confinement import HEARD, Confinement, Containment
 from p2p.sandbox.entry import READY
-from p2p.sandbox.launch import Launch, launch
-from p2p.sandbox.probe import find_containment, try_containment
+from p2p.sandbox.launch import Launch, find_containment, launch, try_containment
 from p2p.wire import KI, MIB
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from p2p.node.logs import EVENT
+from p2p.node.process import EVENT
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "events.md"

@@ -34,21 +34,22 @@ FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__
 
 # Who may, and why. A trailing slash stands for a folder.
 EXEMPT = {
-    "p2p/cast/commands/": "command lines: paths in, text out",
-    "p2p/cast/delivery.py": "links files into the folder that a person named",
+    "p2p/cast/commandline.py": "command lines: paths in, text out",
+    "p2p/cast/puller.py": "a command line: links files into the folder that a person named",
+    "p2p/cast/pull_http.py": "a command line: servers' versions into a folder",
+    "p2p/cast/pusher.py": "a command line: paths in, text out",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
-    "p2p/node/dashboard/sockets.py": "listens for HTTP, at an address and in the node's folder",
+    "p2p/node/dashboard/server.py": "listens for HTTP, at an address and in the node's folder",
     "p2p/node/config.py": "names the configuration file",
-    "p2p/node/live.py": "a line on a person's terminal",
+    "p2p/node/screen.py": "a line on a person's terminal",
     "p2p/node/process.py": "signals, log file and lock of a real process",
-    "p2p/node/toml.py": "reads the configuration file before there is a world",
+    "p2p/node/tables.py": "reads the configuration file before there is a world",
     "p2p/node/usage.py": "what command lines share: paths, Ctrl-C, text out",
     "p2p/sandbox/entry.py": "runs inside the worker process",
     "p2p/sandbox/installation.py": "looks where this machine keeps Python",
-    "p2p/sandbox/launch.py": "a worker's command line and environment, on this machine",
-    "p2p/sandbox/probe.py": "tries which containment works on this machine",
+    "p2p/sandbox/launch.py": "a worker's command line, and what contains it on this machine",
     "p2p/sandbox/trial.py": "runs inside a worker process",
     "p2p/shardcast/http/server.py": "listens for HTTP, by hypercorn on trio's sockets",
     "p2p/transport/tcp.py": "is the real Network",
@@ -98,15 +99,16 @@ BROAD_EXCEPTS = {
     # the library that reads a stranger's tokenizer.json raises plain `Exception`, and panics
     "roles/models/tokenizer.py": 1,
     # whatever a role's health raises, or a lie that finds a bug there: showing ends no work
-    "p2p/node/dashboard/feed.py": 1,
+    "p2p/node/dashboard/snapshots.py": 1,
     # what a package's role says of itself only shows, and ends no node
-    "p2p/node/border.py": 1,
+    "p2p/node/role.py": 1,
     # hypercorn is foreign code: what one client triggers in it ends that client's connection
     "p2p/shardcast/http/server.py": 1,
     "p2p/swarm/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
     "p2p/node/entries.py": 1,  # a package's module may raise whatever it likes when imported
     "roles/rl/algorithms/find.py": 1,  # a package's algorithm, in the learner's worker
     "roles/trainer/metrics.py": 1,  # a sink of a package's: learning goes on without it
+    # the program of an installed package runs when it is imported
     "p2p/node/rundoc.py": 1,  # a stranger's bytes in another package's reader
     # what one peer's message triggers costs that peer, and not every member that it reaches
     "roles/diloco/session.py": 1,
@@ -118,7 +120,7 @@ SLEEP_IN_LOOP = {
     "p2p/transport/tcp.py": "a punch that a router refuses is tried again a moment later",
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
-    "p2p/cast/commands/pull_http.py": "shardcast's servers tell of a version only when asked",
+    "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
 }
 
 
@@ -427,7 +429,7 @@ def test_shoal_pull_imports_what_it_needs() -> None:
     """No run document, no DHT, no roles; rich only where somebody reads bars."""
     loaded = python(
         "import sys; from p2p.node.commands import load_command; load_command('pull');"
-        " import p2p.cast.commands.pull; print([name for name in sys.modules if"
+        " import p2p.cast.puller; print([name for name in sys.modules if"
         " name.startswith(('p2p.dht', 'p2p.ledger', 'roles', 'torch', 'rich', 'aiohttp'))])"
     )
     assert loaded.strip() == "[]"
@@ -481,7 +483,7 @@ def test_no_two_files_need_each_other_not_even_for_types() -> None:
     """In a circle there is no first file to read."""
     files = {module_of(path): path for path in SOURCES}
     graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
-    assert {"p2p.host", "p2p.world"} <= graph["p2p.node.services"]
+    assert {"p2p.host", "p2p.world"} <= graph["p2p.node.role"]
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 

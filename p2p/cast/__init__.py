@@ -4,9 +4,9 @@ The files, in the order in which to read them
 ---------------------------------------------
 - `ticket`: what a puller needs to know, as one word;
 - `swarm`: the services of one push, composed: gossip, membership, SHARDCAST;
-- `delivery`: from the node's store to the folder that a person named, without a second copy;
 - `view`: what a terminal, a pipe or a program is told meanwhile;
-- `commands`: the four command lines, one module each.
+- `commandline`: what the command lines share;
+- `pusher`: `push`, `serve`, `inspect`; `puller`: `pull`; `pull_http`: `pull` from HTTP servers.
 
 How files flow
 --------------
@@ -28,27 +28,27 @@ __all__ = ["inspect", "pull", "push", "serve"]
 
 def push(arguments: Sequence[str]) -> int:
     """Give a file or folder to many machines; prints a ticket."""
-    from p2p.cast.commands import push
+    from p2p.cast import pusher
 
-    return push.push(arguments)
+    return pusher.push(arguments)
 
 
 def pull(arguments: Sequence[str]) -> int:
     """Get what a ticket names from all who have it, and give it on."""
-    from p2p.cast.commands import pull
+    from p2p.cast import puller
 
-    return pull.pull(arguments)
+    return puller.pull(arguments)
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Offer a file or folder over HTTP, to shardcast's clients too."""
-    from p2p.cast.commands import serve
+    from p2p.cast import pusher
 
-    return serve.serve(arguments)
+    return pusher.serve(arguments)
 
 
 def inspect(arguments: Sequence[str]) -> int:
     """Say what a ticket, file or folder holds."""
-    from p2p.cast.commands import inspect
+    from p2p.cast import pusher
 
-    return inspect.inspect(arguments)
+    return pusher.inspect(arguments)

@@ -25,7 +25,7 @@ from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
-from p2p.node.policies import judge_announcement, policy_topic, roster
+from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
@@ -103,7 +103,7 @@ async def open_cast(
         ) as shardcast,
         trio.open_nursery() as nursery,
     ):
-        gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
+        gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
         if selection is None:
             membership.me.update(run=run)
         node = CastNode(
@@ -122,10 +122,6 @@ async def open_cast(
 
 def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:
     return hmac.compare_digest(admission_of(secret, peer), shown)
-
-
-def _heard_enough(_: PeerId, __: bytes) -> None:
-    """SHARDCAST took the announcement when it judged it."""
 
 
 async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr]) -> None:

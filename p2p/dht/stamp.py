@@ -10,7 +10,9 @@ bound to nothing but the peer; it is made once and kept beside the key.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
+from itertools import count
 from typing import Final
 
 from p2p.identity import PeerId
@@ -38,8 +40,26 @@ def dht_id(peer: PeerId, nonce: bytes) -> bytes:
 
 def stamp_work(peer: PeerId, nonce: bytes) -> int:
     """How many leading zero bits the stamp's second hash has."""
-    number = int.from_bytes(sha256(_WORK_DOMAIN + peer.digest + nonce).digest(), "big")
-    return 256 - number.bit_length()
+    return zero_bits(_WORK_DOMAIN + peer.digest, nonce)
+
+
+def zero_bits(prefix: bytes, nonce: bytes) -> int:
+    """Return how many zero bits the hash of ``prefix`` and ``nonce`` begins with."""
+    return 256 - int.from_bytes(sha256(prefix + nonce).digest(), "big").bit_length()
+
+
+def find_nonce(prefix: bytes, bits: int, numbers: Iterable[int]) -> bytes:
+    """Return the first nonce among ``numbers`` that is worth ``bits``, or nothing."""
+    # As bytes compare like big-endian numbers, "enough zero bits" is one comparison.
+    limit = ((1 << (256 - bits)) - 1).to_bytes(32, "big")
+    copy = sha256(prefix).copy
+    for number in numbers:
+        nonce = number.to_bytes(NONCE_BYTES, "big")
+        attempt = copy()
+        attempt.update(nonce)
+        if attempt.digest() <= limit:
+            return nonce
+    return b""
 
 
 def check_stamp(peer: PeerId, nonce: bytes, difficulty: int) -> bool:
@@ -56,17 +76,7 @@ def make_stamp(peer: PeerId, difficulty: int) -> bytes:
     if not 0 <= difficulty <= MAX_DIFFICULTY:
         most = MAX_DIFFICULTY
         raise ValueError(f"a stamp's difficulty is 0 to {most} bits, not {difficulty}")
-    # As bytes compare like big-endian numbers, "enough zero bits" is one comparison.
-    limit = ((1 << (256 - difficulty)) - 1).to_bytes(32, "big")
-    copy = sha256(_WORK_DOMAIN + peer.digest).copy
-    number = 0
-    while True:
-        nonce = number.to_bytes(NONCE_BYTES, "big")
-        attempt = copy()
-        attempt.update(nonce)
-        if attempt.digest() <= limit:
-            return nonce
-        number += 1
+    return find_nonce(_WORK_DOMAIN + peer.digest, difficulty, count())
 
 
 def stamp_cost(difficulty: int) -> float:

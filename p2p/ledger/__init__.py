@@ -1,13 +1,11 @@
 """The signed, hash-chained log of what this node has done.
 
 The folder `core` touches no disk. Start there, with `p2p.ledger.core.chain`: what an entry is,
-and what proves that an author forked its log; then `p2p.ledger.core.synced`, the file that
-tells a torn end from rot. `ledger` is the driver: it appends, and recovers after kill -9;
-`config` has what may be chosen.
+what proves that an author forked its log, and the file that tells a torn end from rot.
+`ledger` is the driver: it appends, and recovers after kill -9.
 
-Others' ledgers: `messages` is what nodes ask each other, `core.shelf` what is kept of one
-author, `core.exchange` whose logs those are and who has told two stories; `service` asks and
-answers, `kept` has it on the disk.
+Others' ledgers: `core.exchange` is what is kept of each author, what nodes ask each other, and
+who has told two stories; `service` asks and answers, `kept` has it on the disk.
 
 Entries flow one way: a role's statement is signed, written, synced, and only then acknowledged.
 
@@ -15,16 +13,14 @@ A newcomer asks a node for it (``node.ledger.opened``), and calls `Ledger.append
 and `Ledger.entries`; every other method is for the package itself.
 """
 
-from p2p.ledger.config import ExchangeConfig, LedgerConfig
 from p2p.ledger.core.chain import Entry, Statement
 from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
-from p2p.ledger.service import LedgerExchange, open_exchange
+from p2p.ledger.service import ExchangeConfig, LedgerExchange, open_exchange
 
 __all__ = [
     "Entry",
     "ExchangeConfig",
     "Ledger",
-    "LedgerConfig",
     "LedgerExchange",
     "OwnLedger",
     "Statement",

@@ -19,31 +19,36 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
-from p2p.ledger.config import LedgerConfig
 from p2p.ledger.core.chain import (
     EMPTY,
+    NOTHING,
     Entry,
     Head,
     Place,
     Segment,
+    Synced,
     encode_record,
+    encode_slots,
     make_entry,
     read_record,
     read_segment,
+    read_slots,
 )
-from p2p.ledger.core.synced import NOTHING, Synced, encode_slots, read_slots
 from p2p.ledger.kept import newest_told
+from p2p.wire import MIB
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
+SEGMENT_BYTES: Final = 4 * MIB
+"""A segment is closed when it is longer. Recovery rewrites at most one of them: some 50 ms."""
 CHECK_RATE: Final = 20e6
 """Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core:
 20 to 30).
 """
 SYNCED: Final = "synced"
 """Name of the file that says how much of the ledger is on the disk
-(`p2p.ledger.core.synced`).
+(`p2p.ledger.core.chain`).
 """
 REMEDY: Final = (
     "restore the ledger as it was when the node ran last, or give the node a new key and an"
@@ -55,10 +60,12 @@ REMEDY: Final = (
 class Ledger:
     """The log of this node. One per folder; open it with `open_ledger`."""
 
-    def __init__(self, world: World, folder: str, config: LedgerConfig) -> None:
+    def __init__(
+        self, world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self._world = world
         self._folder = folder
-        self._config = config
+        self._segment_bytes = segment_bytes
         self._head = EMPTY
         self._places: list[tuple[int, Place]] = []
         self._segment = 0
@@ -104,7 +111,7 @@ class Ledger:
         async with self._turn:
             if not self._is_settled:
                 await self._settle()
-            if self._written >= self._config.segment_bytes:
+            if self._written >= self._segment_bytes:
                 self._segment, self._written = self._segment + 1, 0
             entries, data, places, head = self._compose(statements)
             self._is_settled = False  # until the disk says otherwise
@@ -308,7 +315,7 @@ class OwnLedger:
     """
 
     def __init__(self, world: World, folder: str = "ledger") -> None:
-        self._ledger = Ledger(world, folder, LedgerConfig())
+        self._ledger = Ledger(world, folder)
         self._reading = trio.Lock()
         self._is_read = False
 
@@ -339,13 +346,13 @@ class OwnLedger:
 
 @asynccontextmanager
 async def open_ledger(
-    world: World, folder: str = "ledger", config: LedgerConfig | None = None
+    world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
 ) -> AsyncIterator[Ledger]:
     """The ledger in ``folder``, checked and repaired. Raises `StorageError`.
 
     For programs that are no node. A node's roles ask `OwnLedger`: of two that are open at once
     each would sign the next number.
     """
-    ledger = Ledger(world, folder, config or LedgerConfig())
+    ledger = Ledger(world, folder, segment_bytes)
     await ledger.recover()
     yield ledger

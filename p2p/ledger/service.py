@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -22,7 +23,6 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, RemoteProtocolError, ShoalError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
-from p2p.ledger.config import ExchangeConfig
 from p2p.ledger.core.chain import (
     Entry,
     Statement,
@@ -30,17 +30,18 @@ from p2p.ledger.core.chain import (
     decode_fork_untrusted,
     sign_head,
 )
-from p2p.ledger.core.exchange import Exchange, News
-from p2p.ledger.kept import KeptLedgers
-from p2p.ledger.ledger import OwnLedger
-from p2p.ledger.messages import (
+from p2p.ledger.core.exchange import (
     LEDGER_PROTOCOL,
     MAX_ANSWER,
     MAX_QUESTION,
     Answer,
+    Exchange,
+    News,
     decode_answer_untrusted,
     decode_question_untrusted,
 )
+from p2p.ledger.kept import KeptLedgers
+from p2p.ledger.ledger import OwnLedger
 from p2p.meter import StrangerMeter
 from p2p.offence import Offence
 from p2p.wire import FrameReader
@@ -65,6 +66,21 @@ DOUBTED: Final = 120.0
 of it: twelve questions to others, by which all that there is has come."""
 OWN_BATCH: Final = 64
 """Entries of our own ledger that are read at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeConfig:
+    """Whether and how often nodes tell each other what the run's officers have signed."""
+
+    is_on: bool = False
+    """Off unless the run file says otherwise: all nodes of a run must agree."""
+    interval: float = 10.0
+    """Seconds between two questions of a node. News is everywhere in a swarm of 200 after some
+    five of them, and each costs 100 bytes an officer."""
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.interval <= 600:
+            raise ValueError("nodes exchange ledgers every 0.1 to 600 seconds")
 
 
 class LedgerExchange:

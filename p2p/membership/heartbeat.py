@@ -34,7 +34,7 @@ MAX_NAME: Final = 32
 MAX_RUN: Final = 32
 """Bytes of a run id: a digest."""
 MAX_STAMP: Final = 320
-"""Bytes of a stamp: 8 for the nonce of `p2p.dht.stamp`, or what `p2p.node.credential` has."""
+"""Bytes of a stamp: 8 for the nonce of `p2p.dht.stamp`, or what `p2p.node.admission` has."""
 MAX_LEDGER: Final = 112
 """Bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
 MAX_SEQNO: Final = 2**63 - 1

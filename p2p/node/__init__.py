@@ -6,25 +6,20 @@ Nothing here knows what a role does.
 The files, in the order in which to read them
 ---------------------------------------------
 `node` opens all of it in one function, `open_node`, in production and in the simulator alike.
-`services` is what it gives: a `Node`, as roles see it; `role` is what a role must be; at the
-`border` mistakes in what a role says of itself stop. `wiring`
-is what services learn from each other, and how a node finds its fellows; `policies` is the part
-of it that `p2p.cast` has as well, `stories` how all learn that an officer of the run has told
-two. `rundoc` keeps the run document: where it comes from, what
-may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` asks it who may do what. `invite` lets in whom it does not name, `guests`
-counts them, `credential` is what they show in heartbeats, `bearer` is one of them. `clock`
-tells peers the time; `share` and `rest` are what an owner lends of the machine, and when.
-`trouble` is what one peer may cause, and what a person can look into then.
+`role` is what it gives, a `Node` as roles see it, and what a role must be. `wiring` is what
+services learn from each other, and how a node finds its fellows; `policies` is the part of it
+that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what may
+replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
+epoch; `admission` says who may do what, by the document or by invite, and `guests` counts who
+is in by invite. `clock` tells peers the time; `share` is what an owner lends of the machine,
+and when. `trouble` is what one peer may cause, and what a person can look into then.
 
-Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal node``),
-`usage` (what all our command lines do alike), `process`
-(folder, lock, log, signals), `logs` (what the log looks like), `screen` (what a person is
-shown, as lines) and `live` (writes them), `dashboard` (the page, the numbers, the commands that
-ask), to which roles contribute `panels`.
-Configuration: `config` (one table per component), read by `toml` into the frozen dataclasses of
-`tables`. `plugins` finds roles and readers of run documents in other packages, by their
-`entries`.
+Around that, a process: `commands` (the command line ``shoal``),
+`cli` (``shoal node``), `usage` (what all our command lines do alike), `process` (folder, lock,
+log, signals), `screen` (what a person is shown on a terminal), `dashboard` (the page, the
+numbers, the commands that ask), to which roles contribute `panels`. Configuration: `config`
+(one table per component), read into frozen dataclasses by `tables`. `plugins` finds roles and
+readers of run documents in other packages, by their `entries`.
 
 How data flows
 --------------

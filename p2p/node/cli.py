@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,16 +21,19 @@ from p2p.host import Host
 from p2p.identity import PeerId, verify
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.membership.heartbeat import MAX_NAME
-from p2p.multiaddr import Multiaddr
-from p2p.node.admission import Capability, SignedRun
+from p2p.node.admission import (
+    MAX_TEXT,
+    PREFIX,
+    Capability,
+    SignedRun,
+    decode_invite_untrusted,
+)
 from p2p.node.config import NodeConfig, load_config
-from p2p.node.dashboard.sockets import open_faces
-from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
-from p2p.node.live import ENDED, LiveScreen, Terminal
-from p2p.node.logs import FORMATS
+from p2p.node.dashboard.server import open_dashboard
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
+    FORMATS,
     LEVELS,
     check_key_place,
     check_platform,
@@ -40,6 +43,7 @@ from p2p.node.process import (
 )
 from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH, RunBook
+from p2p.node.screen import ENDED, LiveScreen, Terminal
 from p2p.node.usage import (
     DATA,
     FAILED,
@@ -49,6 +53,7 @@ from p2p.node.usage import (
     expanded,
     host_port,
     interruptible,
+    multiaddr,
     say,
     seconds,
     tell,
@@ -59,31 +64,10 @@ from p2p.swarm.swarm import open_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The command line, parsed."""
-
-    role: tuple[str, ...]
-    run: Path | None
-    bootstrap: tuple[Multiaddr, ...]
-    listen: tuple[Multiaddr, ...]
-    data: Path
-    config: Path | None
-    device: str | None
-    log: str
-    log_format: str
-    json: bool
-    status: float | None
-    dashboard: tuple[str, int] | None
-    invite: str
-    die_with_parent: bool
-    trust_environments: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """A checked command line, before anything has begun."""
 
-    options: Options
+    options: argparse.Namespace
     config: NodeConfig
     document: bytes | None
     roles: list[Role]
@@ -96,24 +80,16 @@ def node_main(argv: Sequence[str] | None = None) -> int:
 
 def key_main(argv: Sequence[str] | None = None) -> int:
     """Print the id of a node by its folder, and make its key if need be."""
-    return interruptible(partial(_key, argv))
-
-
-def _key(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal key", description=key_main.__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what the node gets as --data")
-    folder = parser.parse_args(argv).folder
-    try:
-        path = expanded(folder) / KEY
+
+    def run() -> int:
+        path = expanded(parser.parse_args(argv).folder) / KEY
         check_key_place(path)
         say(str(load_or_create_key(path).peer_id))
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
-    except ShoalError as error:
-        complain(error)
-        return FAILED
-    return 0
+        return 0
+
+    return interruptible(run)
 
 
 def _node(argv: Sequence[str] | None) -> int:
@@ -133,7 +109,7 @@ def _node(argv: Sequence[str] | None) -> int:
     return FAILED if failures else 0
 
 
-def _parse(argv: Sequence[str] | None) -> Options:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         prog="python -m p2p.node",
         description=(
@@ -142,97 +118,39 @@ def _parse(argv: Sequence[str] | None) -> Options:
         epilog="Everything else is in the TOML file (docs/running.md).",
     )
     add = parser.add_argument
-    add(
-        "--role",
-        action="append",
-        metavar="NAME",
-        help="a job (several are possible); none only relays",
-    )
-    add(
-        "--run",
-        type=Path,
-        metavar="FILE",
-        help="signed run file; without it a bootstrap peer hands it over",
-    )
-    add(
-        "--bootstrap",
-        action="append",
-        type=_addr,
-        metavar="ADDR",
-        help="a member: /ip4/../tcp/../p2p/..",
-    )
-    add(
-        "--listen",
-        action="append",
-        type=_addr,
-        metavar="ADDR",
-        help="default /ip4/0.0.0.0/tcp/0",
-    )
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=DATA,
-        help="key, policies, ledger and log; default ~/.shoal",
-    )
-    add(
-        "--trust-environments",
-        action="store_true",
-        help="run environments even where nothing contains their processes",
-    )
+    # fmt: off
+    add("--role", action="append", metavar="NAME",
+        help="a job (several are possible); none only relays")
+    add("--run", type=Path, metavar="FILE",
+        help="signed run file; without it a bootstrap peer hands it over")
+    add("--bootstrap", action="append", type=multiaddr, metavar="ADDR", default=[],
+        help="a member: /ip4/../tcp/../p2p/..")
+    add("--listen", action="append", type=multiaddr, metavar="ADDR", default=[],
+        help="default /ip4/0.0.0.0/tcp/0")
+    add("--data", type=Path, metavar="DIR", default=DATA,
+        help="key, policies, ledger and log; default ~/.shoal")
+    add("--trust-environments", action="store_true",
+        help="run environments even where nothing contains their processes")
     add("--config", type=Path, metavar="TOML", help="configuration file")
-    add(
-        "--device",
-        metavar="NAME",
-        help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps",
-    )
+    add("--device", metavar="NAME",
+        help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps")
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--log-format", choices=FORMATS, default="text", help="of DIR/log (docs/events.md)")
     add("--json", action="store_true", help="JSON lines instead of text")
-    add(
-        "--status",
-        type=seconds,
-        metavar="SECONDS",
-        help="print the node's health, a JSON line, that often; implies --json",
-    )
-    add(
-        "--dashboard",
-        type=host_port,
-        metavar="HOST:PORT",
-        help="show a page there, such as 127.0.0.1:8080; elsewhere it asks for a token",
-    )
-    add(
-        "--invite",
-        type=_invite,
-        metavar="TEXT|FILE",
-        help="an invite to the run, or the file that holds it; needed at the first start only",
-    )
+    add("--status", type=seconds, metavar="SECONDS",
+        help="print the node's health, a JSON line, that often; implies --json")
+    add("--dashboard", type=host_port, metavar="HOST:PORT",
+        help="show a page there, such as 127.0.0.1:8080; elsewhere it asks for a token")
+    add("--invite", type=_invite, metavar="TEXT|FILE",
+        help="an invite to the run, or the file that holds it; needed at the first start only")
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
-    parsed = parser.parse_args(argv)
-    return Options(
-        role=tuple(parsed.role or (NO_ROLE,)),
-        run=parsed.run,
-        bootstrap=tuple(parsed.bootstrap or ()),
-        listen=tuple(parsed.listen or ()),
-        data=expanded(parsed.data),
-        config=parsed.config,
-        device=parsed.device,
-        log=parsed.log,
-        log_format=parsed.log_format,
-        json=parsed.json or parsed.status is not None,
-        status=parsed.status,
-        dashboard=parsed.dashboard,
-        invite=parsed.invite or "",
-        die_with_parent=parsed.die_with_parent,
-        trust_environments=parsed.trust_environments,
-    )
-
-
-def _addr(text: str) -> Multiaddr:
-    try:
-        return Multiaddr.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    # fmt: on
+    options = parser.parse_args(argv)
+    options.role = tuple(options.role or (NO_ROLE,))
+    options.invite = options.invite or ""  # argparse would read a default that is text
+    options.data = expanded(options.data)
+    options.json = options.json or options.status is not None
+    return options
 
 
 def _invite(value: str) -> str:
@@ -252,7 +170,7 @@ def _invite(value: str) -> str:
     return value.strip()
 
 
-def _prepare(options: Options) -> Start:
+def _prepare(options: argparse.Namespace) -> Start:
     """Read every file that the command line names. Raises `ConfigError` for anything wrong with
     it."""
     check_platform()
@@ -275,12 +193,10 @@ async def _run_node(start: Start) -> None:
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.listen, config=config.host) as host,
-            open_faces(world, host, start.roles, options.data, options.dashboard) as (
-                sight,
-                url,
-            ),
+            open_dashboard(world, host, start.roles, options.data, options.dashboard) as shown,
             AsyncExitStack() as stack,
         ):
+            own, url = shown
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
             asking = bool(config.bootstrap)
@@ -295,9 +211,10 @@ async def _run_node(start: Start) -> None:
                 async with open_node(world, host, config, document=document) as node:
                     joined = True
                     runs.append(node.book)
-                    node.membership.me.update(version=_software())
+                    with suppress(PackageNotFoundError):  # a checkout that is not installed
+                        node.membership.me.update(version=version("shoal")[:MAX_NAME])
                     _report_run(options, node.run, host, has_run=has_run)
-                    sight.open(node)
+                    own.node = node
                     async with trio.open_nursery() as nursery:
                         if options.status is not None:
                             nursery.start_soon(
@@ -316,21 +233,13 @@ def _is_member(runs: Sequence[RunBook], peer: PeerId) -> bool:
     return any(book.may(peer, Capability.GOSSIP) for book in runs)
 
 
-def _software() -> str:
-    """What heartbeats say that we are; nothing in a checkout that is not installed."""
-    try:
-        return version("shoal")[:MAX_NAME]
-    except PackageNotFoundError:
-        return ""
-
-
-def _configure(options: Options) -> NodeConfig:
+def _configure(options: argparse.Namespace) -> NodeConfig:
     config = NodeConfig() if options.config is None else load_config(options.config)
     try:
         return replace(
             config,
-            listen=options.listen or config.listen,
-            bootstrap=options.bootstrap or config.bootstrap,
+            listen=tuple(options.listen) or config.listen,
+            bootstrap=tuple(options.bootstrap) or config.bootstrap,
             trust_environments=options.trust_environments or config.trust_environments,
             run=replace(config.run, invite=options.invite or config.run.invite),
         )
@@ -352,20 +261,17 @@ def _read_document(path: Path) -> bytes:
 
 
 def _report_start(
-    options: Options, host: Host, containment: Containment, url: str, *, has_run: bool,
-    asking: bool,
+    options: argparse.Namespace, host: Host, containment: Containment, url: str, *,
+    has_run: bool, asking: bool,
 ) -> None:  # fmt: skip
     addrs = [str(addr) for addr in host.addrs]
     if options.json:
         fields = {
-            "peer": str(host.peer_id),
-            "addrs": addrs,
-            "roles": options.role,
-            "data": str(options.data),
-            "sandbox": containment.mechanism.value,
+            "peer": str(host.peer_id), "addrs": addrs, "roles": options.role,
+            "data": str(options.data), "sandbox": containment.mechanism.value,
             **({"dashboard": url} if url else {}),
             **({} if has_run else {"waits_for": ASKING if asking else NO_RUN}),
-        }
+        }  # fmt: skip
         tell(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
@@ -394,31 +300,25 @@ REACH: Final = {
 """What people are told about an address that not everyone can dial."""
 
 
-def _report_run(options: Options, run: SignedRun, host: Host, *, has_run: bool) -> None:
+def _report_run(
+    options: argparse.Namespace, run: SignedRun, host: Host, *, has_run: bool
+) -> None:
     if options.json:
-        fields = {
-            "run": run.id.hex(),
-            "name": run.name,
-            "owner": str(run.owner),
-            "epoch": run.epoch,
-        }
+        fields = {"run": run.id.hex(), "name": run.name, "owner": str(run.owner),
+                  "epoch": run.epoch}  # fmt: skip
         tell(json.dumps({"event": "joined", **fields}))
         return
     lines = [
         f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}",
         f"owner    {run.owner}",
     ]
-    tell("\n".join([*lines, *(_ways_in(run, host) if has_run else ())]))
-
-
-def _ways_in(run: SignedRun, host: Host) -> Iterator[str]:
-    """How others join through this node."""
-    if not host.addrs:
-        yield "next     this node listens nowhere: others cannot join through it"
-        return
-    best, (role, who) = max(host.addrs, key=reach_of), run.joins_as
-    yield f"next     others join with: shoal node --role {role} --bootstrap {best}"
-    yield from (f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note)
+    if has_run and not host.addrs:
+        lines.append("next     this node listens nowhere: others cannot join through it")
+    elif has_run:
+        best, (role, who) = max(host.addrs, key=reach_of), run.joins_as
+        lines.append(f"next     others join with: shoal node --role {role} --bootstrap {best}")
+        lines += [f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note]
+    tell("\n".join(lines))
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:

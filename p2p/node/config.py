@@ -17,8 +17,7 @@ from p2p.membership import MembershipConfig
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunConfig
 from p2p.node.share import ShareConfig
-from p2p.node.tables import read_table, write_table
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml, read_table, write_table
 from p2p.shardcast import ShardcastConfig
 from p2p.swarm.swarm import SwarmConfig
 

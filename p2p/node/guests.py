@@ -19,18 +19,21 @@ from typing import Final
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId, decode_peer_id_untrusted
-from p2p.node.admission import Capability, SignedRun
-from p2p.node.invite import (
+from p2p.node.admission import (
     EXPIRY_TOLERANCE,
     MAX_PASS,
     ROLES,
+    Capability,
     Grant,
     Pass,
+    SignedRun,
     Uninvited,
     decode_pass_untrusted,
 )
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
+
+logger = logging.getLogger(__name__)
 
 GUESTS: Final = "guests"
 """Folder of the passes that were judged good, a file for each guest."""
@@ -42,8 +45,6 @@ TIDY: Final = 60.0
 """Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
 MAX_KEPT: Final = MAX_PASS + 64
 """Bytes of a guest's file."""
-
-logger = logging.getLogger(__name__)
 
 
 def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:

@@ -22,7 +22,7 @@ differ.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -36,22 +36,27 @@ from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.ledger import OwnLedger, open_exchange
-from p2p.membership import Membership, open_membership
+from p2p.membership import open_membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
-from p2p.node.admission import Capability, RunReader
-from p2p.node.bearer import serve_admission, shown_by, take_invite
+from p2p.node.admission import Capability, RunReader, decode_credential_untrusted
 from p2p.node.clock import PeerClocks, serve_clock
 from p2p.node.config import NodeConfig
-from p2p.node.credential import decode_credential_untrusted
 from p2p.node.plugins import open_run_untrusted
-from p2p.node.policies import judge_announcement, policy_topic, roster
-from p2p.node.rest import Rest
-from p2p.node.role import Role
+from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
+from p2p.node.role import Node, Role
 from p2p.node.rundoc import RunBook
-from p2p.node.services import Node
-from p2p.node.stories import fellows, tell_stories
-from p2p.node.wiring import Wiring, find_peer, run_records
+from p2p.node.share import Rest
+from p2p.node.wiring import (
+    Wiring,
+    fellows,
+    find_peer,
+    run_records,
+    serve_admission,
+    shown_by,
+    take_invite,
+    tell_stories,
+)
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 
@@ -107,7 +112,12 @@ async def open_node(
         _open_services(world, host, config, book, rest, meter) as node,
         trio.open_nursery() as nursery,
     ):
-        is_member = partial(_is_member, node.membership, book)
+
+        def is_member(peer: PeerId) -> bool:
+            """Return True if ``peer`` is an officer of the run, or has shown a heartbeat that
+            counts."""
+            return peer in node.membership or peer in node.run.officers
+
         meter.begin(is_member, node.shardcast.charge_upload)
         nursery.start_soon(Wiring(node, bootstrap).run)
         nursery.start_soon(rest.watch)
@@ -131,13 +141,20 @@ async def _open_services(
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
-        _open_membership(world, host, config, book, shown_by(book, dht)) as membership,
+        open_membership(
+            world,
+            host,
+            config.membership,
+            may=lambda peer: book.may(peer, Capability.GOSSIP),
+            stamp=shown_by(book, dht),
+            is_stamped=partial(_is_stamped, book, config.dht.difficulty),
+        ) as membership,
         open_shardcast(
             world,
             host,
             config.shardcast,
             run=run.id,
-            may_publish=partial(_may, book, Capability.PUBLISH),
+            may_publish=lambda peer: book.may(peer, Capability.PUBLISH),
             roster=partial(roster, membership, run.id),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
@@ -147,7 +164,7 @@ async def _open_services(
             meter,
         ) as ledgers,
     ):
-        gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
+        gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
         tell_stories(gossip, ledgers, run.id)
         with host.finding(partial(find_peer, membership, host, book)):
             yield Node(
@@ -165,33 +182,6 @@ async def _open_services(
                 ledgers=ledgers,
                 clocks=PeerClocks(world, host, membership),
             )
-
-
-def _open_membership(
-    world: World, host: Host, config: NodeConfig, book: RunBook, stamp: bytes
-) -> AbstractAsyncContextManager[Membership]:
-    return open_membership(
-        world,
-        host,
-        config.membership,
-        may=partial(_may, book, Capability.GOSSIP),
-        stamp=stamp,
-        is_stamped=partial(_is_stamped, book, config.dht.difficulty),
-    )
-
-
-def _heard_enough(_: PeerId, __: bytes) -> None:
-    """SHARDCAST took the announcement when it judged it."""
-
-
-def _is_member(membership: Membership, book: RunBook, peer: PeerId) -> bool:
-    """Return True if ``peer`` is an officer of the run, or has shown a heartbeat that
-    counts."""
-    return peer in membership or (book.run is not None and peer in book.run.officers)
-
-
-def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:
-    return book.may(peer, capability)
 
 
 def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> bool:

@@ -37,6 +37,10 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     ]
 
 
+def taken_when_judged(_: PeerId, __: bytes) -> None:
+    """Do nothing with a gossip message: whoever judged it has taken it."""
+
+
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
     """Whether gossip passes a policy announcement on: only what is valid and news.
 

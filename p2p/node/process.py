@@ -7,13 +7,21 @@ told to die with its parent (the pipe closes however the parent dies, kill -9 in
 error. The first two cancel everything; what is being written to disk is carried through. If
 that takes longer than `GRACE`, for example because a thread computes, the process leaves
 anyway: what is on disk survives being killed, so nothing is lost by it but politeness.
+
+What a node's log looks like: lines for people, or an object a line for machines.
+
+Messages that a program may wait for begin with a name, ``run.pinned`` or ``policy_damaged``,
+and fields follow, ``epoch=%d``. docs/events.md lists the names; a test holds the list.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,15 +29,88 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import trio
 
 from p2p.errors import ConfigError, StorageError
 from p2p.naming import unencodable
-from p2p.node.logs import TextFormatter, formatter
 from p2p.wire import MIB
+
+FORMATS: Final = ("text", "json")
+TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+"""A line for people."""
+EVENT: Final = re.compile(r"[a-z0-9]+(?:[._][a-z0-9]+)+(?=[\s:,]|$)")
+"""The name at the beginning of a message: words with dots or underscores between them."""
+_FIELD: Final = re.compile(r"(?:\b(\w+)=)?%[-.\d]*[a-z]")
+"""A place of a template, and the name before it, if it has one."""
+
+
+def formatter(kind: str) -> logging.Formatter:
+    """One of `FORMATS`."""
+    return JsonFormatter() if kind == "json" else TextFormatter(TEXT)
+
+
+class TextFormatter(logging.Formatter):
+    """A record as a line for people, and below it a traceback. What strangers said in it ends
+    no line and moves no cursor: it is escaped as Python does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more with a traceback."""
+        record.exc_text = None  # that of another handler, as it came
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback."""
+        return "\n".join(map(_escaped, super().formatException(ei).split("\n")))
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: time, level, logger, message, and its event with fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As ASCII without line ends."""
+        name = EVENT.match(str(record.msg))
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if name is not None:
+            line |= {"event": name[0], "fields": _fields(record)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """The arguments that the template names, as they are if JSON has them, else as text: it has
+    no NaN."""
+    places = _FIELD.findall(str(record.msg))
+    values = record.args if isinstance(record.args, tuple) else ()
+    return {
+        name: value if _is_in_json(value) else str(value)
+        for name, value in zip(places, values, strict=False)
+        if name
+    }
+
+
+def _is_in_json(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
 
 try:
     import fcntl

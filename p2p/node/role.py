@@ -1,12 +1,166 @@
-"""What a role is to a node."""
+"""What one node is made of, as its roles see it (`Node`), and what a role must be (`Role`).
+
+`Role.run` is the job, and what it raises ends the node. ``health`` and ``progress`` only show:
+a package's mistake in them takes its own panel away, is told once with the package's name, and
+the node, its other roles and the run go on (`RoleGuard`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self, runtime_checkable
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from p2p.node.services import Node
+from p2p.dht import Dht
+from p2p.gossip import Gossip
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.ledger import LedgerExchange, OwnLedger
+from p2p.membership import Membership
+from p2p.meter import StrangerMeter
+from p2p.node.admission import Capability, SignedRun
+from p2p.node.clock import PeerClocks
+from p2p.node.config import NodeConfig
+from p2p.node.rundoc import RunBook
+from p2p.node.share import Rest
+from p2p.shardcast import Shardcast
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class RoleGuard:
+    """Asks roles how they are, and outlives the answer."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], str] = {}
+        """The last mistake of a role's method that was logged."""
+
+    def health(self, role: Role) -> dict[str, object]:
+        """Return what ``role`` says of itself, or ``{"failed": why}``."""
+        said, why_not = self.ask(role, "health", role.health, dict)
+        return {"failed": why_not} if why_not else said
+
+    def ask(
+        self, role: Role, method: str, ask: Callable[[], object], kind: type[Any]
+    ) -> tuple[Any, str]:
+        """Return what ``ask`` returns if it is a ``kind``, and why there is nothing."""
+        try:
+            said = ask()
+            why_not = (
+                "" if isinstance(said, kind) else f"it returns {said!r:.80}, no {kind.__name__}"
+            )
+        except Exception as error:  # noqa: BLE001 - foreign code that only shows
+            said, why_not = None, f"{type(error).__name__}: {error}"
+        if why_not and self._told.get((role.name, method)) != why_not:
+            self._told[role.name, method] = why_not
+            package = type(role).__module__.partition(".")[0]
+            logger.warning(
+                "role_cannot_be_shown role=%s method=%s: %s. The node goes on without it; the"
+                " mistake is in the package %s",
+                role.name, method, why_not, package,
+            )  # fmt: skip
+        return (None if why_not else said), why_not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A running node, as roles see it. Open it with `open_node`."""
+
+    world: World
+    """Clock, randomness, disk, workers."""
+    host: Host
+    """Streams to authenticated peers; register protocol handlers here."""
+    config: NodeConfig
+    """Local settings, with those of the run laid over them."""
+    book: RunBook
+    """The run document in its newest edition."""
+    rest: Rest
+    """Whether the owner lets roles begin work."""
+    meter: StrangerMeter
+    """What peers that are no members get as answers, all together: every responder asks it."""
+    membership: Membership
+    """Who is alive, with which roles and policies."""
+    gossip: Gossip
+    """Topics."""
+    dht: Dht
+    """Records by key."""
+    shardcast: Shardcast
+    """Policies."""
+    ledger: OwnLedger
+    """What this node has done, signed; read from disk by the first role that asks for it."""
+    ledgers: LedgerExchange
+    """What the run's officers have signed, as far as peers have told; nothing unless the run
+    has nodes exchange it."""
+    clocks: PeerClocks
+    """What is known of this machine's clock."""
+    guard: RoleGuard = field(default_factory=RoleGuard)
+    """Where mistakes of roles that only show stop."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own name."""
+        return self.host.peer_id
+
+    @property
+    def run(self) -> SignedRun:
+        """The newest edition of the run document. Roles that need its terms narrow it to
+        `roles.contract.Run`.
+        """
+        assert self.book.run is not None  # open_node waits for it
+        return self.book.run
+
+    def may(self, peer: PeerId, capability: Capability) -> bool:
+        """Whether ``peer`` has ``capability`` in this run."""
+        return self.book.may(peer, capability)
+
+    def lacks_work(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must make a work stamp before it may submit work, and its newest
+        heartbeat shows none that will do."""
+        return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
+
+    def role_table(self, name: str) -> Mapping[str, object]:
+        """The configuration table ``[role.<name>]``, empty if there is none."""
+        return self.config.role.get(name, {})
+
+    async def locate(self, peer: PeerId) -> bool:
+        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names
+        it.
+        """
+        if peer in self.host.connected or any(
+            member.peer == peer for member in self.membership.members()
+        ):
+            return True
+        return bool(await self.dht.find_peer(peer))
+
+    def health(self, roles: Sequence[Role] = ()) -> dict[str, object]:
+        """Return the node's state as plain values, for ``--status`` and dashboards. Of the
+        members of this run, 32 are named, the longest known first: a demo and its guests."""
+        members = (one for one in self.membership.members() if one.run == self.run.id)
+        return {
+            "peer": str(self.peer_id),
+            "run": self.run.id.hex(),
+            "epoch": self.run.epoch,
+            "in_force": self.book.in_force,
+            "two_editions": self.book.rival is not None,
+            "members": self.membership.size,
+            "known": [
+                {"peer": str(one.peer), "roles": list(one.roles), "policy": int(one.policy)}
+                for one in itertools.islice(members, 32)
+            ],
+            "rests": self.rest.why_not,
+            "share": {
+                name: value for name, value in asdict(self.config.share).items() if value
+            },
+            "clock": str(self.clocks),
+            "connected": len(self.host.connected),
+            "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "two_stories": [str(author) for author in self.ledgers.forks],
+            "flows": self.shardcast.flows,
+            "roles": {role.name: self.guard.health(role) for role in roles},
+        }
 
 
 class Role(Protocol):
@@ -25,15 +179,12 @@ class Role(Protocol):
         """Made from its table. Raises `ConfigError` (`p2p.node.tables.read_table` does it
         all).
         """
-        ...
 
     async def run(self, node: Node) -> None:
         """Do the job until cancelled. Whatever it raises ends the node."""
-        ...
 
     def health(self) -> dict[str, object]:
         """Plain values for people and dashboards: counts, ages, the newest policy."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +217,3 @@ class Reporter(Protocol):
 
     def progress(self) -> Progress:
         """Called about once a second. Must not block."""
-        ...

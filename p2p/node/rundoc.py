@@ -48,14 +48,12 @@ from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
     Capability,
-    OtherRun as OtherRun,  # where this module's callers look for it
+    Credential,
+    OtherRun as OtherRun,
     RunReader,
     SignedRun,
     UnusableEdition,
     check_same_run,
-)
-from p2p.node.credential import (
-    Credential,
     decode_credential_untrusted,
     work_bits,
     work_cost,
@@ -194,9 +192,7 @@ class _Refusal:
 
 
 class RunBook:
-    """The newest document of this node's one run. An `Admission`: its answers follow the
-    document.
-    """
+    """The newest document of this node's one run. Its answers follow the document."""
 
     def __init__(self, world: World, reader: RunReader) -> None:
         self._world = world

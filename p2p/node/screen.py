@@ -1,19 +1,34 @@
-"""What a person sees of a node that runs: facts in, lines out.
+"""The screen that tells a person how a node is getting on.
 
-Pure: `p2p.node.live` writes the lines. On a terminal they are a block that is redrawn; a fact
-that is too long goes on below, indented, and what a low terminal has no room for is left out
-from the end. Elsewhere they are one line, which is read in a journal.
+On a terminal it is a block of lines at its end, redrawn every second; whatever else is said
+goes above it. Elsewhere (a pipe, a file, a service manager's journal) it is a line a minute:
+1,440 a day are read, 86,400 are not. A line also comes at once when a role has nothing left to
+do, and when the node ends.
+
+A fact that is too long goes on below, indented, and what a low terminal has no room for is
+left out from the end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import shutil
+import sys
 import textwrap
+import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from p2p.node.role import Fact, Progress
+import trio
+
+from p2p.node.node import Node
+from p2p.node.process import is_terminal
+from p2p.node.role import Fact, Progress, Reporter, Role
+from p2p.node.usage import tell
 
 WIDEST: Final = 80
 """Columns of the block, however wide the terminal is: longer lines are hard to read."""
@@ -120,3 +135,151 @@ def erase(before: int) -> str:
     """What takes a block of ``before`` lines away (ECMA-48: CUU, ED)."""
     up = f"\x1b[{before - 1}A" if before > 1 else ""
     return f"\r{up}\x1b[J" if before else ""
+
+
+REDRAW: Final = 1.0
+"""Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
+PIPED: Final = 60.0
+"""Seconds between lines where nothing can be redrawn: 1,440 lines a day are read, 86,400 are
+not."""
+OVER: Final = (
+    "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
+)
+
+ENDED: Final = "the same command line goes on where this node was"
+"""What is said on a terminal, where all else stands above."""
+
+
+def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
+    """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
+    policy = _policy(node, int(node.shardcast.newest))
+    told = tuple(progress_of(node, roles))
+    return Scene(
+        policy=policy, peers=node.membership.size, clock=node.clocks.trouble, roles=told
+    )
+
+
+def _policy(node: Node, newest: int) -> str:
+    """The newest policy that is whole here, how much of a newer one is, and what members of
+    this run say they hold.
+    """
+    run = node.run.id
+    members = (member for member in node.membership.members() if member.run == run)
+    ahead = max((member.policy for member in members), default=-1)
+    held = f"{newest}" if newest >= 0 else "none yet"
+    coming = node.shardcast.fetching
+    if coming is not None and coming[0] > newest:
+        held += f", {coming[1]:.0%} of {coming[0]}"
+    return f"{held} (the swarm has {ahead})" if ahead > newest else held
+
+
+def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:
+    """The progress of all roles that report any."""
+    asked = (
+        node.guard.ask(role, "progress", role.progress, Progress)[0]
+        for role in roles
+        if isinstance(role, Reporter)
+    )
+    return [one for one in asked if one is not None]
+
+
+class Terminal:
+    """Standard output, and the block at its end. Warnings come from another thread than the
+    block."""
+
+    def __init__(self) -> None:
+        self.is_redrawn = is_terminal(sys.stdout)
+        self._lines: list[str] = []
+        self._lock = threading.RLock()
+
+    @property
+    def encoding(self) -> str:
+        """What can be written."""
+        return getattr(sys.stdout, "encoding", None) or "ascii"
+
+    def redraw(self, scene: Scene) -> None:
+        """Show ``scene`` in place of what the block showed."""
+        size = shutil.get_terminal_size()
+        with self._lock:
+            lines = block(scene, size.columns, size.lines, self.encoding)
+            _write(redraw(lines, height(self._lines, size.columns)))
+            self._lines = lines
+
+    @contextlib.contextmanager
+    def above(self) -> Iterator[None]:
+        """The block is away while something else is written, and below it afterwards."""
+        with self._lock:
+            if self._lines:
+                _write(erase(height(self._lines, shutil.get_terminal_size().columns)))
+            yield
+            _write("\n".join(self._lines))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self.above():
+            _write(f"{text}\n")
+
+    def end(self) -> None:
+        """The block stays where it is, and is redrawn no more."""
+        with self._lock:
+            if self._lines:
+                _write("\n")
+            self._lines = []
+
+
+class LiveScreen:
+    """Tells of a node on standard output, in a thread: a terminal that is stopped must not stop
+    the node.
+    """
+
+    def __init__(self, node: Node, roles: Sequence[Role], terminal: Terminal) -> None:
+        self._node = node
+        self._roles = roles
+        self._terminal = terminal
+        self._over = False
+
+    async def run(self) -> None:
+        """Tell until cancelled, then a last time."""
+        now = self._node.world.now
+        due, printed = now(), -math.inf
+        try:
+            while True:
+                is_over = await self._tell_if_over()
+                if self._terminal.is_redrawn:
+                    await self._do(partial(self._terminal.redraw, self._scene))
+                elif now() - printed >= PIPED or is_over:
+                    printed = now()
+                    await self._say(self._line)
+                due += REDRAW
+                await self._node.world.sleep_until(due)
+        finally:
+            self._terminal.end()
+            said = ENDED if self._terminal.is_redrawn else self._line
+            self._terminal.say(f"ended    {said}")
+
+    @property
+    def _scene(self) -> Scene:
+        return scene_of(self._node, self._roles)
+
+    @property
+    def _line(self) -> str:
+        return line(self._scene, self._terminal.encoding)
+
+    async def _tell_if_over(self) -> bool:
+        """Say once that the run is over; True if that was now."""
+        progress = progress_of(self._node, self._roles)
+        if self._over or not progress or not all(one.over for one in progress):
+            return False
+        self._over = True
+        await self._say(f"over     {OVER}")
+        return True
+
+    async def _say(self, text: str) -> None:
+        await self._do(partial(self._terminal.say, text))
+
+    async def _do(self, write: partial[None]) -> None:
+        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+
+
+def _write(text: str) -> None:
+    tell(text, end="")

@@ -27,6 +27,7 @@ from typing import Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
+from p2p.multiaddr import Multiaddr
 from p2p.naming import unencodable
 
 FAILED: Final = 1
@@ -146,6 +147,14 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def multiaddr(text: str) -> Multiaddr:
+    """An argparse type: where a peer listens."""
+    try:
+        return Multiaddr.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def host_port(text: str) -> tuple[str, int]:

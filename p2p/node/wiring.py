@@ -6,6 +6,14 @@ Heartbeats find the members that are near in the overlay; the DHT finds the rest
 publishes a record under the name of its run; a node that has no neighbours, or misses a trainer
 or a validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were
 cut in two heals through the DHT.
+
+Proofs that an officer of the run has told two stories travel by gossip.
+
+The text of an invite is read once: what is kept in the node's folder is the pass made of it,
+which is no secret and admits no other identity. A node whose invite is void ends with a
+sentence before it joins; one that others do not admit (all uses are taken) learns why from
+those it asks (``/shoal/admission/1.0.0``: one frame with what its heartbeats show, one frame
+back with a sentence, or an empty one).
 """
 
 from __future__ import annotations
@@ -14,24 +22,176 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.concurrency import AutoResetEvent
-from p2p.dht import Namespace, PublisherKind, Record
-from p2p.errors import BadMessage, ConfigError
-from p2p.host import AddrSource, Host
-from p2p.identity import PeerId
+from p2p.dht import Dht, Namespace, PublisherKind, Record
+from p2p.equivocation import Equivocation
+from p2p.errors import BadMessage, ConfigError, StorageError
+from p2p.gossip import Gossip, Validity
+from p2p.gossip.messages import MAX_DATA
+from p2p.host import AddrSource, Host, request, serve_requests
+from p2p.identity import PeerId, ProtocolId
+from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Change, MemberEvent, Membership
+from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.node.admission import Capability, SignedRun
-from p2p.node.bearer import ask_admission, shown_by
+from p2p.node.admission import (
+    MAX_PASS,
+    MAX_SHOWN,
+    Capability,
+    Credential,
+    Invite,
+    SignedRun,
+    check_grant,
+    decode_invite_untrusted,
+)
+from p2p.node.guests import why_not_by
+from p2p.node.policies import taken_when_judged
+from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
-from p2p.node.services import Node
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+ADMISSION_PROTOCOL: Final = ProtocolId("/shoal/admission/1.0.0")
+PASS_PATH: Final = "pass"
+"""File in the node's folder: the pass made of its invite."""
+MAX_REASON: Final = 512
+"""Bytes of the sentence that says why a peer is not admitted; two names of 52 are in it."""
+
+
+async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) -> None:
+    """Make the pass of this node of the invite ``text``, or, without one, take the pass of an
+    earlier life. Raises `ConfigError` if the invite does not admit to this run."""
+    if text:
+        await _keep(world, invite_pass(world, run, text))
+    if await world.disk.size(PASS_PATH) is None:
+        return
+    book.own_pass = await world.disk.read(PASS_PATH, 0, MAX_PASS)
+    try:
+        book.see(world.signer.peer_id, Credential(invite=book.own_pass).to_bytes())
+    except BadMessage as error:  # the run may be open, or its next edition name this node
+        logger.warning("the invite that this node joined with does not admit it now: %s", error)
+
+
+def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
+    """This node's pass, encoded. Raises `ConfigError`, with the remedy, of a void invite."""
+    try:
+        invite = decode_invite_untrusted(text)
+        _check(invite, world, run)
+    except BadMessage as error:
+        raise ConfigError(f"the invite cannot be used: {error}") from error
+    return invite.pass_for(world.signer.peer_id).to_bytes()
+
+
+def _check(invite: Invite, world: World, run: SignedRun) -> None:
+    if invite.run != run.id:
+        raise BadMessage(
+            f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
+            f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
+            " invited to, and another --data"
+        )
+    why_not = why_not_by(invite.grant, run, world.wall())
+    if why_not:
+        raise BadMessage(why_not)
+    check_grant(invite.grant, run.id, world.verify)
+
+
+async def _keep(world: World, data: bytes) -> None:
+    try:
+        await world.disk.replace(PASS_PATH, data)
+    except StorageError as error:
+        raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
+
+
+def shown_by(book: RunBook, dht: Dht) -> bytes:
+    """What our heartbeats have to show: nothing while the run document names us. Beside an
+    invite in an open run the stamp as well: others may have seen all its uses taken."""
+    own, run = dht.contact.peer, book.run
+    if run is None or (run.may(own, Capability.GOSSIP) and not run.needs_stamp(own)):
+        return b""
+    stamp = dht.contact.nonce if run.needs_stamp(own) else b""
+    return Credential(stamp, book.own_pass, book.own_work).to_bytes()
+
+
+def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
+    """Tell those who ask why they are not admitted, within what ``meter`` leaves."""
+
+    async def answer(peer: PeerId, payload: bytes) -> bytes:
+        try:
+            book.see(peer, payload)
+        except BadMessage as error:
+            return _sentence(str(error))
+        return _sentence(book.why_not(peer, Capability.GOSSIP))
+
+    host.set_handler(
+        ADMISSION_PROTOCOL,
+        serve_requests(answer, max_request=MAX_SHOWN, may_have=meter.allows_at_door),
+    )
+
+
+def _sentence(text: str) -> bytes:
+    return text.encode()[:MAX_REASON]
+
+
+async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait: float) -> str:
+    """Why ``peer`` does not admit this node; empty if it does, or does not say."""
+    try:
+        with trio.fail_after(wait):
+            said = await request(
+                host, peer, ADMISSION_PROTOCOL, shown_by(book, dht), max_reply=MAX_REASON
+            )
+    except PEER_TROUBLE as error:
+        logger.debug("admission.no_answer peer=%s reason=%r", peer, error)
+        return ""
+    text = said.decode(errors="replace")
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def fork_topic(run_id: bytes) -> str:
+    """The gossip topic on which proofs of two stories travel."""
+    return f"/shoal/run/{run_id.hex()}/stories"
+
+
+def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
+    """Whom to ask: members of the run that are connected, of whom each has five or more."""
+    connected = dict.fromkeys(host.connected)
+    return [
+        one.peer for one in membership.members() if one.run == run_id and one.peer in connected
+    ]
+
+
+def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
+    """Hear proofs on the topic of the run, and tell those that are found here; nothing in a run
+    whose nodes do not exchange ledgers."""
+    if ledgers.is_on:
+        topic = fork_topic(run_id)
+        gossip.subscribe(topic, partial(judge_fork, ledgers), taken_when_judged)
+        ledgers.on_found(partial(tell_fork, gossip, topic))
+
+
+def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
+    """Whether gossip passes a proof on: only one that proves something, and is news."""
+    try:
+        return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
+    except BadMessage as error:
+        logger.info("ledger.proof_refused author=%r reason=%s", author, error)
+        return Validity.REJECT
+
+
+def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
+    """Pass a proof on that was found here. One that is too long for gossip goes from question
+    to question."""
+    if len(data := fork.encode()) <= MAX_DATA:
+        gossip.publish(topic, data)
+
 
 RUN_ID_BYTES: Final = 32
 """A run's id is a SHA-256 digest."""
@@ -49,8 +209,6 @@ do.
 UPLOAD_SHARE: Final = 0.9
 """Share of its uplink that a node offers to policies: a line filled to the brim starves its own
 acknowledgements."""
-
-logger = logging.getLogger(__name__)
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
@@ -130,7 +288,9 @@ class Wiring:
             nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
             nursery.start_soon(node.book.guests.keep_forever)
             nursery.start_soon(self._tell_policy)
-            nursery.start_soon(node.ledgers.run, self._tell_head)
+            nursery.start_soon(
+                node.ledgers.run, lambda head: node.membership.me.update(ledger=head)
+            )
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
             named = [addr.peer_id for addr in self._bootstrap]
@@ -163,10 +323,6 @@ class Wiring:
         node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
         node.host.protect("officers", officers)
         node.ledgers.follow(node.run.officers)
-
-    def _tell_head(self, head: bytes) -> None:
-        """Our heartbeats say how our ledger ends."""
-        self._node.membership.me.update(ledger=head)
 
     async def _tell_policy(self) -> None:
         """Our heartbeat says which policy we hold whole, and what our uplink has carried, or

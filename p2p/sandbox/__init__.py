@@ -4,15 +4,12 @@
 `World.open_worker`. The other modules carry it out, each a step of the way in:
 
 - `installation` finds what Python needs to run: its libraries, and where packages lie.
-- `bubblewrap` writes the command line that starts a worker on Linux, `seatbelt` the profile on
-  macOS. Both are pure: text out of values.
-- `launch` makes of both the command and the environment that a worker starts with.
+- `launch` makes the command and the environment that a worker starts with: the words of
+  ``bwrap`` on Linux, a profile on macOS. It tries on this machine which way works, with a
+  worker that attempts what it must not be able to do (`trial`).
 - `entry` is what runs first in there. It limits the process, gives up what it must not keep,
-  installs the filter of system calls that `seccomp` assembles from the tables in `syscalls`,
-  says that it is ready, and only then becomes the worker. Until then no stranger's byte has
-  reached the process.
-- `probe` tries on this machine which way works, with a worker that attempts what it must not
-  be able to do (`trial`).
+  installs the filter of system calls that `seccomp` assembles, says that it is ready, and only
+  then becomes the worker. Until then no stranger's byte has reached the process.
 
 `p2p.worker_process` puts them together.
 """

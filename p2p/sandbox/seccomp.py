@@ -9,7 +9,11 @@ another calling convention ends the process, because there every number means so
 
 One instruction is eight bytes: code, how far to jump if true and if false, and a constant. Here
 jumps only ever skip the next instruction or two, so there is nothing to resolve.
-"""
+
+Numbers of calls are those of the kernel's own tables:
+``arch/x86/entry/syscalls/syscall_64.tbl`` and, for aarch64,
+``include/uapi/asm-generic/unistd.h``; from 424 on all architectures share them. None is a call
+that the architecture does not have."""
 
 from __future__ import annotations
 
@@ -17,20 +21,146 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from p2p.sandbox.syscalls import (
-    ALWAYS,
-    ARCHITECTURES,
-    CLONE,
-    CLONE3,
-    FORKS,
-    IOCTL,
-    PRLIMIT,
-    SHARED,
-    SOCKETPAIR,
-    SOCKETS,
-    UNCOUNTED,
-    numbers_of,
-)
+ARCHITECTURES: Final = ("x86_64", "aarch64")
+"""The architectures, in the order of the numbers below."""
+
+_Numbers = dict[str, tuple[int | None, int | None]]
+
+OTHER_PROCESSES: Final[_Numbers] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+}
+"""Reading and steering other processes, were one ever in sight."""
+
+NAMESPACES: Final[_Numbers] = {
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+}
+"""Another view of the machine: a namespace in which one is root opens most of the kernel."""
+
+KERNEL: Final[_Numbers] = {
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "create_module": (174, None),
+    "query_module": (178, None),
+    "get_kernel_syms": (177, None),
+    "personality": (135, 92),
+    "modify_ldt": (154, None),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "uselib": (134, None),
+    "ustat": (136, None),
+    "sysfs": (139, None),
+    "_sysctl": (156, None),
+    "lookup_dcookie": (212, 18),
+    "nfsservctl": (180, 42),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "vhangup": (153, 58),
+    "syslog": (103, 116),
+}
+"""Large or old parts of the kernel that no library of ours needs, where its bugs were."""
+
+MACHINE: Final[_Numbers] = {
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+}
+"""Calls for root only, who does not exist in the sandbox."""
+
+LINKS: Final[_Numbers] = {
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+}
+"""A link in a folder that a worker may write. The node, which nothing confines, goes there too,
+and would follow it: to its key, or out of its folder."""
+
+ALWAYS: Final[_Numbers] = OTHER_PROCESSES | NAMESPACES | KERNEL | MACHINE | LINKS
+"""Denied to every confined worker."""
+
+UNCOUNTED: Final[_Numbers] = {
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+}
+"""Memory that is in no process's address space, and so beyond a limit on that."""
+
+SHARED: Final[_Numbers] = {
+    "io_setup": (206, 0),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "sched_setaffinity": (203, 122),
+    "setrlimit": (160, 164),
+}
+"""What other programs have a share in: the machine's 65,536 places for asynchronous reads, its
+disks' write-back, its cores. And limits: lowered, that on core dumps has another meaning
+(`p2p.sandbox.launch.NO_CORE`)."""
+
+FORKS: Final[_Numbers] = {"fork": (57, None), "vfork": (58, None)}
+"""New processes; ``clone`` makes threads too, and is judged by its flags."""
+
+SOCKETS: Final[_Numbers] = {"socket": (41, 198)}
+"""Every socket but a pair that is joined to itself (``SOCKETPAIR``), which event loops need."""
+
+SOCKETPAIR: Final[_Numbers] = {"socketpair": (53, 199)}
+PRLIMIT: Final[_Numbers] = {"prlimit64": (302, 261)}
+"""It reads limits, and sets them if it is given new ones."""
+CLONE: Final[_Numbers] = {"clone": (56, 220)}
+CLONE3: Final[_Numbers] = {"clone3": (435, 435)}
+"""Its flags are in memory, where no filter can look: told that it does not exist, the C library
+takes ``clone``."""
+IOCTL: Final[_Numbers] = {"ioctl": (16, 29)}
+
+
+def numbers_of(calls: _Numbers, machine: str) -> list[int]:
+    """The numbers that ``machine`` has, in the order of the table."""
+    column = ARCHITECTURES.index(machine)
+    return [number for row in calls.values() if (number := row[column]) is not None]
+
 
 LOAD: Final = 0x20
 """BPF_LD | BPF_W | BPF_ABS: a word of ``seccomp_data`` into the accumulator."""

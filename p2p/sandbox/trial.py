@@ -1,8 +1,7 @@
 """A worker that attempts what it must not be able to do: ``python -m p2p.sandbox.trial``.
 
-`p2p.sandbox.probe` runs it once on each machine, confined as a stranger's code will be. It ends
-with 0, or with a sentence on standard error that says which door is open.
-"""
+`p2p.sandbox.launch` runs it once on each machine, confined as a stranger's code will be. It
+ends with 0, or with a sentence on standard error that says which door is open."""
 
 from __future__ import annotations
 

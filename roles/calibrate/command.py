@@ -23,7 +23,7 @@ from rich.table import Table
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import open_world
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml
 from p2p.node.usage import (
     BEGINS_AGAIN,
     FAILED,

@@ -28,7 +28,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.commands import ASK_SECONDS, read
 from p2p.node.process import check_key_place
 from p2p.sandbox import Containment
-from p2p.sandbox.probe import find_containment
+from p2p.sandbox.launch import find_containment
 from p2p.shardcast.config import ShardcastConfig
 from roles.contract import Run
 from roles.doctor.asking import Answer, ask

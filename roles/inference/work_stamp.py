@@ -12,9 +12,9 @@ from typing import Final
 
 from p2p.dht.stamp import NONCE_BYTES
 from p2p.errors import StorageError
-from p2p.node.bearer import shown_by
-from p2p.node.credential import TRIES, find_work, work_cost
+from p2p.node.admission import TRIES, find_work, work_cost
 from p2p.node.node import Node
+from p2p.node.wiring import shown_by
 from roles.contract import run_of
 
 WORK_PATH: Final = "work.stamp"

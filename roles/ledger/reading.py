@@ -12,9 +12,8 @@ from typing import Final
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
-from p2p.ledger.core.chain import Entry, read_record
+from p2p.ledger.core.chain import MAX_SYNCED, Entry, read_record
 from p2p.ledger.core.inspection import Inspection, inspect
-from p2p.ledger.core.synced import MAX_SYNCED
 from p2p.ledger.kept import FOLDER as COPIES
 from p2p.ledger.ledger import SYNCED
 from p2p.node.rundoc import PATH as RUN_PATH

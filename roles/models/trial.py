@@ -22,8 +22,7 @@ from typing import Final
 from p2p.errors import ShoalError
 from p2p.sandbox import Confinement
 from p2p.sandbox.entry import READY
-from p2p.sandbox.launch import launch
-from p2p.sandbox.probe import find_containment
+from p2p.sandbox.launch import find_containment, launch
 from roles.models.errors import BadModel
 
 MODULE: Final = "roles.models.trial"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from p2p.node.tables import Table, read_table, write_table
-from p2p.node.toml import load_toml, write_toml
+from p2p.node.tables import Table, load_toml, read_table, write_table, write_toml
 from p2p.node.usage import did_you_mean, expanded, remark
 from proofs.checks import Limits
 from roles.contract.core.diloco import Algorithm, Goal

@@ -15,7 +15,7 @@ from typing import Final
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
-from p2p.node.toml import load_toml, parse_toml, write_toml
+from p2p.node.tables import load_toml, parse_toml, write_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
 from roles.contract import Run, Terms
 from roles.contract.core.file import MAX_NAME

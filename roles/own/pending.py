@@ -8,7 +8,7 @@ from pathlib import Path
 
 from p2p.errors import ConfigError
 from p2p.node.dashboard import commands
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml
 from roles.own.layout import RunFolder
 
 

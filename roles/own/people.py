@@ -20,7 +20,7 @@ from typing import Any, Final
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import SEED_BYTES, KeyPair, PeerId
 from p2p.machine import load_or_create_key
-from p2p.node.invite import MAX_USES, sign_invite
+from p2p.node.admission import MAX_USES, sign_invite
 from p2p.node.usage import check_target, say, whole_number
 from roles.contract.core.diloco import Algorithm, Joining
 from roles.contract.core.file import MAX_RUN, Run, Terms, decode_run_untrusted

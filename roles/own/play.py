@@ -16,7 +16,7 @@ from rich.console import Console
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.node.process import check_platform
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml
 from p2p.node.usage import FAILED, complain, expanded
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.diloco import Algorithm

@@ -18,10 +18,16 @@ import trio
 
 from p2p.errors import ConfigError
 from p2p.node.dashboard.commands import read
-from p2p.node.dashboard.core.history import History
-from p2p.node.dashboard.core.picture import Known, Roll, Scene, draw, layout, note_curves
-from p2p.node.dashboard.report import write_report
-from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.dashboard.core.picture import (
+    Attendance,
+    History,
+    NodeView,
+    SwarmView,
+    draw,
+    layout,
+)
+from p2p.node.dashboard.page import write_report
+from p2p.node.dashboard.server import SOCKET
 from p2p.node.panels import load_panels
 from p2p.node.usage import MAX_NAMED, check_target, complain, expanded, say, write_text
 from roles.own.layout import TRAINER
@@ -44,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _found(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what each node says or has left, the trainer's first, as `Feed.whole` gives it."""
+    """Yield what each node says or has left, the trainer's first (`Snapshots.whole`)."""
     folders = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
     for place in sorted(folders, key=lambda path: not (path / METRICS).exists()):
         if (place / SOCKET).exists():
@@ -67,10 +73,10 @@ def kept(place: Path) -> dict[str, Any]:
     rows = [row for file in (OLDER, METRICS) for row in _rows(place / file)]
     for row in rows:
         health = {"step": row.get("step"), "train_reward": row.get("reward"), "last_step": row}
-        note_curves(_scene(name, health), panels, history)
-    scene = _scene(name, {**learnt, "last_step": rows[-1] if rows else {}})
-    note_curves(scene, panels, history)
-    picture = draw(scene, panels, Roll(), 0.0)
+        history.note_all(_view(name, health), panels)
+    view = _view(name, {**learnt, "last_step": rows[-1] if rows else {}})
+    history.note_all(view, panels)
+    picture = draw(view, panels, Attendance(), 0.0)
     return {"picture": picture, "panels": layout(panels), "curves": history.curves(),
             "wall": wall, "at": 0}  # fmt: skip
 
@@ -97,11 +103,11 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         complain(f"{path}: damaged, and left out: line {lines}{more}")
 
 
-def _scene(name: str, health: Mapping[str, Any]) -> Scene:
+def _view(name: str, health: Mapping[str, Any]) -> SwarmView:
     step = health.get("step", 0)
-    known = Known(health={"roles": {TRAINER: health}}, name=name, says=f"{step} steps")
-    return Scene(title=f"Run of {name}", says=f"A trainer that has done {step} steps.",
-                 known={name: known})  # fmt: skip
+    known = NodeView(health={"roles": {TRAINER: health}}, name=name, says=f"{step} steps")
+    return SwarmView(title=f"Run of {name}", says=f"A trainer that has done {step} steps.",
+                     known={name: known})  # fmt: skip
 
 
 def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from rich.live import Live
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError, StorageError
 from p2p.machine import open_world
-from p2p.node.dashboard.core.picture import Known, Scene
-from p2p.node.dashboard.feed import Feed
-from p2p.node.dashboard.report import write_report
-from p2p.node.dashboard.sockets import Faces
+from p2p.node.dashboard.core.picture import NodeView, SwarmView
+from p2p.node.dashboard.page import write_report
+from p2p.node.dashboard.server import Dashboard
+from p2p.node.dashboard.snapshots import Snapshots
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
 from p2p.node.process import told_by_signals
@@ -170,35 +170,35 @@ async def _show(
 @asynccontextmanager
 async def open_page(
     nodes: LocalNodes, address: tuple[str, int], command: str
-) -> AsyncIterator[tuple[str, Feed]]:
-    """Serve a page of ``nodes`` for the length of the block; gives its URL and what feeds it.
+) -> AsyncIterator[tuple[str, Snapshots]]:
+    """Serve a page of ``nodes`` for the length of the block; gives its URL and its snapshots.
     Raises `ConfigError`."""
     async with open_world() as world, trio.open_nursery() as nursery:
         panels = load_panels(installed(PANELS))
-        feed = Feed(world, panels, lambda: scene_of(nodes, command))
-        nursery.start_soon(feed.run)
-        async with Faces(world, feed).at_address(*address) as url:
-            yield url, feed
+        snapshots = Snapshots(world, panels, lambda: view_of(nodes, command))
+        nursery.start_soon(snapshots.run)
+        async with Dashboard(world, snapshots).at_address(*address) as url:
+            yield url, snapshots
         nursery.cancel_scope.cancel()
 
 
-def write_page(feed: Feed, path: Path | None) -> Path:
+def write_page(snapshots: Snapshots, path: Path | None) -> Path:
     """Write the page as one file, to ``path`` or among the temporary files. Raises
     `StorageError`."""
-    feed.look()  # what came in the last second
+    snapshots.look()  # what came in the last second
     try:
         if path is None:
             with tempfile.NamedTemporaryFile(
                 prefix="shoal-demo-", suffix=".html", delete=False
             ) as file:
                 path = Path(file.name)
-        path.write_text(write_report(feed.whole()), encoding="utf-8")
+        path.write_text(write_report(snapshots.whole()), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"the report cannot be written: {error.strerror}") from None
     return path
 
 
-def scene_of(nodes: LocalNodes, command: str) -> Scene:
+def view_of(nodes: LocalNodes, command: str) -> SwarmView:
     """Return all nodes that run, by what they last said, and the guests that they name."""
     living = {
         name: child.status
@@ -208,14 +208,14 @@ def scene_of(nodes: LocalNodes, command: str) -> Scene:
     ours = {one.status["peer"] for one in nodes.children.values() if one.status is not None}
     heard = (one for status in living.values() for one in status["known"])
     run = nodes.run
-    return Scene(
+    return SwarmView(
         title=run.name,
         says=says(living),
         run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
              "owner": str(run.owner)},
         known={
-            str(status["peer"]): Known(health=status, name=name, says=work_of(status["roles"]))
-            for name, status in living.items()
+            str(one["peer"]): NodeView(health=one, name=name, says=work_of(one["roles"]))
+            for name, one in living.items()
         },
         members={one["peer"]: one for one in heard if one["peer"] not in ours},
         facts=[("command", command), *pending(nodes.folder, nodes.status.learner)],

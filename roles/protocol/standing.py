@@ -9,7 +9,7 @@ tells its peers to ask again; the node goes on relaying. `RoleStanding.wait` is 
 every piece of work and `RoleStanding.check` in front of every signature, because an edition may
 come while an engine works. The role goes on as soon as an edition allows it.
 
-The node's owner may pause it, or give it hours (`p2p.node.rest`). Then the role rests in the
+The node's owner may pause it, or give it hours (`p2p.node.share`). Then the role rests in the
 same way, but what it has begun it finishes, signs and delivers: a machine that is wanted for
 something else loses no work.
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final
 
-from p2p.node.tables import write_table
-from p2p.node.toml import write_toml
+from p2p.node.tables import write_table, write_toml
 from roles.contract.core.bounds import Bounds, check_bounds
 from roles.rl.algorithms.find import find_algorithm
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.node.entries import installed
-from p2p.node.tables import read_table
-from p2p.node.toml import MAX_TOML, parse_toml
+from p2p.node.tables import MAX_TOML, parse_toml, read_table
 from p2p.world import Disk
 from roles.contract.core.file import Model, Run, Terms
 from roles.contract.core.sampling import SamplingTerms

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from p2p.node.dashboard.app import read_part
+from p2p.node.dashboard.page import read_part
 from sim.kernel.simulation import Simulation
 from sim.run.meanings import MEANINGS
 from sim.run.plots import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.cast.commands.pull_http import LEAST_RATE, OriginsFailed
-from p2p.cast.delivery import deliver
+from p2p.cast.pull_http import LEAST_RATE, OriginsFailed
+from p2p.cast.puller import deliver
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
 from p2p.shardcast.http.server import EdgeConfig
@@ -70,7 +70,7 @@ def test_two_pulls_into_one_folder_the_second_is_told(tmp_path: Path) -> None:
 
 
 def test_a_ticket_for_another_content_is_told_from_ours() -> None:
-    from p2p.cast.commands.pull import _check_content
+    from p2p.cast.puller import _check_content
 
     class Signed:
         version, digest = ticket().version, bytes(32)

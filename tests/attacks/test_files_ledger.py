@@ -19,7 +19,6 @@ import trio
 from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
 from p2p.ledger import Ledger, open_ledger
-from p2p.ledger.config import LedgerConfig
 from p2p.machine import RealWorld
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -52,9 +51,7 @@ class MemoryWorld(RealWorld):
 async def written(entries: int, segment_bytes: int) -> tuple[SimDisk, list[bytes]]:
     """A disk with a ledger, and the digests of what was acknowledged."""
     disk, told = SimDisk("node"), []
-    async with open_ledger(
-        MemoryWorld(disk), config=LedgerConfig(segment_bytes=segment_bytes)
-    ) as ledger:
+    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
         for number in range(entries):
             told.append((await ledger.append("verdict", b"%d" % number * 3)).digest)
     return disk, told
@@ -103,9 +100,7 @@ def all_damage(disk: SimDisk) -> Iterator[tuple[str, Change]]:
 
 async def reopen(disk: SimDisk, segment_bytes: int) -> list[bytes]:
     """What a node finds there; what it adds is there the next time."""
-    async with open_ledger(
-        MemoryWorld(disk), config=LedgerConfig(segment_bytes=segment_bytes)
-    ) as ledger:
+    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
         found = [entry.digest async for entry in ledger.entries()]
         last = await ledger.append("verdict", b"next")
         assert last.seqno == len(found)
@@ -207,7 +202,7 @@ async def test_a_damaged_record_of_how_far_it_goes_is_made_again(
 async def test_an_entry_that_rots_while_the_node_runs_is_not_handed_out() -> None:
     """A flipped signature was read, served, and believed by this node."""
     disk, _ = await written(5, 500)
-    async with open_ledger(MemoryWorld(disk), config=LedgerConfig(segment_bytes=500)) as ledger:
+    async with open_ledger(MemoryWorld(disk), segment_bytes=500) as ledger:
         first: Ledger = ledger
         entry = await first.read(2)
         assert entry.is_signed(verify)
@@ -271,7 +266,7 @@ def live_through(
         for life, faults in enumerate([*lives, {}]):
             world = SimWorld(simulation, "node", disk=disk, life=life)
             world.disk = FaultyDisk(world.disk, faults)  # type: ignore[assignment]
-            ledger = Ledger(world, "ledger", LedgerConfig(segment_bytes=segment_bytes))
+            ledger = Ledger(world, "ledger", segment_bytes)
             try:
                 await ledger.recover()
                 for seqno, digest in acknowledged.items():

@@ -12,10 +12,9 @@ import pytest
 import trio
 
 from p2p.node.admission import Capability
-from p2p.node.bearer import PASS_PATH, shown_by, take_invite
 from p2p.node.guests import GUESTS
-from p2p.node.rest import PAUSED, Rest
-from p2p.node.share import ShareConfig
+from p2p.node.share import PAUSED, Rest, ShareConfig
+from p2p.node.wiring import PASS_PATH, shown_by, take_invite
 from roles.contract.core.file import AdmissionRules, sign_run
 from roles.inference.work_stamp import WORK_PATH, keep_stamped
 from tests.support.invites import GENERATE, GUEST, book_at, invite, shown

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from p2p.errors import BadMessage
-from p2p.sandbox.probe import find_containment
+from p2p.sandbox.launch import find_containment
 from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
 from roles.contract import sign_run

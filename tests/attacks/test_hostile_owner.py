@@ -20,7 +20,7 @@ import pytest
 from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from p2p.sandbox.confinement import Mechanism
-from p2p.sandbox.probe import find_containment
+from p2p.sandbox.launch import find_containment
 from p2p.wire import pack
 from roles.contract.core.file import (
     DOMAIN,

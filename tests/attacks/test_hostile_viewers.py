@@ -22,11 +22,10 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.membership.heartbeat import MAX_NAME, MAX_ROLES
-from p2p.node.dashboard import sockets
+from p2p.node.dashboard import server
 from p2p.node.dashboard.commands import describe, following, read
-from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES
-from p2p.node.dashboard.core.picture import MAX_PEERS, Scene
-from p2p.node.dashboard.feed import Feed
+from p2p.node.dashboard.core.picture import MAX_PEERS, MAX_POINTS, MAX_SERIES, SwarmView
+from p2p.node.dashboard.snapshots import Snapshots
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene as Screen, block
@@ -60,10 +59,10 @@ async def test_whoever_has_had_an_answer_and_says_no_more_gives_the_seat_back(
     """Each request left its connection open for ever, also one that was refused: a page of
     another site needed 64 to lock the node's owner out."""
 
-    def limits(server: Any) -> Any:
-        return server.EdgeConfig(connections=1, idle=0.05)
+    def limits(http: Any) -> Any:
+        return http.EdgeConfig(connections=1, idle=0.05)
 
-    monkeypatch.setattr(sockets, "_limits", limits)
+    monkeypatch.setattr(server, "_limits", limits)
     async with serving() as (url, _, __):
         port = int(re.findall(r":(\d+)/", url)[0])
         with trio.fail_after(10):
@@ -84,7 +83,7 @@ async def test_whoever_has_gone_gives_the_seat_back_at_once(
 ) -> None:
     """hypercorn kept it for the idle time: 64 commands in half a minute, or a page that was
     loaded eleven times, found no seat; of the public edge, 16 of one address."""
-    monkeypatch.setattr(sockets, "_limits", lambda server: server.EdgeConfig(connections=1))
+    monkeypatch.setattr(server, "_limits", lambda http: http.EdgeConfig(connections=1))
     async with serving() as (url, _, __):
         port = int(re.findall(r":(\d+)/", url)[0])
         with trio.fail_after(10):
@@ -114,7 +113,7 @@ async def test_a_node_that_breaks_off_is_said_in_a_sentence(
         stream.close()
 
     with listener:
-        await listener.bind(str(tmp_path / sockets.SOCKET))
+        await listener.bind(str(tmp_path / server.SOCKET))
         listener.listen()
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
@@ -125,14 +124,14 @@ async def test_a_node_that_breaks_off_is_said_in_a_sentence(
 
 async def test_a_node_works_where_nothing_can_be_asked(tmp_path: Path) -> None:
     """What no socket can replace, or a disk that has no sockets, ended the node."""
-    (tmp_path / sockets.SOCKET / "x").mkdir(parents=True)
+    (tmp_path / server.SOCKET / "x").mkdir(parents=True)
     async with open_world() as world:
-        faces = sockets.Faces(world, Feed(world, {}, scene))
-        async with faces.at_folder(tmp_path):
+        dashboard = server.Dashboard(world, Snapshots(world, {}, scene))
+        async with dashboard.at_folder(tmp_path):
             await trio.lowlevel.checkpoint()
-        assert (tmp_path / sockets.SOCKET / "x").is_dir()
+        assert (tmp_path / server.SOCKET / "x").is_dir()
         with pytest.raises(ConfigError, match="no name"):
-            async with faces.at_address("a" * 64, 0):
+            async with dashboard.at_address("a" * 64, 0):
                 pass
 
 
@@ -144,10 +143,10 @@ async def test_a_server_that_is_gone_when_somebody_asks_ends_no_node(
     def gone() -> None:
         raise ImportError("hypercorn")
 
-    monkeypatch.setattr(sockets, "_load_server", gone)
+    monkeypatch.setattr(server, "_load_server", gone)
     async with open_world() as world:
-        faces = sockets.Faces(world, Feed(world, {}, scene))
-        async with faces.at_folder(tmp_path):
+        dashboard = server.Dashboard(world, Snapshots(world, {}, scene))
+        async with dashboard.at_folder(tmp_path):
             with trio.fail_after(10), pytest.raises(ConfigError):
                 await read(tmp_path, "/healthz")
 
@@ -156,13 +155,13 @@ async def test_a_role_whose_health_raises_ends_no_node(autojump_clock: Any) -> N
     """The page is looked for each second, also where nobody has asked for one."""
     looks = list[int]()
 
-    def raising() -> Scene:
+    def raising() -> SwarmView:
         looks.append(1)
         raise ValueError("a bug of a role, or a lie that found one")
 
     async with open_world() as world:
         with trio.move_on_after(3.5):
-            await Feed(world, {}, raising).run()
+            await Snapshots(world, {}, raising).run()
     assert len(looks) > 3
 
 
@@ -174,13 +173,13 @@ async def test_a_crowd_that_says_all_it_may_shuts_no_page(tmp_path: Path) -> Non
             "upload": 2**53 - 1, "version": wide}  # fmt: skip
     crowd = replace(scene(), members={f"{number:052d}": said for number in range(MAX_PEERS)})
     async with open_world() as world:
-        feed = Feed(world, ROLES, lambda: crowd)
+        snapshots = Snapshots(world, ROLES, lambda: crowd)
         for series, x in product(range(2 * MAX_SERIES), range(MAX_POINTS)):
-            feed._history.note(f"trainer 2 0 {series}", [(x + 0.123456, 0.123456)])
-        async with sockets.Faces(world, feed).at_folder(tmp_path):
+            snapshots._history.note(f"trainer 2 0 {series}", [(x + 0.123456, 0.123456)])
+        async with server.Dashboard(world, snapshots).at_folder(tmp_path):
             with trio.fail_after(20):
                 async with following(tmp_path) as hear:
-                    assert (await hear() or ("",))[0] == "whole"
+                    assert (await hear() or {})["curves"]
 
 
 # What is shown of what others say

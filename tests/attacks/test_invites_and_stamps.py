@@ -18,11 +18,10 @@ from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, PeerId
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.node import guests
-from p2p.node.admission import Capability
-from p2p.node.bearer import shown_by
-from p2p.node.credential import Credential, find_work
+from p2p.node.admission import Capability, Credential, find_work
 from p2p.node.node import _is_stamped
 from p2p.node.rundoc import STAMP_GRACE, RunBook
+from p2p.node.wiring import shown_by
 from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
 from roles.diloco.session import RunMembers

@@ -12,8 +12,14 @@ from p2p.errors import StorageError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import ExchangeConfig, LedgerExchange, OwnLedger, open_exchange
-from p2p.ledger.core.shelf import Extent
-from p2p.ledger.messages import LEDGER_PROTOCOL, MAX_ANSWER, MAX_QUESTION, Answer, Question
+from p2p.ledger.core.exchange import (
+    LEDGER_PROTOCOL,
+    MAX_ANSWER,
+    MAX_QUESTION,
+    Answer,
+    Extent,
+    Question,
+)
 from p2p.ledger.service import DOUBTED
 from p2p.wire import FrameReader
 from sim.kernel.simulation import Simulation

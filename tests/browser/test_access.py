@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from p2p.machine import open_world
-from p2p.node.dashboard.core.picture import Known
-from p2p.node.dashboard.feed import Feed
-from p2p.node.dashboard.report import write_report
-from p2p.node.dashboard.sockets import Faces
+from p2p.node.dashboard.core.picture import NodeView
+from p2p.node.dashboard.page import write_report
+from p2p.node.dashboard.server import Dashboard
+from p2p.node.dashboard.snapshots import Snapshots
 from sim.cli import main
 from tests.browser.access import check_accessible
 from tests.browser.looking import Look, looking_at
@@ -48,7 +48,9 @@ async def test_a_nodes_page(width: int, scheme: str) -> None:
     health = trainer_health(20)
     judged = {"accepted": 1234, "rejected": 2, "reasons": {"mantissas differ": 2}}
     health["roles"]["validator"] = {"accepted": 1234, "nodes": {"peer-1": judged}}
-    swarm.now = replace(swarm.now, known={OWN: Known(health=health, says="learning: step 21")})
+    swarm.now = replace(
+        swarm.now, known={OWN: NodeView(health=health, says="learning: step 21")}
+    )
 
     def look(url: str) -> None:
         with looking_at(url, width=width, scheme=scheme) as page:
@@ -65,9 +67,9 @@ async def test_a_nodes_page(width: int, scheme: str) -> None:
                 assert words in said
 
     async with open_world() as world, trio.open_nursery() as nursery:
-        feed = Feed(world, ROLES, swarm.scene)
-        nursery.start_soon(feed.run)
-        async with Faces(world, feed).at_address("127.0.0.1", 0) as url:
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        nursery.start_soon(snapshots.run)
+        async with Dashboard(world, snapshots).at_address("127.0.0.1", 0) as url:
             await trio.to_thread.run_sync(look, url)
         nursery.cancel_scope.cancel()
 
@@ -89,9 +91,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 async def written() -> str:
     async with open_world() as world:
-        feed = Feed(world, ROLES, scene)
-        feed.look()
-        return write_report(feed.whole())
+        snapshots = Snapshots(world, ROLES, scene)
+        snapshots.look()
+        return write_report(snapshots.whole())
 
 
 @VIEWS

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from p2p.machine import open_world
-from p2p.node.dashboard.feed import Feed
-from p2p.node.dashboard.report import write_report
-from p2p.node.dashboard.sockets import Faces
+from p2p.node.dashboard.page import write_report
+from p2p.node.dashboard.server import Dashboard
+from p2p.node.dashboard.snapshots import Snapshots
 from p2p.wire import MIB
 from tests.browser.looking import Look, looking_at
 from tests.counting import calls_at_most
@@ -54,19 +54,19 @@ async def test_strangers_words_are_text_and_what_changes_is_seen(
             page.check_quiet()
 
     async with open_world() as world, trio.open_nursery() as nursery:
-        feed = Feed(world, ROLES, swarm.scene)
-        nursery.start_soon(feed.run)
-        async with Faces(world, feed).at_address("127.0.0.1", 0) as url:
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        nursery.start_soon(snapshots.run)
+        async with Dashboard(world, snapshots).at_address("127.0.0.1", 0) as url:
             await trio.to_thread.run_sync(look, url)
         nursery.cancel_scope.cancel()
 
 
 async def test_a_report_is_the_page_without_a_node(tmp_path: Path) -> None:
     async with open_world() as world:
-        feed = Feed(world, ROLES, partial(scene, said=MARKUP))
-        feed.look()
+        snapshots = Snapshots(world, ROLES, partial(scene, said=MARKUP))
+        snapshots.look()
         report = tmp_path / "report.html"
-        report.write_text(write_report(feed.whole()), encoding="utf-8")
+        report.write_text(write_report(snapshots.whole()), encoding="utf-8")
 
     def look() -> None:
         with looking_at(report.as_uri()) as page:
@@ -98,18 +98,18 @@ async def test_a_thousand_peers_that_change_each_second_cost_little() -> None:
             return grown
 
     async with open_world() as world, trio.open_nursery() as nursery:
-        feed = Feed(world, ROLES, swarm.scene)
+        snapshots = Snapshots(world, ROLES, swarm.scene)
 
         async def change() -> None:
             await seen.wait()
             for step in range(21, 21 + CHANGES):
                 swarm.now = scene(peers=1000, step=step)
                 with calls_at_most(CALLS_OF_A_CHANGE):
-                    feed.look()
+                    snapshots.look()
                     await world.sleep(1.0)  # in which the server writes
 
         nursery.start_soon(change)
-        async with Faces(world, feed).at_address("127.0.0.1", 0) as url:
+        async with Dashboard(world, snapshots).at_address("127.0.0.1", 0) as url:
             grown = await trio.to_thread.run_sync(look, url)
         nursery.cancel_scope.cancel()
     assert grown <= 10 * MIB

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from p2p import open_host
-from p2p.cast.delivery import deliver
+from p2p.cast.puller import deliver
 from p2p.cast.ticket import decode_ticket_untrusted
 from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.relay import relaying

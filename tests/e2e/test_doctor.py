@@ -18,7 +18,7 @@ import pytest
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.sandbox.confinement import Mechanism
-from p2p.sandbox.probe import find_containment
+from p2p.sandbox.launch import find_containment
 from roles.contract.core.file import sign_run
 from roles.engines.hardware import cores
 from tests.e2e.node_process import START_SECONDS, node

@@ -42,10 +42,10 @@ from p2p import (
 )
 from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main
-from p2p.node.live import LiveScreen, Terminal, scene_of
 from p2p.node.process import check_key_place
 from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
+from p2p.node.screen import LiveScreen, Terminal, scene_of
 from p2p.shardcast import Shardcast
 from p2p.swarm.core.limits import reach_of
 from roles.contract import open_run
@@ -109,7 +109,7 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
 ) -> None:
     """A joined worker printed its run's owner, and then nothing for ever."""
     worker = Worker()
-    monkeypatch.setattr("p2p.node.live.trio.to_thread.run_sync", at_once)
+    monkeypatch.setattr("p2p.node.screen.trio.to_thread.run_sync", at_once)
     async with open_world() as world:
         told = Told(world)
         screen = LiveScreen(stub_node(world), [worker], told)

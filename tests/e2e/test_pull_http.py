@@ -11,7 +11,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from p2p.cast.commands.pull_http import Origins, OriginsFailed, open_origins
+from p2p.cast.pull_http import Origins, OriginsFailed, open_origins
 from p2p.errors import ConfigError
 from p2p.machine import RealWorld
 from p2p.shardcast.http.core.listing import MAX_SHARDS

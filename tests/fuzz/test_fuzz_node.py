@@ -23,9 +23,14 @@ from p2p.ledger.core.chain import (
     read_segment,
 )
 from p2p.machine import RealWorld
+from p2p.node.admission import (
+    Credential,
+    decode_credential_untrusted,
+    decode_invite_untrusted,
+    decode_pass_untrusted,
+    sign_invite,
+)
 from p2p.node.clock import decode_clock_untrusted
-from p2p.node.credential import Credential, decode_credential_untrusted
-from p2p.node.invite import decode_invite_untrusted, decode_pass_untrusted, sign_invite
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted

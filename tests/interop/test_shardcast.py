@@ -14,7 +14,7 @@ from subprocess import DEVNULL, PIPE
 import pytest
 import trio
 
-from p2p.cast.commands.pull_http import open_origins
+from p2p.cast.pull_http import open_origins
 from p2p.shardcast.http.app import HttpEdge
 from p2p.shardcast.http.library import Release, Shelf
 from p2p.shardcast.http.server import serve_http

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from p2p.node.config import NodeConfig
-from p2p.node.live import scene_of
 from p2p.node.node import Node, open_node
+from p2p.node.screen import scene_of
 from roles.contract import Terms, sign_run
 from roles.contract.core.file import EnvironmentPin
 from roles.contract.core.sampling import NO_SAMPLING

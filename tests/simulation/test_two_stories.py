@@ -16,8 +16,12 @@ import trio
 from p2p.host import Stream, send_frame
 from p2p.identity import Signer
 from p2p.ledger.core.chain import EMPTY, Head, check_link, make_entry, sign_head
-from p2p.ledger.core.exchange import Exchange
-from p2p.ledger.messages import LEDGER_PROTOCOL, MAX_QUESTION, decode_question_untrusted
+from p2p.ledger.core.exchange import (
+    LEDGER_PROTOCOL,
+    MAX_QUESTION,
+    Exchange,
+    decode_question_untrusted,
+)
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.wire import FrameReader

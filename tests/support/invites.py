@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2p.identity import KeyPair, PeerId
-from p2p.node.admission import Capability
-from p2p.node.credential import Credential
-from p2p.node.invite import (
+from p2p.node.admission import (
+    Capability,
+    Credential,
     Invite,
     sign_invite,
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from p2p.identity import KeyPair
-from p2p.node.tables import write_table
-from p2p.node.toml import write_toml
+from p2p.node.tables import write_table, write_toml
 from roles.contract.core.file import (
     EnvironmentPin,
     Terms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from p2p.node.border import Border
+from p2p.node.role import RoleGuard
 
 
 def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
@@ -13,7 +13,7 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
     membership = SimpleNamespace(size=2, members=lambda: members)
     return SimpleNamespace(
         world=world,
-        border=Border(),
+        guard=RoleGuard(),
         run=SimpleNamespace(id=b"ours"),
         membership=membership,
         clocks=SimpleNamespace(trouble=""),

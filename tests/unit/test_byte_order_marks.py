@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p.node.toml import load_toml
+from p2p.node.tables import load_toml
 from roles.diloco.corpus import _documents
 from roles.envs.questions import ExactEnvironment
 from roles.models.files import json_object_untrusted

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p.cast.commands.listening import listen_again
+from p2p.cast.commandline import listen_again
 from p2p.errors import ConfigError
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr

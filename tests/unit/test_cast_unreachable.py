@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
-from p2p.cast.commands.unreachable import TIMEOUT, tell_unreachable
+from p2p.cast.puller import TIMEOUT, tell_unreachable
 from p2p.multiaddr import Multiaddr
 
 

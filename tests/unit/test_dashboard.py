@@ -28,17 +28,24 @@ from p2p.host import PeerEvent, PeerState
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.node.dashboard.app import PARTS, STATIC
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
-from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES, History
-from p2p.node.dashboard.core.patch import apply, difference
-from p2p.node.dashboard.core.picture import GONE_SECONDS, Known, Roll, Scene, draw
-from p2p.node.dashboard.core.reading import MAX_ROWS, MAX_TEXT
-from p2p.node.dashboard.feed import MAX_BEHIND, MAX_VIEWERS, Feed
+from p2p.node.dashboard.core.picture import (
+    GONE_SECONDS,
+    MAX_GONE,
+    MAX_POINTS,
+    MAX_ROWS,
+    MAX_SERIES,
+    MAX_TEXT,
+    Attendance,
+    History,
+    NodeView,
+    SwarmView,
+    draw,
+)
 from p2p.node.dashboard.metrics import write_metrics
-from p2p.node.dashboard.report import write_report
-from p2p.node.dashboard.sight import Sight
-from p2p.node.dashboard.sockets import SOCKET, Faces
+from p2p.node.dashboard.page import PARTS, STATIC, write_report
+from p2p.node.dashboard.server import SOCKET, Dashboard
+from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
 
@@ -73,10 +80,10 @@ def trainer_health(step: int, said: str = "12") -> dict[str, Any]:
     }
 
 
-def scene(peers: int = 3, step: int = 20, said: str = "12") -> Scene:
-    return Scene(
+def scene(peers: int = 3, step: int = 20, said: str = "12") -> SwarmView:
+    return SwarmView(
         title=said, says=said, own=OWN, run={"name": said, "epoch": 1},
-        known={OWN: Known(health=trainer_health(step, said))},
+        known={OWN: NodeView(health=trainer_health(step, said))},
         members={f"peer-{number}": member(step) for number in range(peers)},
     )  # fmt: skip
 
@@ -87,19 +94,19 @@ class Clockwork:
     def __init__(self) -> None:
         self.now = scene()
 
-    def scene(self) -> Scene:
+    def scene(self) -> SwarmView:
         return self.now
 
 
 @asynccontextmanager
-async def serving(host: str = "127.0.0.1") -> AsyncIterator[tuple[str, Feed, Clockwork]]:
-    """A page's URL at a real socket, its feed (which looks when it is told to)."""
+async def serving(host: str = "127.0.0.1") -> AsyncIterator[tuple[str, Snapshots, Clockwork]]:
+    """A page's URL at a real socket, its snapshots (which look when it is told to)."""
     swarm = Clockwork()
     async with open_world() as world:
-        feed = Feed(world, ROLES, swarm.scene)
-        feed.look()
-        async with Faces(world, feed).at_address(host, 0) as url:
-            yield url, feed, swarm
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        snapshots.look()
+        async with Dashboard(world, snapshots).at_address(host, 0) as url:
+            yield url, snapshots, swarm
 
 
 async def get(url: str, path: str, **headers: str) -> tuple[int, Mapping[str, str], bytes]:
@@ -135,11 +142,11 @@ async def get(url: str, path: str, **headers: str) -> tuple[int, Mapping[str, st
 async def test_a_page_of_another_site_gets_nothing() -> None:
     """Its server may let its own name lead to 127.0.0.1, and may make the browser ask in the
     background: neither is answered, nor takes one of the seats."""
-    async with serving() as (url, feed, _):
+    async with serving() as (url, snapshots, _):
         assert (await get(url, "/", host="evil.example"))[0] == 421
         assert (await get(url, "/api/picture", host="evil.example:80"))[0] == 421
         assert (await get(url, "/api/events", sec_fetch_site="cross-site"))[0] == 403
-        assert feed.viewers == 0
+        assert snapshots.viewers == 0
         for host in ("localhost", "127.0.0.1:1", "[::1]:80"):
             assert (await get(url, "/healthz", host=host))[0] == 200
         assert (await get(url, "/", sec_fetch_site="cross-site", sec_fetch_mode="navigate"))[
@@ -189,22 +196,19 @@ async def test_the_socket_of_the_folder_is_for_its_owner(tmp_path: Path) -> None
     swarm = Clockwork()
     (tmp_path / SOCKET).write_text("left behind")
     async with open_world() as world:
-        feed = Feed(world, ROLES, swarm.scene)
-        async with Faces(world, feed).at_folder(tmp_path):
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        async with Dashboard(world, snapshots).at_folder(tmp_path):
             assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
             whole = json.loads(await read(tmp_path, "/api/picture"))
             assert "of" in describe(whole)
             assert len(peer_lines(whole["picture"]["peers"])) == 1 + 4
             with trio.fail_after(10):
                 async with following(tmp_path) as hear:
-                    assert (await hear() or ("",))[0] == "whole"
+                    assert await hear()
                     swarm.now = scene(step=21)
-                    feed.look()
-                    name, change = await hear() or ("", {})
-            assert (name, change["patch"]["peers"][OWN]) == (
-                "change",
-                {"policy": 21, "received": 210},
-            )
+                    snapshots.look()
+                    told = await hear() or {}
+            assert told["picture"]["peers"][OWN]["policy"] == 21
     assert not (tmp_path / SOCKET).exists()
     with pytest.raises(ConfigError, match="no node answers"):
         await read(tmp_path, "/api/picture")
@@ -213,61 +217,53 @@ async def test_the_socket_of_the_folder_is_for_its_owner(tmp_path: Path) -> None
 # What it tells
 
 
-async def test_a_viewer_is_told_what_has_changed_and_no_more() -> None:
+async def test_a_viewer_is_told_all_there_is_and_the_curves_when_they_change() -> None:
     async with open_world() as world:
         swarm = Clockwork()
         swarm.now = scene(peers=1000, step=20)
-        feed = Feed(world, ROLES, swarm.scene)
-        feed.look()
-        with feed.viewing() as viewer:
-            whole = _event(await viewer.next())
-            swarm.now = scene(peers=1000, step=20)
-            feed.look()
-            assert _event(await viewer.next())["patch"] == {}
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        snapshots.look()
+        with snapshots.viewing() as viewer:
+            assert _told(await viewer.next())["curves"]
+            snapshots.look()
+            assert "curves" not in _told(await viewer.next())
             swarm.now = scene(peers=999, step=21)
-            feed.look()
-            change = _event(await viewer.next())
-        seen = apply(whole["picture"], change["patch"])
-        assert seen["peers"]["peer-999"]["state"] == "gone"
-        assert seen["peers"]["peer-0"]["policy"] == 21
-        assert [21, 0.25] in change["points"][f"trainer 2 0 {OWN}"]
+            snapshots.look()
+            told = _told(await viewer.next())
+        assert told["picture"]["peers"]["peer-999"]["state"] == "gone"
+        assert told["picture"]["peers"]["peer-0"]["policy"] == 21
+        assert [21, 0.25] in told["curves"][f"trainer 2 0 {OWN}"]
 
 
-def _event(message: bytes | None) -> dict[str, Any]:
-    assert message is not None
-    value: dict[str, Any] = json.loads(message.split(b"data: ")[1])
+def _told(message: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(message.removeprefix(b"data: "))
     return value
 
 
-async def test_a_viewer_who_does_not_read_costs_a_megabyte_and_then_his_seat() -> None:
+async def test_a_viewer_who_does_not_read_is_told_of_the_newest_only() -> None:
     async with open_world() as world:
         swarm = Clockwork()
-        feed = Feed(world, ROLES, swarm.scene)
-        with feed.viewing() as asleep, feed.viewing() as awake:
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        with snapshots.viewing() as viewer:
             for step in range(400):
-                swarm.now = scene(peers=1000, step=step)
-                feed.look()
-                assert asleep.behind <= MAX_BEHIND
-                while awake.behind:
-                    assert await awake.next()
-                if asleep.is_dropped:
-                    break
-            assert asleep.is_dropped
-            assert asleep.behind == 0
-            assert await asleep.next() is None
-            assert not awake.is_dropped
+                swarm.now = scene(step=step)
+                snapshots.look()
+            assert _told(await viewer.next())["picture"]["peers"]["peer-0"]["policy"] == 399
+            with trio.move_on_after(0) as waited:
+                await viewer.next()
+            assert waited.cancelled_caught
 
 
 async def test_seats_are_few_and_are_given_back() -> None:
-    async with serving() as (url, feed, _):
-        taken = [feed.viewing() for _ in range(MAX_VIEWERS)]
+    async with serving() as (url, snapshots, _):
+        taken = [snapshots.viewing() for _ in range(MAX_VIEWERS)]
         for seat in taken:
             seat.__enter__()
         status, _, body = await get(url, "/api/events")
         assert (status, b"close one" in body) == (503, True)
         for seat in taken:
             seat.__exit__(None, None, None)
-        assert feed.viewers == 0
+        assert snapshots.viewers == 0
 
 
 def test_what_strangers_say_is_bounded_and_stays_data() -> None:
@@ -278,9 +274,10 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
         "accepted": 1,
         "nodes": {f"{loud}{n}": {"accepted": n, "reasons": {loud: n}} for n in range(60)},
     }
-    loud_scene = Scene(title=loud, says=loud, known={OWN: Known(health=health, name=loud)},
-                       members={"peer": {"roles": [loud] * 8, "version": loud}})  # fmt: skip
-    picture = draw(loud_scene, ROLES, Roll(), 0.0)
+    known = {OWN: NodeView(health=health, name=loud)}
+    members = {"peer": {"roles": [loud] * 8, "version": loud}}
+    loud_view = SwarmView(title=loud, says=loud, known=known, members=members)
+    picture = draw(loud_view, ROLES, Attendance(), 0.0)
     assert len(json.dumps(picture)) < MAX_TEXT * 2 * 3 * MAX_ROWS
     page = write_report({"picture": picture, "panels": [], "curves": {}, "wall": 0, "at": 0})
     assert "<script>document" not in page
@@ -293,46 +290,37 @@ def test_a_node_says_whether_others_have_dialled_it() -> None:
     host = SimpleNamespace(
         peer_id=KEY.peer_id, addrs=[Multiaddr.parse("/ip4/192.168.1.7/tcp/4001")]
     )
-    sight = Sight(host, [])  # type: ignore[arg-type]
+    own = OwnView(host, [])  # type: ignore[arg-type]
     ours = PeerEvent(KEY.peer_id, PeerState.CONNECTED, dialled=True)
     theirs = PeerEvent(KEY.peer_id, PeerState.CONNECTED)
-    sight.note(ours)
-    sight.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
-    assert dict(sight.scene().facts)["reachable"].startswith("nobody has dialled it yet")
-    sight.note(theirs)
-    assert dict(sight.scene().facts)["reachable"] == (
+    own.note(ours)
+    own.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
+    assert dict(own.view().facts)["reachable"].startswith("nobody has dialled it yet")
+    own.note(theirs)
+    assert dict(own.view().facts)["reachable"] == (
         "yes: dialled 1 times (its address is for this network); it dials others, too"
     )
     host.addrs = []
-    assert dict(sight.scene().facts)["reachable"].startswith("no, and it need not be")
+    assert dict(own.view().facts)["reachable"].startswith("no, and it need not be")
 
 
 def test_who_has_gone_is_shown_for_a_while() -> None:
-    roll = Roll()
+    seen = Attendance()
     alive, gone = {"state": "alive", "since": 5}, {"state": "gone", "since": 5}
-    roll.see("a", 3.0)  # nobody looks at the page yet
-    roll.call({"a": {"state": "alive"}, "b": {"state": "alive"}}, 5.0)
-    assert roll.call({"a": {"state": "alive"}}, 6.0)["b"] == gone
-    rows = roll.call({"a": {}, "b": {"state": "alive"}}, 7.0)
+    seen.see("a", 3.0)  # nobody looks at the page yet
+    seen.complete({"a": {"state": "alive"}, "b": {"state": "alive"}}, 5.0)
+    assert seen.complete({"a": {"state": "alive"}}, 6.0)["b"] == gone
+    rows = seen.complete({"a": {}, "b": {"state": "alive"}}, 7.0)
     assert (rows["a"], rows["b"]) == ({"since": 3}, alive)
-    roll.call({"a": {}}, 8.0)
-    assert "b" not in roll.call({"a": {}}, 9.0 + GONE_SECONDS)
-    assert roll.call({"a": {}, "b": {}}, 900.0)["b"] == {"since": 900}
+    seen.complete({"a": {}}, 8.0)
+    assert "b" not in seen.complete({"a": {}}, 9.0 + GONE_SECONDS)
+    assert seen.complete({"a": {}, "b": {}}, 900.0)["b"] == {"since": 900}
+    crowd = {str(number): {} for number in range(1000)}
+    seen.complete(crowd, 901.0)
+    assert len(seen.complete({}, 902.0)) == MAX_GONE
 
 
 # Laws of the core
-
-plain_tables = st.recursive(
-    st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
-    lambda inner: st.dictionaries(st.text(max_size=2), inner, max_size=4),
-    max_leaves=12,
-)
-documents = st.dictionaries(st.text(max_size=2), plain_tables, max_size=5)
-
-
-@given(documents, documents)
-def test_a_patch_makes_the_new_picture_of_the_old(old: Any, new: Any) -> None:
-    assert apply(old, difference(old, new)) == new
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=60), st.integers(1, 60))
@@ -365,8 +353,10 @@ def test_a_long_curve_keeps_its_whole_length() -> None:
 
 def test_a_panel_of_another_package_needs_nothing_but_data() -> None:
     panel = Panel(title="Fish", kind=Kind.FIGURES, values=(Value(key="a.b", label="b"),))
-    known = {OWN: Known(health={"roles": {"fisher": {"a": {"b": 7}}}})}
-    picture = draw(Scene(title="", says="", known=known), {"fisher": (panel,)}, Roll(), 0.0)
+    known = {OWN: NodeView(health={"roles": {"fisher": {"a": {"b": 7}}}})}
+    picture = draw(
+        SwarmView(title="", says="", known=known), {"fisher": (panel,)}, Attendance(), 0.0
+    )
     assert picture["roles"] == {"fisher": {OWN: {"0": [7]}}}
 
 
@@ -390,7 +380,7 @@ def test_as_many_series_for_a_thousand_peers_as_for_ten() -> None:
     assert all(name.startswith("shoal_") for name, _ in series(10))
 
 
-def numbers(of: Scene) -> dict[str, float]:
+def numbers(of: SwarmView) -> dict[str, float]:
     families = text_string_to_metric_families(write_metrics(of, ROLES, 0).decode())
     return {
         f"{one.name}{sorted(one.labels.items())}": one.value
@@ -402,7 +392,7 @@ def numbers(of: Scene) -> dict[str, float]:
 def test_before_a_node_has_a_run_no_number_says_that_all_is_quiet() -> None:
     """``shoal_policy_version`` was 0 where its HELP says -1, and so were counts that nobody had
     counted."""
-    empty = Scene(title="", says="", own=OWN, known={OWN: Known(health={"roles": {}})})
+    empty = SwarmView(title="", says="", own=OWN, known={OWN: NodeView(health={"roles": {}})})
     assert numbers(empty) == {"shoal_viewers[]": 0.0, "shoal_policy_version[]": -1.0}
 
 
@@ -424,7 +414,7 @@ def test_what_a_status_lacks_is_no_zero() -> None:
     (known,) = whole.known.values()
     for path in leaves(known.health):
         lacking = replace(
-            whole, known={OWN: Known(health={"roles": {}} | without(known.health, path))}
+            whole, known={OWN: NodeView(health={"roles": {}} | without(known.health, path))}
         )
         after = numbers(lacking)
         wrong = {name for name, value in after.items() if not value and before.get(name)}
@@ -433,7 +423,7 @@ def test_what_a_status_lacks_is_no_zero() -> None:
 
 def test_roles_that_strangers_invent_make_no_series() -> None:
     invented = {f"p{n}": {"roles": [f"role-{n}"]} for n in range(100)}
-    text = write_metrics(Scene(title="", says="", members=invented), ROLES, 0).decode()
+    text = write_metrics(SwarmView(title="", says="", members=invented), ROLES, 0).decode()
     assert 'shoal_members{role="other"} 100.0' in text
     assert "role-7" not in text
 
@@ -466,7 +456,7 @@ def test_a_node_that_nobody_asks_imports_no_server() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def saying_everything() -> Scene:
+def saying_everything() -> SwarmView:
     """A node of all roles that has a value wherever a panel looks for one."""
     roles: dict[str, dict[str, Any]] = {}
     for role, panels in ROLES.items():
@@ -480,7 +470,7 @@ def saying_everything() -> Scene:
                 place[last] = 1
             if panel.kind is Kind.COUNTS:
                 health[panel.rows] = {"reason": 2}
-    known = Known(health={**trainer_health(3), "roles": roles})
+    known = NodeView(health={**trainer_health(3), "roles": roles})
     return replace(scene(peers=1000), known={OWN: known})
 
 

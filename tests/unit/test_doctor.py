@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from p2p.node.dashboard.core.picture import Known, Scene
+from p2p.node.dashboard.core.picture import NodeView, SwarmView
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.panels import load_panels
 from p2p.node.usage import FAILED, WRONG_USAGE
@@ -160,7 +160,7 @@ def test_what_a_role_shows_of_its_scorer_is_found_in_the_metrics(role: str) -> N
     """Page, numbers and doctor name the same values: whoever renames one hears of it here."""
     queue = {"trainer": "scorer_queue", "validator": "queue"}[role]
     health = {"roles": {role: {queue: 3, "scorer_oldest": 12.5, "scorer_busy": 0.25}}}
-    seen = Scene(title="", says="", known={"me": Known(health=health, name="me")})
+    seen = SwarmView(title="", says="", known={"me": NodeView(health=health, name="me")})
     found = scoring_of(write_metrics(seen, load_panels([role]), 0).decode())
     assert found == Scoring(role=role, queue=3, oldest=12.5, busy=0.25)
     assert scoring_of("# nothing\nshoal_viewers 0.0\n") is None

@@ -14,16 +14,16 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, load_or_create_key
 from p2p.node import guests
-from p2p.node.admission import Capability
-from p2p.node.bearer import PASS_PATH, ask_admission, invite_pass
-from p2p.node.cli import _parse
-from p2p.node.invite import (
+from p2p.node.admission import (
     EXPIRY_TOLERANCE,
+    Capability,
     Invite,
     Uninvited,
     decode_invite_untrusted,
 )
+from p2p.node.cli import _parse
 from p2p.node.rundoc import RunConfig
+from p2p.node.wiring import PASS_PATH, ask_admission, invite_pass
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import open_run, sign_run
 from roles.own.__main__ import main

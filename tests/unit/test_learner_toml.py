@@ -12,7 +12,7 @@ import torch
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
-from p2p.node.toml import parse_toml
+from p2p.node.tables import parse_toml
 from p2p.policy import NO_POLICY
 from roles.contract.core.file import sign_run
 from roles.contract.core.pin import FilePin

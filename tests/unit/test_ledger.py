@@ -17,7 +17,6 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, verify
 from p2p.ledger import Ledger, OwnLedger, open_ledger
-from p2p.ledger.config import LedgerConfig
 from p2p.ledger.core.chain import (
     EMPTY,
     MAX_BODY,
@@ -59,9 +58,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 @asynccontextmanager
 async def ledger_in(folder: Path, segment_bytes: int = 1 << 20) -> AsyncIterator[Ledger]:
-    async with open_ledger(
-        RealWorld(AUTHOR, folder), config=LedgerConfig(segment_bytes=segment_bytes)
-    ) as ledger:
+    async with open_ledger(RealWorld(AUTHOR, folder), segment_bytes=segment_bytes) as ledger:
         yield ledger
 
 

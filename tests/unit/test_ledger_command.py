@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger import Entry, LedgerConfig, open_ledger
+from p2p.ledger import Entry, open_ledger
 from p2p.ledger.core import chain
 from p2p.ledger.core.inspection import MAX_FLAWS, inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
@@ -78,10 +78,11 @@ def node(
     folder.mkdir(parents=True)
     (folder / PATH).write_bytes(RUN.document)
     signer = key or load_or_create_key(folder / KEY)
-    small = LedgerConfig(segment_bytes=segment_bytes)
 
     async def state() -> None:
-        async with open_ledger(RealWorld(signer, folder), config=small) as ledger:
+        async with open_ledger(
+            RealWorld(signer, folder), segment_bytes=segment_bytes
+        ) as ledger:
             for statement in statements:
                 await ledger.append(*statement)
 

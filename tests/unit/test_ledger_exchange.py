@@ -25,18 +25,23 @@ from p2p.ledger.core.chain import (
     make_entry,
     sign_head,
 )
-from p2p.ledger.core.exchange import LEAST, MOST, TOTAL, Exchange
-from p2p.ledger.core.shelf import MAX_LASTING, Extent, Shelf
-from p2p.ledger.kept import FOLDER, SLACK, KeptLedgers
-from p2p.ledger.messages import (
+from p2p.ledger.core.exchange import (
     ANSWER_BYTES,
+    LEAST,
     MAX_ANSWER,
     MAX_AUTHORS,
+    MAX_LASTING,
     MAX_QUESTION,
+    MOST,
+    TOTAL,
+    Exchange,
+    Extent,
     Question,
+    Shelf,
     decode_answer_untrusted,
     decode_question_untrusted,
 )
+from p2p.ledger.kept import FOLDER, SLACK, KeptLedgers
 from p2p.machine import RealWorld
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,

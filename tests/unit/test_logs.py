@@ -6,8 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from p2p.node.logs import FORMATS
-from p2p.node.process import logging_to
+from p2p.node.process import FORMATS, logging_to
 from tests import errors
 from tests.events import TABLE, events, table
 

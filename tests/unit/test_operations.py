@@ -12,11 +12,10 @@ from typing import ClassVar
 import pytest
 
 from p2p.errors import ConfigError
-from p2p.node.border import Border
 from p2p.node.dashboard.commands import ASK_SECONDS, read
-from p2p.node.dashboard.sockets import SOCKET
-from p2p.node.live import progress_of
+from p2p.node.dashboard.server import SOCKET
 from p2p.node.role import Fact, Progress
+from p2p.node.screen import progress_of
 from roles.own.__main__ import main as run_main
 from roles.own.report import kept
 from roles.trainer.curve import PROGRESS
@@ -75,11 +74,10 @@ def test_what_a_role_says_of_itself_ends_no_node(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert progress_of(node, [faulty, Sound()]) == [Sound().progress()]
-            health = node.border.health(faulty, faulty.health)
+            health = node.guard.health(faulty)
     assert health == {"failed": "KeyError: 'made'"}
     assert len(caplog.messages) == 2, "each mistake is told once"
     assert all("role=faulty" in one and "package tests" in one for one in caplog.messages)
-    assert Border().health(faulty, lambda: {"made": 1}) == {"made": 1}
 
 
 def test_a_pipe_for_a_draft_is_refused(

@@ -13,8 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.node.admission import Capability
-from p2p.node.tables import write_table
-from p2p.node.toml import write_toml
+from p2p.node.tables import write_table, write_toml
 from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule

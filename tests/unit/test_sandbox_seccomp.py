@@ -16,20 +16,18 @@ from p2p.sandbox.entry import READY, EntryLimits
 from p2p.sandbox.launch import is_filtered, machine_name
 from p2p.sandbox.seccomp import (
     ALLOW,
-    AUDIT,
-    ERRNO,
-    KILL,
-    Instruction,
-    assemble,
-    filter_program,
-)
-from p2p.sandbox.syscalls import (
     ALWAYS,
     ARCHITECTURES,
+    AUDIT,
+    ERRNO,
     FORKS,
+    KILL,
     SHARED,
     SOCKETS,
     UNCOUNTED,
+    Instruction,
+    assemble,
+    filter_program,
     numbers_of,
 )
 

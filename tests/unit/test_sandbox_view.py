@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from p2p.sandbox import Confinement, Containment
-from p2p.sandbox.bubblewrap import bwrap_command
 from p2p.sandbox.confinement import Mechanism, is_below
 from p2p.sandbox.installation import Installation, find_installation
-from p2p.sandbox.launch import launch
-from p2p.sandbox.seatbelt import seatbelt_profile
+from p2p.sandbox.launch import bwrap_command, launch, seatbelt_profile
 
 BWRAP = Containment(mechanism=Mechanism.BUBBLEWRAP, program="/usr/bin/bwrap")
 ROOTS = replace(BWRAP, is_switching=True)

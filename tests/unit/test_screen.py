@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from p2p.node.live import Terminal
 from p2p.node.process import Warnings
-from p2p.node.screen import WIDEST, block, height, line
+from p2p.node.screen import WIDEST, Terminal, block, height, line
 from proofs.checks import Verdict
 from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of, now_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing

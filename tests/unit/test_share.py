@@ -15,9 +15,8 @@ from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.node.config import NodeConfig, load_config
-from p2p.node.dashboard.sight import Sight, in_words
-from p2p.node.rest import PAUSED, Rest
-from p2p.node.share import ShareConfig
+from p2p.node.dashboard.snapshots import OwnView, in_words
+from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.sender import Throttle
@@ -104,16 +103,16 @@ async def test_a_paused_role_begins_nothing_finishes_its_work_and_says_so(
     config = replace(CONFIG, share=ShareConfig(upload=64 * KI))
     opening = (MemoryNetwork(), tmp_path, TRAINER)
     async with member(*opening, document=RUN.document, config=config) as node:
-        sight = Sight(node.host, [])
+        own = OwnView(node.host, [])
         with pytest.raises(ConfigError, match="no run yet"):
-            await sight.orders["/api/pause"]()
-        sight.open(node)
+            await own.pause()
+        own.node = node
         standing = RoleStanding(node, RUN, "trainer")
         node.membership.me.update(roles=("trainer",))
         await standing.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(standing.watch)
-            assert "paused" in await sight.orders["/api/pause"]()
+            assert "paused" in await own.pause()
             await trio.testing.wait_all_tasks_blocked()
             assert "shoal resume" in standing.why_not
             standing.check()  # what it has begun it may sign
@@ -121,7 +120,7 @@ async def test_a_paused_role_begins_nothing_finishes_its_work_and_says_so(
             assert node.membership.me.profile.roles == ()
             assert node.membership.me.profile.upload == 64 * KI
             assert "paused (its owner has paused it" in in_words(node.health())
-            assert ("lends", "upload at most 64 KiB/s") in sight.scene().facts
+            assert ("lends", "upload at most 64 KiB/s") in own.view().facts
             with trio.move_on_after(0.05) as waited:
                 await standing.wait()
             assert waited.cancelled_caught

@@ -9,8 +9,7 @@ from typing import ClassVar
 import pytest
 
 from p2p.errors import ConfigError
-from p2p.node.admission import Capability
-from p2p.node.credential import find_work, work_bits, work_cost
+from p2p.node.admission import Capability, find_work, work_bits, work_cost
 from p2p.node.node import Node
 from roles.contract import Run
 from roles.contract.core.file import AdmissionRules, sign_run

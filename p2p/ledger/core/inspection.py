@@ -31,12 +31,16 @@ from p2p.ledger.core.chain import (
     EMPTY,
     LENGTH_BYTES,
     MAX_ENTRY,
+    NOTHING,
     RECORD_HEAD,
+    SLOT_BYTES,
     Entry,
     Head,
+    Synced,
     read_record,
+    read_slots,
+    torn_slots,
 )
-from p2p.ledger.core.synced import NOTHING, SLOT_BYTES, Synced, read_slots, torn_slots
 
 MAX_FLAWS: Final = 1000
 """Flaws that are named; of others only their number is kept."""

@@ -24,9 +24,7 @@ import trio
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
-from p2p.node.dashboard.core.patch import apply
-from p2p.node.dashboard.sight import PAUSE, RESUME
-from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.dashboard.server import PAUSE, RESUME, SOCKET
 from p2p.node.process import until_told_to_end
 from p2p.node.usage import (
     DATA,
@@ -38,19 +36,13 @@ from p2p.node.usage import (
     patience,
     say,
 )
-from p2p.wire import MIB
+from p2p.wire import KI, MIB
 
-_PIECE: Final = 64 * 1024
-"""Bytes read at once."""
 ASK_SECONDS: Final = 10.0
 """How long a node may stay silent: it looks at itself each second, on a machine that may be
 busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
 MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
-CONFLICT: Final = 409
-"""Status of an answer whose body is a sentence for the owner."""
-_CLEAR: Final = "\x1b[2J\x1b[H"
-"""Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
 
 
 Notes = Callable[[Path], list[tuple[str, str]]]
@@ -59,39 +51,27 @@ Notes = Callable[[Path], list[tuple[str, str]]]
 
 def status_main(argv: Sequence[str], notes: Notes = lambda _: []) -> int:
     """Say what the node in a folder does now."""
-    return _run("shoal status", status_main.__doc__, argv, partial(_status, notes))
+    return _run("status", status_main.__doc__, argv, partial(_status, notes))
 
 
 def peers_main(argv: Sequence[str]) -> int:
     """List the peers that the node in a folder knows."""
-    return _run("shoal peers", peers_main.__doc__, argv, _peers)
+    return _run("peers", peers_main.__doc__, argv, _peers)
 
 
 def top_main(argv: Sequence[str]) -> int:
     """Show what the node in a folder does, each second, until Ctrl-C."""
-    return _run("shoal top", top_main.__doc__, argv, _top)
+    return _run("top", top_main.__doc__, argv, _top)
 
 
 def pause_main(argv: Sequence[str]) -> int:
     """Let the node in a folder begin no work; it goes on relaying."""
-    return _order("shoal pause", pause_main.__doc__, argv, PAUSE)
+    return _run("pause", pause_main.__doc__, argv, partial(_order, PAUSE))
 
 
 def resume_main(argv: Sequence[str]) -> int:
     """Let the node in a folder work again."""
-    return _order("shoal resume", resume_main.__doc__, argv, RESUME)
-
-
-def _order(name: str, text: str | None, argv: Sequence[str], path: str) -> int:
-    parser = CommandParser(prog=name, description=text)
-    parser.add_argument("data", type=Path, metavar="DIR", nargs="?", default=DATA,
-                        help="the node's folder (default ~/.shoal)")  # fmt: skip
-    options = parser.parse_args(argv)
-
-    async def tell(options: argparse.Namespace) -> None:
-        say((await read(options.data, path, "POST")).decode().strip())
-
-    return interruptible(partial(_ask, options, tell))
+    return _run("resume", resume_main.__doc__, argv, partial(_order, RESUME))
 
 
 def _run(
@@ -100,10 +80,14 @@ def _run(
     argv: Sequence[str],
     main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
 ) -> int:
-    parser = CommandParser(prog=name, description=text)
-    parser.add_argument("--data", type=Path, metavar="DIR", default=DATA,
-                        help="the node's folder (default ~/.shoal)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser = CommandParser(prog=f"shoal {name}", description=text)
+    words: dict[str, Any] = {"type": Path, "metavar": "DIR", "default": DATA,
+                             "help": "the node's folder (default ~/.shoal)"}  # fmt: skip
+    if name in ("pause", "resume"):
+        parser.add_argument("data", nargs="?", **words)
+    else:
+        parser.add_argument("--data", **words)
+        parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(argv)
     return interruptible(partial(_ask, options, main))
 
@@ -122,6 +106,10 @@ def _ask(
     return FAILED if failures else 0
 
 
+async def _order(path: str, options: argparse.Namespace) -> None:
+    say((await read(options.data, path, "POST")).decode().strip())
+
+
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
     whole = json.loads(await read(options.data, "/api/picture"))
     whole["picture"]["facts"] += notes(options.data)
@@ -129,22 +117,16 @@ async def _status(notes: Notes, options: argparse.Namespace) -> None:
 
 
 async def _peers(options: argparse.Namespace) -> None:
-    whole = json.loads(await read(options.data, "/api/picture"))
-    peers = whole["picture"]["peers"]
+    peers = json.loads(await read(options.data, "/api/picture"))["picture"]["peers"]
     say(json.dumps(peers) if options.json else "\n".join(peer_lines(peers)))
 
 
 async def _top(options: argparse.Namespace) -> None:
-    whole: dict[str, Any] = {}
     async with until_told_to_end(), following(options.data) as hear:
-        while (event := await hear()) is not None:
-            name, value = event
-            if name == "whole":
-                whole = value
-            else:
-                whole["picture"] = apply(whole["picture"], value["patch"])
-            text = json.dumps(whole["picture"]) if options.json else _CLEAR + describe(whole)
-            say(text)
+        while (whole := await hear()) is not None:
+            # ECMA-48, ED and CUP: empty the terminal and go to its first line.
+            clear = "\x1b[2J\x1b[H"
+            say(json.dumps(whole["picture"]) if options.json else clear + describe(whole))
 
 
 def describe(whole: Mapping[str, Any]) -> str:
@@ -193,13 +175,13 @@ async def read(folder: Path, path: str, method: str = "GET") -> bytes:
 @asynccontextmanager
 async def following(
     folder: Path,
-) -> AsyncIterator[Callable[[], Awaitable[tuple[str, dict[str, Any]] | None]]]:
-    """What a node tells its viewers: a function that returns the next event's name and data,
-    None at the end. Raises `ConfigError`."""
+) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any] | None]]]:
+    """Follow a node's snapshots: gives a function that returns the next one, None at the end.
+    Raises `ConfigError`."""
     waiting = bytearray()
     async with asking(folder, "/api/events") as receive:
 
-        async def hear() -> tuple[str, dict[str, Any]] | None:
+        async def hear() -> dict[str, Any] | None:
             while b"\n\n" not in waiting:
                 part = await receive()
                 if not part or len(waiting) > MAX_EVENT:
@@ -207,8 +189,8 @@ async def following(
                 waiting.extend(part)
             event, _, rest = bytes(waiting).partition(b"\n\n")
             waiting[:] = rest
-            name, _, data = event.partition(b"\n")
-            return name.removeprefix(b"event: ").decode(), json.loads(data[len(b"data: ") :])
+            found: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+            return found
 
         yield hear
 
@@ -235,8 +217,8 @@ async def asking(
         while True:
             match event := http.next_event():
                 case h11.NEED_DATA:
-                    http.receive_data(await stream.receive_some(_PIECE))
-                case h11.Response() if event.status_code == CONFLICT:
+                    http.receive_data(await stream.receive_some(64 * KI))
+                case h11.Response() if event.status_code == 409:  # with a sentence for people
                     raise ConfigError((await next_part()).decode("utf-8", "replace").strip())
                 case h11.Response() if event.status_code != 200:
                     raise ConfigError(f"the node at {where} answers {event.status_code}")

@@ -13,8 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from p2p.node.dashboard.core.picture import Scene
-from p2p.node.dashboard.core.reading import Health, find, plain
+from p2p.node.dashboard.core.picture import Health, SwarmView, find, plain
 from p2p.node.entries import installed
 from p2p.node.panels import Kind, Panels, Value
 from p2p.node.plugins import NO_ROLE, ROLES
@@ -28,24 +27,24 @@ _BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from
 """Counts of SHARDCAST that are bytes by direction."""
 
 
-def write_metrics(scene: Scene, panels: Panels, viewers: int) -> bytes:
+def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
     """All series of one node."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(scene, panels, viewers))
+    registry.register(_Numbers(view, panels, viewers))
     return bytes(generate_latest(registry))
 
 
 class _Numbers:
     """A collector of one moment, as prometheus-client asks for it."""
 
-    def __init__(self, scene: Scene, panels: Panels, viewers: int) -> None:
-        self._scene = scene
+    def __init__(self, view: SwarmView, panels: Panels, viewers: int) -> None:
+        self._view = view
         self._panels = panels
         self._viewers = viewers
 
     def collect(self) -> Iterator[Metric]:
         """Each family once."""
-        health: Health = next((one.health for one in self._scene.known.values()), {})
+        health: Health = next((one.health for one in self._view.known.values()), {})
         yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
         newest = plain(find(health, "shardcast.newest"))
         yield _gauge(
@@ -53,7 +52,7 @@ class _Numbers:
             "Newest policy that is whole here; -1 if none is.",
             -1 if newest is None else newest,
         )
-        if self._scene.members:
+        if self._view.members:
             yield self._members()
         if "connected" in health:
             yield _gauge("shoal_connections", "Peers connected.", health["connected"])
@@ -73,7 +72,7 @@ class _Numbers:
             labels=["role"],
         )  # fmt: skip
         counts = dict.fromkeys((*installed(ROLES), OTHER, NO_ROLE), 0)
-        for member in self._scene.members.values():
+        for member in self._view.members.values():
             for role in member.get("roles") or (NO_ROLE,):
                 counts[role if role in counts else OTHER] += 1
         for role, count in counts.items():

@@ -1,7 +1,7 @@
 """The HTTP edge: whole versions for curl, browsers, CDNs and the PyPI package shardcast.
 
 Inside the swarm, chunks travel over SHARDCAST's own streams. This package serves programs that
-speak only HTTP. `p2p.cast.commands.pull_http` fetches the versions that only HTTP servers have.
+speak only HTTP. `p2p.cast.pull_http` fetches the versions that only HTTP servers have.
 
 The files, in the order in which to read them
 ---------------------------------------------

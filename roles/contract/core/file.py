@@ -24,15 +24,16 @@ from typing import Final, Protocol
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
 from p2p.node.admission import (
+    ID_CHARS,
+    MAX_STAMP_BITS,
     Capability,
     GuestRules,
     SignedRun,
     UnusableEdition,
     check_same_owner,
     check_same_run,
+    work_cost,
 )
-from p2p.node.credential import MAX_STAMP_BITS, work_cost
-from p2p.node.invite import ID_CHARS
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from p2p.errors import StorageError
 from p2p.ledger import Ledger, open_ledger
-from p2p.ledger.config import LedgerConfig
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
@@ -40,9 +39,7 @@ class LedgerStorm:
         """One life of the machine: its process is started again when the disk fails it."""
         while True:
             try:
-                async with open_ledger(
-                    node.world, config=LedgerConfig(segment_bytes=SEGMENT_BYTES)
-                ) as ledger:
+                async with open_ledger(node.world, segment_bytes=SEGMENT_BYTES) as ledger:
                     await self._check(node, ledger)
                     await self._append(node, ledger)
             except StorageError as error:

@@ -1,7 +1,7 @@
 """The picture that a page shows: what is known of a swarm, as one plain document.
 
 A node draws itself, with the members that it has heard of; a demo draws all its nodes, whose
-healths it has. Both are a `Scene`. The document::
+healths it has. Both are a `SwarmView`. The document::
 
     title, run: {name, id, epoch, owner}, own (our peer id, if the page is one node's)
     says            what is going on, in a sentence
@@ -9,34 +9,39 @@ healths it has. Both are a `Scene`. The document::
     peers           by id: name, roles, policy, load, upload, version, state, says, linked (to
                     this node), links (their number), since (seconds of the page's life)
     flows           by "from to": bytes of chunks
-    roles           by role, by id, by the number of a panel: what `reading.read` gives
+    roles           by role, by id, by the number of a panel: what `read` gives
 
-Tables are keyed, so that a change is small (`core.patch`); nothing in it is null.
+A health may hold what strangers said (a reason, an answer, a peer's name), and as much of it as
+they liked. The page gets the first characters of a text and the largest rows of a table, so
+what one status costs a viewer has a limit whatever the swarm does.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from p2p.node.dashboard.core.history import History, Point
-from p2p.node.dashboard.core.reading import Health, bounded_text, find, plain, read
+from p2p.bounded import BoundedDict
 from p2p.node.panels import Kind, Panel, Panels
 
-MAX_PEERS: Final = 1_024
-"""Peers of one picture, our own nodes first: 200 kB to a new viewer."""
-MAX_KNOWN: Final = 32
-"""Nodes of one picture whose health is known: those of a demo, or of a person's machines."""
-MAX_GONE: Final = 32
-"""Peers that have gone and are still shown."""
-GONE_SECONDS: Final = 300.0
-"""For how long: who looks at the page every few minutes sees who died."""
+MAX_PEERS: Final = 1_024  # of one picture, our own nodes first: 200 kB a second to a viewer
+MAX_KNOWN: Final = 32  # nodes of one picture whose health is known: a demo's, or one person's
+MAX_GONE: Final = 32  # peers that have gone and are still shown
+GONE_SECONDS: Final = 300.0  # for so long: who looks every few minutes sees who died
+MAX_TEXT: Final = 600  # characters of one text: a question with its answer, as people read it
+MAX_ROWS: Final = 40  # of one table; the largest come first
+MAX_SAMPLES: Final = 10  # questions with their answers of one role
+MAX_POINTS: Final = 512  # of one curve: as many as a phone has pixels across, twice over
+MAX_SERIES: Final = 64  # curves of one dashboard: ten of each role in a demo of six nodes
+
+Health = Mapping[str, Any]
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class NodeView:
     """A node whose health is known."""
 
     health: Health
@@ -47,7 +52,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class SwarmView:
     """All that is known of a swarm at one moment."""
 
     title: str
@@ -55,72 +60,134 @@ class Scene:
     run: Mapping[str, Any] = field(default_factory=dict)
     own: str = ""
     """The peer id of the node whose page it is; empty for a page of a swarm."""
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, NodeView] = field(default_factory=dict)
     """By peer id."""
     members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What peers say of themselves, by id."""
     facts: Sequence[tuple[str, str]] = ()
 
 
-class Roll:
-    """Who was there lately, and since when: who has gone is still shown for a while."""
+class Attendance:
+    """When each peer was first and last seen: a peer that has gone is shown for a while."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
-        self._gone: dict[str, float] = {}
-        self._since: dict[str, float] = {}
-        """When each was first seen, of those who are there or are shown as gone."""
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
 
     def see(self, peers: Iterable[str], now: float) -> None:
-        """These are there, whether somebody looks at the page or not."""
-        kept = itertools.chain(peers, self._gone)
-        self._since = {peer: self._since.get(peer, now) for peer in kept}
+        """Note that ``peers`` are there, whether somebody looks at the page or not."""
+        present = dict.fromkeys(peers)
+        self._first = {peer: now for peer in present} | self._first
+        gone = [peer for peer in self._last if peer not in present]
+        kept = [peer for peer in gone if now - self._last[peer] <= GONE_SECONDS][-MAX_GONE:]
+        self._last = {peer: self._last[peer] for peer in kept} | dict.fromkeys(present, now)
+        self._first = {peer: self._first[peer] for peer in self._last}
 
-    def call(self, rows: dict[str, dict[str, Any]], now: float) -> dict[str, dict[str, Any]]:
-        """``rows``, and those of peers that have gone."""
-        for peer in self._rows:
-            if peer not in rows:
-                self._gone.setdefault(peer, now)
-        for peer, since in list(self._gone.items()):
-            is_over = now - since > GONE_SECONDS or len(self._gone) > MAX_GONE
-            if peer in rows or is_over:
-                del self._gone[peer]
+    def complete(self, rows: dict[str, dict[str, Any]], now: float) -> dict[str, Any]:
+        """Return ``rows`` and those of peers that have gone, with the time of each."""
+        self.see(rows, now)
         gone = {
             peer: {**self._rows[peer], "state": "gone"}
-            for peer in self._gone
-            if peer in self._rows
+            for peer in self._last
+            if peer in self._rows and peer not in rows
         }
-        self.see(rows, now)
         self._rows = {
-            peer: {**row, "since": round(self._since[peer])}
+            peer: {**row, "since": round(self._first[peer])}
             for peer, row in {**rows, **gone}.items()
         }
         return self._rows
 
 
-def draw(scene: Scene, panels: Panels, roll: Roll, now: float) -> dict[str, Any]:
-    """The document of a scene."""
-    known = dict(list(scene.known.items())[:MAX_KNOWN])
+class Curve:
+    """One line in bounded memory.
+
+    A curve that is full keeps every other point, and from then on every second of what comes:
+    it shows the whole run, at half the resolution. A run that goes back (a trainer took up an
+    older checkpoint) loses what lies ahead of it, as it will be learnt again.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._newest: Point | None = None  # kept or not
+        self._every = 1
+        self._left_out = 0
+
+    def note(self, points: Sequence[Point]) -> bool:
+        """Add the points that are not yet here; return True if any was kept. A last point that
+        lies behind is a new start."""
+        if self._newest is not None and points:
+            if points[-1][0] > self._newest[0]:
+                points = [point for point in points if point[0] > self._newest[0]]
+            else:
+                points = () if points[-1] == self._newest else points[-1:]
+        return any([self._add(point) for point in points])
+
+    def _add(self, point: Point) -> bool:
+        points, self._newest = self.points, point
+        while points and points[-1][0] >= point[0]:
+            points.pop()
+        self._left_out += 1
+        if self._left_out < self._every and points:
+            return False
+        self._left_out = 0
+        points.append(point)
+        if len(points) > MAX_POINTS:
+            del points[1::2]
+            self._every *= 2
+        return True
+
+
+class History:
+    """All curves, by the name of their series."""
+
+    def __init__(self) -> None:
+        self._curves: BoundedDict[str, Curve] = BoundedDict(MAX_SERIES)
+        self.changes = 0
+
+    def note(self, series: str, points: Sequence[Point]) -> None:
+        """Add what is not yet there."""
+        curve = self._curves.get(series)
+        if curve is None:
+            curve = self._curves[series] = Curve()
+        self.changes += curve.note(points)
+
+    def note_all(self, view: SwarmView, panels: Panels) -> None:
+        """Add the newest points of all curves of ``view``."""
+        for peer, one in list(view.known.items())[:MAX_KNOWN]:
+            for role, health in one.health.get("roles", {}).items():
+                for number, panel in enumerate(panels.get(role, ())):
+                    for place, points in _curves_of(panel, health):
+                        self.note(f"{role} {number} {place} {peer}", points)
+
+    def curves(self) -> dict[str, list[Point]]:
+        """Return all points, as plain values."""
+        return {name: list(curve.points) for name, curve in self._curves.items()}
+
+
+def draw(view: SwarmView, panels: Panels, seen: Attendance, now: float) -> dict[str, Any]:
+    """Return the document of ``view``."""
+    known = dict(list(view.known.items())[:MAX_KNOWN])
     rows = {peer: _known_row(one) for peer, one in known.items()}
-    for peer, member in scene.members.items():
+    for peer, member in view.members.items():
         if len(rows) >= MAX_PEERS:
             break
         rows[peer] = {**_member_row(member), **rows.get(peer, {})}
-    if scene.own in rows:
-        rows[scene.own]["state"] = "self"
+    if view.own in rows:
+        rows[view.own]["state"] = "self"
     return {
-        "title": bounded_text(scene.title),
-        "says": bounded_text(scene.says),
-        "own": scene.own,
-        "run": {key: plain(value) for key, value in scene.run.items()},
-        "facts": [[label, bounded_text(text)] for label, text in scene.facts],
-        "peers": roll.call(rows, now),
+        "title": bounded_text(view.title),
+        "says": bounded_text(view.says),
+        "own": view.own,
+        "run": {key: plain(value) for key, value in view.run.items()},
+        "facts": [[label, bounded_text(text)] for label, text in view.facts],
+        "peers": seen.complete(rows, now),
         "flows": _flows(known),
         "roles": _roles(known, panels),
     }
 
 
-def _known_row(one: Known) -> dict[str, Any]:
+def _known_row(one: NodeView) -> dict[str, Any]:
     health = one.health
     row = {
         "name": bounded_text(one.name),
@@ -148,7 +215,7 @@ def _member_row(member: Mapping[str, Any]) -> dict[str, Any]:
     return {"roles": roles, "state": "alive", **kept, **linked}
 
 
-def _flows(known: Mapping[str, Known]) -> dict[str, int]:
+def _flows(known: Mapping[str, NodeView]) -> dict[str, int]:
     """Bytes by ``from to``. Both ends may have counted: what came is what counts."""
     flows: dict[str, int] = {}
     for peer, one in known.items():
@@ -160,7 +227,7 @@ def _flows(known: Mapping[str, Known]) -> dict[str, int]:
     return flows
 
 
-def _roles(known: Mapping[str, Known], panels: Panels) -> dict[str, Any]:
+def _roles(known: Mapping[str, NodeView], panels: Panels) -> dict[str, Any]:
     roles: dict[str, Any] = {}
     for peer, one in known.items():
         for role, health in one.health.get("roles", {}).items():
@@ -172,20 +239,6 @@ def _roles(known: Mapping[str, Known], panels: Panels) -> dict[str, Any]:
             if shown:
                 roles.setdefault(role, {})[peer] = shown
     return roles
-
-
-def note_curves(scene: Scene, panels: Panels, history: History) -> dict[str, list[Point]]:
-    """Add the newest points of all curves to ``history``; what is new, by series."""
-    fresh = {}
-    for peer, one in list(scene.known.items())[:MAX_KNOWN]:
-        for role, health in one.health.get("roles", {}).items():
-            for number, panel in enumerate(panels.get(role, ())):
-                for place, points in _curves_of(panel, health):
-                    series = f"{role} {number} {place} {peer}"
-                    added = history.note(series, points)
-                    if added:
-                        fresh[series] = added
-    return fresh
 
 
 def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]]:
@@ -215,26 +268,95 @@ def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]
 
 
 def layout(panels: Panels) -> list[dict[str, Any]]:
-    """What a page has to know of the panels to draw them."""
+    """Return what a page has to know of the panels to draw them."""
     return [
-        {
-            "role": role,
-            "number": str(number),
-            "title": panel.title,
-            "kind": panel.kind.value,
-            "about": panel.about,
-            "at": panel.at,
-            "values": [
-                {
-                    "label": one.label,
-                    "unit": one.unit,
-                    "about": one.about,
-                    "lead": one.lead,
-                    "counts": one.counts,
-                }
-                for one in panel.values
-            ],
-        }
+        {**asdict(panel), "role": role, "number": str(number), "kind": panel.kind.value}
         for role, ones in panels.items()
         for number, panel in enumerate(ones)
     ]
+
+
+def find(health: Health, key: str) -> object:
+    """What stands at ``key``; dots lead into tables. None if nothing does."""
+    found: object = health
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def plain(value: object) -> Any:
+    """A number, a truth or a bounded text; None of everything else, infinities too."""
+    match value:
+        case bool() | int():
+            return value if abs(value) < 2**53 else None  # beyond it JavaScript rounds
+        case float():
+            return float(f"{value:.6g}") if math.isfinite(value) else None
+        case str():
+            return bounded_text(value)
+    return None
+
+
+def bounded_text(text: str) -> str:
+    """The beginning of ``text``, without the half of a character that JSON cannot say."""
+    kept = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return kept.encode("utf-8", "replace").decode("utf-8")
+
+
+def read(panel: Panel, health: Health) -> Any:
+    """What ``panel`` shows of ``health``: a list of values or rows; None if nothing is there.
+
+    Of a curve it is the newest point; `History` has its line.
+    """
+    match panel.kind:
+        case Kind.FIGURES | Kind.CURVE:
+            values = [plain(find(health, value.key)) for value in panel.values]
+            return None if all(value is None for value in values) else values
+        case Kind.COUNTS:
+            return _counts(find(health, panel.rows))
+        case Kind.TABLE:
+            return _table(panel, find(health, panel.rows))
+        case Kind.SAMPLES:
+            return _samples(find(health, panel.rows))
+
+
+def _counts(rows: object) -> list[list[Any]] | None:
+    if not isinstance(rows, Mapping) or not rows:
+        return None
+    counts = [[bounded_text(str(name)), plain(count)] for name, count in rows.items()]
+    counts = [row for row in counts if isinstance(row[1], int | float)]
+    return sorted(counts, key=lambda row: (-row[1], row[0]))[:MAX_ROWS] or None
+
+
+def _table(panel: Panel, rows: object) -> list[list[Any]] | None:
+    if not isinstance(rows, Mapping) or not rows:
+        return None
+    lines = [
+        [bounded_text(str(name)), *(_cell(find(row, value.key)) for value in panel.values)]
+        for name, row in rows.items()
+        if isinstance(row, Mapping)
+    ]
+    return sorted(lines, key=_size_of, reverse=True)[:MAX_ROWS] or None
+
+
+def _cell(value: object) -> Any:
+    """A table of counts in a cell is its most frequent entries, in words."""
+    counts = _counts(value)
+    if counts is None:
+        return plain(value)
+    return bounded_text(", ".join(f"{count:,} × {name}" for name, count in counts))
+
+
+def _size_of(line: Sequence[Any]) -> tuple[float, str]:
+    numbers = [cell for cell in line[1:] if isinstance(cell, int | float)]
+    return float(sum(numbers)), str(line[0])
+
+
+def _samples(rows: object) -> list[list[Any]] | None:
+    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+        return None
+    samples = [
+        [bounded_text(str(row[0])), bounded_text(str(row[1])), plain(row[2])]
+        for row in rows[:MAX_SAMPLES]
+        if isinstance(row, Sequence) and len(row) == 3
+    ]
+    return samples or None

@@ -2,7 +2,6 @@
 // The page's state, and how each part is drawn from it. Whatever strangers said comes as a JSON
 // string and goes out by textContent inside a <bdi>: no markup, and no direction that leaks.
 
-const MOST_POINTS = 1024; // of a line here; the node sends 512 and we thin as it does
 const MOST_ROWS = 60; // of the table of peers: more would be searched, not read
 const MOST_KINDS = 6; // of roles, policies, versions that are counted apart
 const SILENT = 5000; // milliseconds without a word after which the page says so
@@ -42,47 +41,16 @@ function shortened(peer) {
   return peer.length > 14 ? peer.slice(0, 5) + "…" + peer.slice(-4) : peer;
 }
 
-function apply(target, patch) {
-  for (const [key, value] of Object.entries(patch)) {
-    if (value === null) delete target[key];
-    else if (typeof value === "object" && !Array.isArray(value)) {
-      if (typeof target[key] !== "object" || Array.isArray(target[key]) || target[key] === null) target[key] = {};
-      apply(target[key], value);
-    } else target[key] = value;
-  }
-}
-
-function addPoints(points) {
-  for (const [series, fresh] of Object.entries(points)) {
-    let line = state.curves[series] || [];
-    for (const point of fresh) {
-      while (line.length && line[line.length - 1][0] >= point[0]) line.pop();
-      line.push(point);
-    }
-    if (line.length > MOST_POINTS) line = line.filter((_, place) => place % 2 === 0 || place === line.length - 1);
-    state.curves[series] = line;
-  }
-}
-
 // What the node tells.
 
-function takeWhole(whole) {
-  Object.assign(state, {picture: whole.picture, panels: whole.panels, curves: whole.curves, at: whole.at});
-  state.began = whole.wall - whole.at; // wall clock of second 0
-  plots.clear();
-  byId("curves").replaceChildren();
-  byId("counts").replaceChildren();
-  byId("figures").replaceChildren();
-  byId("panels").replaceChildren();
-  map.note(state.picture.flows);
-  redraw();
-}
-
-function takeChange(change) {
-  if (!state.picture) return;
-  apply(state.picture, change.patch);
-  if (change.points) addPoints(change.points);
-  state.at = change.at;
+function take(told) {
+  const isNew = JSON.stringify(told.panels) !== JSON.stringify(state.panels);
+  Object.assign(state, told); // curves are there if they have changed
+  state.began = told.wall - told.at; // wall clock of second 0
+  if (isNew) {
+    plots.clear();
+    for (const place of ["curves", "counts", "figures", "panels"]) byId(place).replaceChildren();
+  }
   map.note(state.picture.flows);
   redraw();
 }
@@ -380,9 +348,7 @@ function drawPulse(isLost) {
 
 function listen() {
   const source = new EventSource("/api/events");
-  const heard = (take) => (event) => { state.heard = Date.now(); take(JSON.parse(event.data)); drawPulse(false); };
-  source.addEventListener("whole", heard(takeWhole));
-  source.addEventListener("change", heard(takeChange));
+  source.addEventListener("message", (event) => { state.heard = Date.now(); take(JSON.parse(event.data)); drawPulse(false); });
   source.addEventListener("error", () => {
     drawPulse(true);
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, 3000); // refused: no seat, or the node restarts
@@ -398,7 +364,7 @@ function redrawIfAny() { if (state.picture) redraw(); }
 
 if (embedded) {
   const whole = JSON.parse(embedded.textContent);
-  takeWhole(whole);
+  take(whole);
   const pulse = byId("pulse");
   pulse.className = "pulse";
   pulse.textContent = "as of " + moment(whole.wall);

@@ -24,9 +24,7 @@ import aiohttp
 import trio
 import trio_asyncio
 
-from p2p.cast.commands.edge import serving
-from p2p.cast.commands.line import execute, pass_on
-from p2p.cast.commands.source import Changes
+from p2p.cast.commandline import OUT, STATE, Changes, execute, pass_on, serving
 from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError, ShoalError, StorageError, Unnameable
 from p2p.machine import open_world
@@ -262,19 +260,19 @@ async def open_origins(
                 await trio_asyncio.aio_as_trio(session.close)()
 
 
-async def pull_http(options: argparse.Namespace, out: Path, state: Path) -> int:
+async def pull_http(options: argparse.Namespace, out: Path) -> int:
     """Put each newest version into ``out``; with ``--http``, offer them as well."""
-    teller = Teller("pull", as_json=options.json)
+    state, teller = out / STATE, Teller("pull", as_json=options.json)
     changes = Changes("run pull again", teller)
     shelf, known = Shelf(), NO_POLICY
-    with locked_folder(state, "shoal pull", "give this one its own --out"):
+    with locked_folder(state, "shoal pull", OUT):
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
             world = await enter(open_world(state, mounts={"out": out}))
             origins = await enter(open_origins(world, options.ticket.split(","), "out"))
             if options.http is not None:
-                await enter(serving(world, shelf, options.http, teller, changes.tell))
+                await enter(serving(world, shelf, options.http, teller, changes))
             while True:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_tell, world, origins, teller)

@@ -1,43 +1,51 @@
-"""``shoal push``: sign what lies at a path, print a ticket, give until enough have it."""
+"""``shoal push``: give a file or folder to many machines; ``shoal serve``: offer it over HTTP,
+without a swarm; ``shoal inspect``: say what a ticket names, or what a push would send.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from p2p.cast.commands.line import (
+import trio
+
+from p2p.cast.commandline import (
     LISTEN,
     PUNCHING,
+    SOURCE,
+    Changes,
     Meter,
     add_common,
+    existing,
+    join_secret,
+    listen_again,
+    mounted,
     offering,
     relay_addr,
     run_command,
-)  # fmt: skip
-from p2p.cast.commands.listening import listen_again
-from p2p.cast.commands.source import (
-    SOURCE,
-    Changes,
-    existing,
-    join_secret,
-    mounted,
+    serving,
     state_of,
+    ticket_of,
 )
 from p2p.cast.swarm import CastNode, open_cast
-from p2p.cast.ticket import MAX_ADDRS, Ticket
+from p2p.cast.ticket import MAX_ADDRS, PREFIX, Ticket, run_of
 from p2p.cast.view import CastState, Teller
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
-from p2p.node.usage import CommandParser, expanded, whole_number
+from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig, ShardcastStats
-from p2p.shardcast.publisher import publish_next
+from p2p.shardcast.publisher import Digester, publish_alone, publish_next
+from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
@@ -51,11 +59,11 @@ serves for five seconds and leaves: a slower look would miss it and wait for eve
 
 
 def push(argv: Sequence[str]) -> int:
-    """See `p2p.cast.push`."""
-    return run_command(lambda: _push(_options(argv)))
+    """See `p2p.cast.pusher`."""
+    return run_command(partial(_push_options, argv), _push)
 
 
-def _options(argv: Sequence[str]) -> argparse.Namespace:
+def _push_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
         prog="shoal push",
         description="Give a file or folder to many machines. It prints a ticket; on the others,"
@@ -97,9 +105,11 @@ async def _push(options: argparse.Namespace) -> int:
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )
             with teller.patience(world, "reading", f"reading  {path}"):
-                version = await publish_next(
-                    lambda version: _publish(node, version, source), node.shardcast.signed
-                )
+
+                async def publish(version: PolicyVersion) -> PolicyVersion:
+                    return (await node.shardcast.publish(version, source)).version
+
+                version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)
             given.stats = node.shardcast.stats
             manifest = node.shardcast.manifest(version)
@@ -145,10 +155,6 @@ def _machines(count: int) -> str:
     return "1 machine has" if count == 1 else f"{count or 'no'} machines have"
 
 
-async def _publish(node: CastNode, version: PolicyVersion, source: str) -> PolicyVersion:
-    return (await node.shardcast.publish(version, source)).version
-
-
 def _tell_ticket(ticket: Ticket, size: int, teller: Teller) -> None:
     lines = [
         f"version  {ticket.version}, {size / 1e6:,.1f} MB",
@@ -188,3 +194,101 @@ async def _wait_given(
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)
     teller.event("given", f"given    {_machines(expected)} it", machines=expected)
+
+
+def serve(argv: Sequence[str]) -> int:
+    """See `p2p.cast.serve`."""
+    return run_command(partial(_serve_options, argv), _serve)
+
+
+def _serve_options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = CommandParser(
+        prog="shoal serve",
+        description="Offer a file or folder over HTTP: curl resumes, caches keep it, and"
+        " shardcast-client takes it as v1.",
+    )
+    parser.add_argument("path", type=Path, help="a file or a folder; hidden names stay out")
+    parser.add_argument("--http", default="0.0.0.0:8000", metavar="HOST:PORT", type=host_port,
+                        help="where to listen (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser.parse_args(argv)
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    from p2p.shardcast.http.library import Shelf, release_of
+
+    path = existing(options.path)
+    state, teller = state_of(path), Teller(path.name, as_json=options.json)
+    changes = Changes("run serve again", teller, path.name if path.is_file() else "")
+    with locked_folder(state, "shoal push or serve", "end that one: push --http does both"):
+        async with (
+            until_told_to_end() as ending,
+            mounted(state, path) as (world, source),
+        ):
+            run = run_of(world.signer.peer_id, await join_secret(world))
+            config = ShardcastConfig(keep_versions=1)
+            async with AsyncExitStack() as stack:
+                enter = stack.enter_async_context
+                with teller.patience(world, "reading", f"reading  {path}"):
+                    entry = await enter(publish_alone(world, config, run, source))
+                shelf = Shelf()
+                shelf.add(release_of(entry.manifest, entry.index, entry.weights))
+                await enter(serving(world, shelf, options.http, teller, changes))
+                await trio.sleep_forever()
+    teller.event("ended", "ended    the same command line goes on")
+    return ending.code
+
+
+def inspect(argv: Sequence[str]) -> int:
+    """See `p2p.cast.inspect`."""
+    return run_command(partial(_inspect_options, argv), _inspect)
+
+
+def _inspect_options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = CommandParser(
+        prog="shoal inspect", description="Say what a ticket, a file or a folder holds."
+    )
+    parser.add_argument("thing", help="a ticket, or a path")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser.parse_args(argv)
+
+
+async def _inspect(options: argparse.Namespace) -> int:
+    if options.thing.startswith(PREFIX):
+        said = _named(options.thing)
+    else:
+        said = await _contents(existing(Path(options.thing)))
+    if options.json:
+        say(json.dumps(said))
+        return 0
+    for name, value in said.items():
+        lines = value if isinstance(value, list) else [value]
+        for line in lines:
+            say(f"{name:10} {line}")
+    return 0
+
+
+def _named(text: str) -> dict[str, Any]:
+    ticket = ticket_of(text)
+    return {
+        "pusher": str(ticket.pusher),
+        "addresses": [str(addr) for addr in ticket.addrs],
+        "name": ticket.name + ("/" if ticket.is_folder else ""),
+        "version": ticket.version,
+        "manifest": ticket.manifest.hex(),
+        "run": ticket.run.hex(),
+    }
+
+
+async def _contents(path: Path) -> dict[str, Any]:
+    """Describe what a push of ``path`` would send."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as state:
+        async with mounted(Path(state), path) as (world, source):
+            digester = Digester(world, ShardcastConfig(), Cores(world))
+            index = (await digester.digest(source)).index
+    return {
+        "files": [f"{file.size:>14,}  {file.path or path.name}" for file in index.files],
+        "bytes": index.size,
+        "spans": len(index),
+        "digest": index.digest.hex(),
+    }

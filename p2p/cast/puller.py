@@ -1,20 +1,31 @@
-"""``shoal pull``: fetch what a ticket names, put it where a person wants it, give it on."""
+"""``shoal pull``: fetch what a ticket names, put it where a person wants it, give it on.
+
+Files are linked, not copied: one copy on the disk, served from there and used from there. Each
+is linked under a temporary name first and renamed over what was there, so a program that reads
+``model.safetensors`` meanwhile sees the old one or the new one, whole. Where a disk knows no
+hard links (exFAT, some network folders) the files are copied.
+"""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
-from p2p.cast.commands.line import (
+from p2p.cast.commandline import (
     LISTEN,
+    OUT,
     PUNCHING,
+    STATE,
+    Changes,
     Meter,
     add_common,
     duration,
@@ -24,37 +35,146 @@ from p2p.cast.commands.line import (
     run_command,
     ticket_of,
 )
-from p2p.cast.commands.source import Changes
-from p2p.cast.commands.unreachable import tell_unreachable
-from p2p.cast.delivery import deliver
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import PIPED, CastState, Teller
-from p2p.errors import BadMessage, ConfigError, NoRoom, Unnameable
+from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
+from p2p.host import Host
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.naming import derived
+from p2p.naming import derived, unencodable
 from p2p.node.process import Ending, locked_folder, until_told_to_end
+from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
-from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
+from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
+from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
+
+_TEMPORARY: Final = ".shoal-part"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk on which there may be room later."""
+_CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
+"""Errors of a disk that knows no hard links, or that has reached its limit of links to a
+file."""
+
+
+def deliver(
+    weights: Path, index: Index, out: Path, name: str, selection: Selection | None = None
+) -> list[Path]:
+    """Link the files of a version at ``weights`` into ``out``, all or those selected; files
+    that exist already stay. Returns their paths.
+
+    A policy that is one file is called ``name``. A file that cannot be written does not keep
+    the others away. Raises `NoRoom`, and `StorageError` for what time does not mend.
+    """
+    made: list[Path] = []
+    failed: list[tuple[Path, Exception]] = []
+    chosen = range(len(index.files)) if selection is None else selection.files(index)
+    for file in (index.files[number] for number in chosen):
+        source = weights / file.path if file.path else weights
+        target = out / (file.path or name)
+        try:
+            _put(source, target, out)
+        except (OSError, UnicodeEncodeError, StorageError) as error:
+            failed.append((target, error))
+        else:
+            made.append(target)
+    if not failed:
+        return made
+    where, first = failed[0]
+    more = f" ({len(failed)} of {len(chosen)} files; the others are there)"
+    if isinstance(first, UnicodeEncodeError):
+        raise Unnameable(unencodable(first) + more)
+    if not isinstance(first, OSError):
+        raise first
+    kind = NoRoom if first.errno in _FULL else StorageError
+    raise kind(f"{where} cannot be written: {first.strerror}{more}")
+
+
+def _put(source: Path, target: Path, out: Path) -> None:
+    if target.exists() and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.resolve().is_relative_to(out.resolve()):
+        raise StorageError(
+            f"{target.parent} is a link that leads out of {out}: remove it, or give another"
+            " --out"
+        )
+    temporary = target.with_name(derived(target.name, after=_TEMPORARY))
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+
+
+ROUND: Final = 15.0
+"""Seconds between two looks. Membership dials the same addresses by itself; this is for the
+person, who by then wonders."""
+TIMEOUT: Final = 10.0
+"""Seconds for one address: a firewall that swallows packets gives no answer at all."""
+
+
+async def tell_unreachable(
+    node: CastNode,
+    addrs: Sequence[Multiaddr],
+    teller: Teller,
+    causes: dict[Multiaddr, str] | None = None,
+) -> None:
+    """Until this node has a neighbour, say of each address why nothing comes from there, and
+    keep that in ``causes``.
+
+    Of each a person reads one line, and another only when what is wrong has changed.
+    """
+    said = {} if causes is None else causes
+
+    async def look(addr: Multiaddr) -> None:
+        cause = await _cause(node.host, addr)
+        if cause and cause != said.get(addr):
+            said[addr] = cause
+            teller.event(
+                "unreachable", f"no way to {addr.transport}: {cause}",
+                addr=str(addr.transport), cause=cause,
+            )  # fmt: skip
+
+    while not node.membership.neighbours:
+        # All at the same time: the last of eight silent ones was named after 80 seconds.
+        async with trio.open_nursery() as nursery:
+            for addr in addrs:
+                nursery.start_soon(look, addr)
+        with trio.move_on_after(ROUND):
+            await node.membership.wait_neighbour()
+    said.clear()
+
+
+async def _cause(host: Host, addr: Multiaddr) -> str:
+    """Why ``addr`` cannot be dialled, or nothing if it can."""
+    try:
+        with trio.fail_after(TIMEOUT):
+            await host.connect_addr(addr)
+    except PEER_TROUBLE as error:
+        if reach_of(addr) == LOOPBACK:
+            return "that is the pusher's own machine: on another, it takes --listen of the push"
+        return likely_cause(error)
+    return ""
+
 
 _T = TypeVar("_T")
 
-STATE: Final = ".shoal"
-"""Where a puller keeps what it needs to go on: its key, and one link to each file."""
-OUT: Final = "give this one its own --out"
 SEED: Final = 5.0
 """Seconds for which a puller goes on serving by default: others may wait for its chunks, and
 its next heartbeat, which tells the pusher that one more machine is done, takes two."""
 
 
 def pull(argv: Sequence[str]) -> int:
-    """See `p2p.cast.pull`."""
-    return run_command(lambda: _begin(_options(argv)))
+    """See `p2p.cast.puller`."""
+    return run_command(partial(_options, argv), _pull)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -83,16 +203,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _begin(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if not options.is_http:
-        return _pull(options)
-    from p2p.cast.commands.pull_http import pull_http
-
-    out = (options.out or Path()).absolute()
-    return pull_http(options, out, out / STATE)
-
-
 async def _pull(options: argparse.Namespace) -> int:
+    if options.is_http:
+        from p2p.cast.pull_http import pull_http  # aiohttp takes 0.3 s to import
+
+        return await pull_http(options, (options.out or Path()).absolute())
     ticket = ticket_of(options.ticket)
     if options.only is not None and not ticket.is_folder:
         raise ConfigError(f"--only chooses files of a folder, and {ticket.name} is a file")
@@ -133,7 +248,13 @@ async def _pull(options: argparse.Namespace) -> int:
             ending.is_done = True
             await pass_on(world, options.seed, teller)
     if ending.signal:
-        _tell_ended(here, "all of it" if ending.is_done else _share(here), teller)
+        what = f"{here.here / 1e6:,.1f} of {here.total / 1e6:,.1f} MB"
+        what = "all of it" if ending.is_done else what if here.total else "nothing"
+        teller.event(
+            "ended", f"ended    {what} is here, gave {here.given / 1e6:,.1f} MB; the same"
+            " command line goes on",
+            here=here.here, total=here.total, given=here.given,
+        )  # fmt: skip
     return ending.code
 
 
@@ -188,10 +309,12 @@ class PullView:
             came = stats.from_origin + stats.from_peers
             if came != moved:
                 moved, moved_at = came, node.world.now()
-            version, total, here = _coming(node.shardcast)
+            version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
+            total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
             self.last.update(
-                total=total, here=here, rate=meter.rate(came), given=stats.uploaded_as_relay,
-                members=node.others(), whole=len(node.whole(version)),
+                total=total, here=int(total * share), rate=meter.rate(came),
+                given=stats.uploaded_as_relay, members=node.others(),
+                whole=len(node.whole(version)),
                 waits_for=self._cause(is_still=node.world.now() - moved_at >= SOON),
             )  # fmt: skip
             self.teller.state(self.last)
@@ -211,7 +334,7 @@ class PullView:
             free = shutil.disk_usage(self._out).free
             return (
                 f"waits for room in {self._out}: it needs {trouble.needed / 1e6:,.1f} MB, and"
-                f" {free / 1e6:,.1f} MB are free ({_reason(trouble)})"
+                f" {free / 1e6:,.1f} MB are free ({trouble.__cause__ or trouble})"
             )
         if trouble is not None:
             return f"waits for the disk of {self._out}, which takes nothing: {trouble}"
@@ -230,26 +353,6 @@ class PullView:
             "the pusher is away" if is_away else "has a file changed there? then push it again"
         )
         return f"waits for {missing:,.1f} MB that no machine sends: {why}"
-
-
-def _reason(error: NoRoom) -> str:
-    cause = error.__cause__
-    return str(cause) if cause is not None else str(error)
-
-
-def _tell_ended(state: CastState, what: str, teller: Teller) -> None:
-    given = f"{state.given / 1e6:,.1f} MB"
-    teller.event(
-        "ended", f"ended    {what} is here, gave {given}; the same command line goes on",
-        here=state.here, total=state.total, given=state.given,
-    )  # fmt: skip
-
-
-def _share(state: CastState) -> str:
-    """How much of it is here, for people."""
-    if not state.total:
-        return "nothing"
-    return f"{state.here / 1e6:,.1f} of {state.total / 1e6:,.1f} MB"
 
 
 async def _pull_some(
@@ -291,16 +394,6 @@ async def _deliver(
             words = f"waits for room: {error}"
             teller.event("waiting", words, waits_for=words)
             await node.world.sleep_until(node.world.now() + PIPED)
-
-
-def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:
-    """The version being fetched, its size in bytes, and how many of them are here."""
-    fetching = shardcast.fetching
-    if fetching is None:
-        return PolicyVersion(0), 0, 0
-    version, share = fetching
-    size = shardcast.fetching_bytes
-    return version, size, int(size * share)
 
 
 def _check_content(manifest: Manifest, ticket: Ticket) -> None:

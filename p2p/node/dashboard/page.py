@@ -1,0 +1,58 @@
+"""The page: its files, as a browser asks for them, and all of it in one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+STATIC: Final = files("p2p.node.dashboard") / "static"
+"""Where the page's parts lie, in the checkout and in the wheel."""
+PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+}
+"""By path: the file, and what it is."""
+_LINKS: Final = re.compile(r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?")
+
+
+@cache
+def read_part(name: str) -> bytes:
+    """Return a file of the page."""
+    return (STATIC / name).read_bytes()
+
+
+def write_report(whole: dict[str, Any]) -> str:
+    """Return the page as one file with ``whole``, as `Snapshots.whole` gives it: nothing to
+    fetch, nothing to serve."""
+    page = _LINKS.sub("", read_part("index.html").decode())
+    style = "\n".join(read_part(name).decode() for name in ("uPlot.min.css", "page.css"))
+    names = ("uPlot.iife.min.js", "draw.js", "page.js")
+    scripts = [read_part(name).decode() for name in names]
+    rule = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
+        f" style-src {_digest(style)}; script-src {' '.join(map(_digest, scripts))}"
+    )
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{rule}">\n'
+        f"<style>{style}</style>\n</head>"
+    )
+    # Inside of a script element only the sign that ends it has a meaning to HTML.
+    data = json.dumps(whole).replace("<", "\\u003c")
+    tail = f'<script type="application/json" id="data">{data}</script>\n'
+    tail += "".join(f"<script>{script}</script>\n" for script in scripts)
+    return page.replace("</head>", head, 1).replace("</body>", tail + "</body>", 1)
+
+
+def _digest(text: str) -> str:
+    """Return the words by which a policy allows one inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,256 @@
+"""What viewers are told: a whole snapshot each second.
+
+The node is looked at once a second, whoever watches: the curves need it. A picture is drawn and
+encoded only while somebody watches, once for all viewers. A viewer that reads slowly gets the
+newest snapshot when it reads again, so nothing piles up for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from p2p.concurrency import Notifier
+from p2p.errors import ConfigError, LimitExceeded
+from p2p.host import Host, PeerEvent, PeerState
+from p2p.node.dashboard.core.picture import (
+    Attendance,
+    History,
+    NodeView,
+    SwarmView,
+    draw,
+    layout,
+)
+from p2p.node.node import Node
+from p2p.node.panels import Panels
+from p2p.node.role import Role
+from p2p.node.share import ShareConfig
+from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
+from p2p.wire import KI, MIB
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+MAX_VIEWERS: Final = 16  # at once: a household's screens
+
+
+class Snapshots:
+    """Looks at a swarm through ``view``, and tells the viewers; `run` must run beside it."""
+
+    def __init__(self, world: World, panels: Panels, view: Callable[[], SwarmView]) -> None:
+        self.panels = panels
+        self.view = view
+        self.viewers = 0
+        self._world = world
+        self._began = world.now()
+        self._history = History()
+        self._seen = Attendance()
+        self._drawn: dict[str, Any] = {}
+        self._encoded: dict[bool, bytes] = {}  # with and without curves
+        self._count = 0  # of pictures drawn for viewers
+        self._told = Notifier()
+
+    def whole(self) -> dict[str, Any]:
+        """Return all that a page shows; also what a static page embeds."""
+        return {**self._draw(), "curves": self._history.curves()}
+
+    def _draw(self) -> dict[str, Any]:
+        at = round(self._world.now() - self._began, 1)
+        return {
+            "picture": draw(self.view(), self.panels, self._seen, at),
+            "panels": layout(self.panels),
+            "wall": round(self._world.wall(), 1),
+            "at": at,
+        }
+
+    async def run(self) -> None:
+        """Look, and tell, until cancelled."""
+        due, is_blind = self._world.now(), False
+        while True:
+            try:
+                self.look()
+                is_blind = False
+            except Exception:  # the border of what roles say: whoever only shows ends no work
+                if not is_blind:
+                    logger.warning("dashboard.blind", exc_info=True)
+                is_blind = True
+            due += 1.0
+            await self._world.sleep_until(due)
+
+    def look(self) -> None:
+        """Note the curves once, and draw a new picture if somebody watches."""
+        view = self.view()
+        self._history.note_all(view, self.panels)
+        self._seen.see((*view.known, *view.members), self._world.now() - self._began)
+        if self.viewers:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._drawn, self._encoded = self._draw(), {}
+        self._count += 1
+        self._told.notify_all()
+
+    @contextmanager
+    def viewing(self) -> Iterator[Viewer]:
+        """Take a seat. Raises `LimitExceeded` when all seats are taken."""
+        if self.viewers >= MAX_VIEWERS:
+            raise LimitExceeded(f"{MAX_VIEWERS} pages are open already: close one")
+        self.viewers += 1
+        try:
+            self._tell()
+            yield Viewer(self)
+        finally:
+            self.viewers -= 1
+
+
+class Viewer:
+    """One page that is open."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._of = snapshots
+        self._seen = 0  # pictures
+        self._changes = -1  # of the curves
+
+    async def next(self) -> bytes:
+        """Wait for a new picture and return it as a server-sent event. The curves, which change
+        seldom, are in it if they have changed."""
+        one = self._of
+        while one._count == self._seen:
+            await one._told.wait()
+        with_curves = one._history.changes != self._changes
+        self._seen, self._changes = one._count, one._history.changes
+        if with_curves not in one._encoded:
+            curves = {"curves": one._history.curves()} if with_curves else {}
+            one._encoded[with_curves] = b"data: %s\n\n" % as_json({**one._drawn, **curves})
+        return one._encoded[with_curves]
+
+
+def as_json(value: object) -> bytes:
+    """Return compact JSON, which has no raw line ends."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class OwnView:
+    """Looks at one node, from before it has a run until its end."""
+
+    def __init__(self, host: Host, roles: Sequence[Role]) -> None:
+        self.node: Node | None = None
+        """The node, once it has joined its run."""
+        self._host = host
+        self._roles = roles
+        self._came = 0  # connections that others have dialled
+
+    def note(self, event: PeerEvent) -> None:
+        """Count peers that have dialled this node."""
+        if event.state is PeerState.CONNECTED and not event.dialled:
+            self._came += 1
+
+    def unready(self) -> str:
+        """Return why the node cannot work yet; empty if it can."""
+        if self.node is None:
+            return "no run yet"
+        return "" if self.node.shardcast.newest >= 0 else "no policy yet"
+
+    async def pause(self) -> str:
+        """Let roles begin nothing. Raises `ConfigError`, `StorageError`."""
+        await self._joined().rest.pause()
+        return "paused: roles finish what they have begun; the node goes on relaying"
+
+    async def resume(self) -> str:
+        """Let roles work again. Raises `ConfigError`, `StorageError`."""
+        rest = self._joined().rest
+        await rest.resume()
+        return f"resumed; {rest.why_not}" if rest.why_not else "resumed"
+
+    def _joined(self) -> Node:
+        if self.node is None:
+            raise ConfigError("the node has no run yet: there is nothing to pause")
+        return self.node
+
+    def view(self) -> SwarmView:
+        """Return what the node knows now."""
+        own, node = str(self._host.peer_id), self.node
+        addrs = [("address", str(addr)) for addr in self._host.addrs]
+        facts = [*(addrs or [("address", "listens nowhere")]), ("reachable", self._reachable())]
+        if node is None:
+            return SwarmView(
+                title="Shoal", own=own, says="no run yet: asks the bootstrap peers for one",
+                known={own: NodeView(health={"roles": {}})}, facts=facts,
+            )  # fmt: skip
+        run, health = node.run, node.health(self._roles)
+        linked = set(node.host.connected)
+        members = {
+            str(one.peer): {**_said(one.profile), "linked": one.peer in linked}
+            for one in node.membership.members()
+            if one.run in (b"", node.run.id)
+        }
+        facts += [
+            ("clock", str(health["clock"])),
+            ("connected", f"{health['connected']} peers"),
+            ("run file", "in force" if node.book.in_force else "not in force yet"),
+        ]
+        facts += [("rests", node.rest.why_not)] if node.rest.why_not else []
+        facts += [("lends", text)] if (text := lent(node.config.share)) else []
+        return SwarmView(
+            title=run.name,
+            says=in_words(health),
+            run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
+                 "owner": str(run.owner)},
+            own=own,
+            known={own: NodeView(health=health, says=words_of(health))},
+            members={own: _said(node.membership.me.profile), **members},
+            facts=facts,
+        )  # fmt: skip
+
+    def _reachable(self) -> str:
+        """Say whether others have dialled this node, which it can do without."""
+        if not self._host.addrs:
+            return "no, and it need not be: it dials others"
+        best = max(map(reach_of, self._host.addrs))
+        where = {LOOPBACK: "this machine", PRIVATE: "this network"}.get(best, "anywhere")
+        came = (
+            f"yes: dialled {self._came:,} times" if self._came else "nobody has dialled it yet"
+        )
+        return f"{came} (its address is for {where}); it dials others, too"
+
+
+def lent(share: ShareConfig) -> str:
+    """Return what ``[share]`` limits, for people; empty if nothing."""
+    words = [
+        f"{name} at most {rate / KI:,.0f} KiB/s"
+        for name, rate in (("upload", share.upload), ("download", share.download))
+        if rate
+    ]
+    words += [f"{share.disk / MIB:,.0f} MiB of disk"] if share.disk else []
+    return "; ".join([*words, *([f"works {share.hours}"] if share.hours else [])])
+
+
+def words_of(health: Mapping[str, Any]) -> str:
+    """Return what a node's roles say that they do now; empty if they say nothing."""
+    said = [role["now"] for role in health["roles"].values() if "now" in role]
+    return "; ".join(one for one in said if isinstance(one, str))
+
+
+def in_words(health: Mapping[str, Any]) -> str:
+    """Return what a node does now: what its roles say of it, else that it relays."""
+    said = [words] if (words := words_of(health)) else []
+    newest = health["shardcast"]["newest"]
+    holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
+    work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"
+    if health.get("rests"):
+        said = [f"paused ({health['rests']})", *said]
+    now = f"This node: {'; '.join(said)}." if said else f"This node {work}."
+    return f"{now} It {holds}, among {health['members'] + 1} peers."
+
+
+def _said(profile: Any) -> dict[str, object]:
+    return {
+        "roles": list(profile.roles),
+        "policy": profile.policy,
+        "load": round(profile.load, 2),
+        "upload": profile.upload,
+        "version": profile.version,
+    }
