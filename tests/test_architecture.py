@@ -108,7 +108,6 @@ BROAD_EXCEPTS = {
     "p2p/node/entries.py": 1,  # a package's module may raise whatever it likes when imported
     "roles/rl/algorithms/find.py": 1,  # a package's algorithm, in the learner's worker
     "roles/trainer/metrics.py": 1,  # a sink of a package's: learning goes on without it
-    # the program of an installed package runs when it is imported
     "p2p/node/rundoc.py": 1,  # a stranger's bytes in another package's reader
     # what one peer's message triggers costs that peer, and not every member that it reaches
     "roles/diloco/session.py": 1,
