@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1316,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56019,
+    "tests": 56021,
 }
 
 NO_CODE = {
