@@ -282,7 +282,7 @@ def _own_address(host: str | None) -> str:
 
 def _check_public(host: IPv4Address) -> None:
     if host == _NONE:
-        raise Unmapped("the router has no address of its own")
+        raise Unmapped("it has no public address, like the inner one of two routers in a row")
     if not host.is_global or host.is_multicast:
         raise Unmapped(f"two routers in a row: the first says {host}")
 

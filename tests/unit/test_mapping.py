@@ -167,7 +167,7 @@ LIES: tuple[tuple[str, Callable[[bytes], bytes], str], ...] = (
     ("PCP", lambda data: data[:-1], "an? PCP answer of 59 bytes"),
     ("PCP", lambda data: data + LONG, "an? PCP answer of 1260 bytes"),
     ("PCP", lambda data: data[:24] + bytes(12) + data[36:], "answer to another request"),
-    ("PCP", lambda data: data[:-4] + bytes(4), "no address of its own"),
+    ("PCP", lambda data: data[:-4] + bytes(4), "it has no public address"),
     ("PCP", lambda data: data[:42] + bytes(2) + data[44:], "grants no port"),
     ("PCP", lambda data: data[:4] + bytes(4) + data[8:], "or for no time"),
     ("NAT-PMP", lambda data: data[:-1], "cut off"),
@@ -184,7 +184,11 @@ LIES: tuple[tuple[str, Callable[[bytes], bytes], str], ...] = (
     ("UPnP", lambda data: data.replace(b"200 X", b"302 X"), "no service|HTTP status 302"),
     ("UPnP", lambda data: data.replace(b"WANIPC", b"WANXYZ"), "no service that maps ports"),
     ("UPnP", lambda data: data.replace(b">/control", b">//8.8.8.8"), "does not lead to 127"),
-    ("UPnP", lambda data: data.replace(PUBLIC.encode(), b"0.0.0.0"), "no address of its own"),
+    (
+        "UPnP",
+        lambda data: data.replace(PUBLIC.encode(), b"0.0.0.0"),
+        "it has no public address",
+    ),
     ("UPnP", lambda data: data.replace(PUBLIC.encode(), b"8.8.4.4.4"), "no IPv4 address"),
 )
 
