@@ -208,6 +208,7 @@ class SwarmHost:
 
     def has_dialled_circuit(self, peer: PeerId) -> bool:
         """Return True if we dialled ``peer`` through a relay and have no direct connection."""
+        door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         return connection is not None and connection.is_circuit and connection.dialer
 
@@ -232,6 +233,9 @@ class SwarmHost:
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Try for a few seconds to make a direct connection from the port at which we listen.
         Return True if there is one. Names no place that is nearer than ours."""
+        door.check("peer", peer, PeerId)
+        addrs = door.check_each("addrs", addrs, Multiaddr)
+        door.check("is_client", is_client, bool)
         own = self._own_reach()
         near = [addr for addr in addrs if reach_of(addr) >= own]
         return await self._connector.punch(peer, near, is_client=is_client)

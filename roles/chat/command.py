@@ -52,7 +52,7 @@ class Turn:
 
 
 def chat(argv: Sequence[str] | None = None) -> int:
-    """Talk to a model: the newest policy of a run, an export, or a model's folder."""
+    """Talk to the newest policy of a run, an export, or a model's folder."""
     parser = _parser("shoal chat", str(chat.__doc__))
     return interruptible(partial(_chat, parser.parse_args(argv)))
 

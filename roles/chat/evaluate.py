@@ -23,7 +23,6 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from p2p.concurrency import leaves
@@ -34,6 +33,7 @@ from p2p.node.usage import (
     CommandParser,
     expanded,
     interruptible,
+    remark,
     say,
     whole_number,
 )
@@ -89,7 +89,7 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure models on held-out tasks: of a run what it began with, and the newest policy."""
+    """Measure models on held-out tasks: those of a run before and after."""
     parser = CommandParser(prog="shoal eval", description=main.__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument(
@@ -117,14 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     results = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        for folder, found in _models(options):
-            progress.console.print(f"{found.label}: {found.path}", highlight=False)
-            voice = open_voice(found, folder, options.device, has_words=False)
-            try:
-                results.append(trio.run(_measure, voice, found, options, progress))
-            except* ShoalError as errors:
-                raise next(leaves(errors)) from None
+    for folder, found in _models(options):
+        voice = open_voice(found, folder, options.device, has_words=False)
+        try:
+            results.append(trio.run(_measure, voice, found, options))
+        except* ShoalError as errors:
+            raise next(leaves(errors)) from None
     if options.json:
         for result in results:
             say(json.dumps(asdict(result)))
@@ -144,9 +142,7 @@ def _models(options: argparse.Namespace) -> list[tuple[Path, Found]]:
     return found
 
 
-async def _measure(
-    voice: Voice, found: Found, options: argparse.Namespace, progress: Progress
-) -> Result:
+async def _measure(voice: Voice, found: Found, options: argparse.Namespace) -> Result:
     ends, temperature, tokens = voice.ends, 1.0, 256
     if found.run is not None:
         terms = found.run.terms
@@ -163,7 +159,6 @@ async def _measure(
             )  # fmt: skip
             await environment.open()
             tasks = (await environment.evaluation())[: options.tasks]
-            bar = progress.add_task(found.label, total=2 * len(tasks))
             greedy: list[float] = []
             drawn: list[float] = []
             for start in range(0, len(tasks), TOGETHER):
@@ -181,12 +176,8 @@ async def _measure(
                         for (question, answer), paid in zip(
                             said, rewards[start:], strict=False
                         ):
-                            progress.console.print(
-                                f"{question.strip()}\n  -> {answer.strip()}  ({paid:g})",
-                                highlight=False, markup=False,
-                            )  # fmt: skip
-                    progress.advance(bar, len(part))
-            progress.remove_task(bar)
+                            remark(f"{question.strip()}\n  -> {answer.strip()}  ({paid:g})")
+                remark(f"{found.label}: {len(greedy)} of {len(tasks)} tasks")
     return result_of(found.label, np.array(greedy), np.array(drawn).reshape(len(tasks), -1))
 
 

@@ -95,6 +95,6 @@ def _kept(node: Path) -> Iterator[tuple[int, Path]]:
 def _pulled(node: Path) -> Iterator[tuple[int, Path]]:
     for path in (node / "store").glob("*/*.files"):
         number = _PULLED.fullmatch(path.name)
-        is_whole = not path.with_suffix(".part").exists()
-        if number and is_whole and path.with_suffix(".policy").exists():
+        is_whole = not (path.parent / f"{path.stem}.part").exists()
+        if number and is_whole and (path.parent / f"{path.stem}.policy").exists():
             yield int(number[1]), path

@@ -109,9 +109,11 @@ def test_no_role_ends_with_the_process_of_its_engine(
     standings: list[str] = []
     make_standing = RoleStanding.__init__
 
-    def note_standing(self: RoleStanding, node: Any, job: str, name: str = "") -> None:
+    def note_standing(
+        self: RoleStanding, node: Any, began: Any, job: str, name: str = ""
+    ) -> None:
         standings.append(job)
-        make_standing(self, node, job, name)
+        make_standing(self, node, began, job, name)
 
     monkeypatch.setattr(RoleStanding, "__init__", note_standing)
     workers = {"inference-1": "inference", "inference-2": "inference"}

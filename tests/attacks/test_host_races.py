@@ -139,7 +139,7 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
             other.receiving(NEWS, lambda _, message: received.append(message)),
         ):
             host.add_addrs(other.peer_id, [NOWHERE])
-            network = host._network
+            network = host.network
             dial = network.dial
 
             async def slow(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
@@ -169,7 +169,7 @@ async def test_a_dial_that_a_bug_ended_is_no_connection(
         async def broken(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
             raise ValueError("our bug")
 
-        monkeypatch.setattr(host._network, "dial", broken)
+        monkeypatch.setattr(host.network, "dial", broken)
         with pytest.raises(PeerUnreachable):
             await host.connect(other.peer_id)
 

@@ -28,6 +28,7 @@ class EngineProcess:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
         self._folder = folder
+        self._files = 0
         self.has_room = True
         self.placement: list[Any] = []
         """What it computes with, as it said."""
@@ -60,7 +61,7 @@ class EngineProcess:
         self.has_room = self.call("submit", astuple(sampling), self.tasks(tasks))
 
     def advance(self, seconds: float) -> list[Group]:
-        path = str(self._folder / "ended")
+        path = self._new("ended")
         self.has_room, file = self.call("advance", path, seconds)
         return list(MappedRecords(RecordFile(*file), codec.decode_group)) if file else []
 
@@ -77,12 +78,17 @@ class EngineProcess:
         return self.written("tasks", map(codec.encode_task, tasks))
 
     def written(self, name: str, records: Iterable[bytes]) -> RecordFile:
-        return write_records(str(self._folder / name), records)
+        return write_records(self._new(name), records)
+
+    def _new(self, name: str) -> str:
+        """Return a path that no call had."""
+        self._files += 1
+        return str(self._folder / f"{name}-{self._files}")
 
     def ask(
         self, method: str, decode: Callable[[bytes], T], sampling: Sampling, *files: object
     ) -> list[T]:
-        path = str(self._folder / "answered")
+        path = self._new("answered")
         file = self.call(method, path, astuple(sampling), *files)
         return list(MappedRecords(RecordFile(*file), decode))
 

@@ -36,4 +36,4 @@ def test_the_table_names_the_scenarios_in_which_a_rule_matters() -> None:
 
 def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:
     with pytest.raises(AttributeError, match="carries no rule"):
-        switch_off(Rule("a law", {"line:NO_SUCH": 1}))
+        switch_off(Rule("a law", {"handout:NO_SUCH": 1}))

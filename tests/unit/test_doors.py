@@ -150,6 +150,12 @@ METHODS: dict[str, Arguments] = {
     "host.ban": {"peer": PEERS},
     "host.info": {"peer": PEERS},
     "host.network_of": {"peer": PEERS},
+    "host.is_direct": {"peer": PEERS},
+    "host.has_dialled_circuit": {"peer": PEERS},
+    "host.punch": {
+        "peer": PEERS, "addrs": ([], [str(ADDR), [str(ADDR)], None, ADDR]),
+        "is_client": (True, ["yes", None, 1]),
+    },
     "membership.shown_by": {"peer": PEERS},
     "host.listen": {"addr": (ADDR, ["/memory/0", None])},
     "gossip.subscribe": {"topic": TEXT, "validate": TAKES, "deliver": TAKES},

@@ -99,7 +99,7 @@ def test_shoals_own_plugins_are_installed() -> None:
     assert {"demo", "node", "sim"} <= set(command_names())
     with pytest.raises(
         ConfigError,
-        match=r"no command 'fly'; there are: calibrate, demo, .*inspect, .*models, node, .*sim",
+        match=r"no command 'fly'; there are: calibrate, chat, .*models, node, .*sim",
     ):
         load_command("fly")
     with pytest.raises(ConfigError, match=r"no command 'nod'; did you mean 'node'\?"):
