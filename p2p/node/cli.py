@@ -58,7 +58,7 @@ from p2p.node.usage import (
     seconds,
     tell,
 )
-from p2p.reach.mapping import PortMapping, open_mapping
+from p2p.reach.mapping import PortMapping
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.swarm.swarm import open_host
@@ -209,7 +209,7 @@ async def _run_node(start: Start) -> None:
                 stack.enter_context(relay)
                 if config.reach.map_port and (port := host.port_to_map) is not None:
                     mapping = PortMapping(world, port)
-                    await stack.enter_async_context(open_mapping(mapping, host.set_mapped))
+                    await stack.enter_async_context(mapping.kept(host.set_mapped))
                 if not has_run and not config.bootstrap:
                     await trio.sleep_forever()
                 async with open_node(world, host, config, document=document) as node:

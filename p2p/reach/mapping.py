@@ -333,10 +333,10 @@ async def _upnp(
         code, values = await service.call(
             "GetSpecificPortMappingEntry", _mapping(external), *names
         )
-        return bool(code) or values == (own, str(port))
+        return code != 0 or values == (own, str(port))
 
     if not seconds:
-        if await is_free(wanted):
+        if await is_free(wanted):  # else it leads to another machine by now
             await service.call("DeletePortMapping", _mapping(wanted))
         return Answer(0)
     code, values = await service.call("GetExternalIPAddress", {}, "NewExternalIPAddress")
@@ -378,7 +378,8 @@ async def _find_service(router: Router) -> Service:
         trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
         trio.move_on_after(SSDP_SECONDS),
     ):
-        await sock.sendto(search.encode(), router.ssdp)
+        for _ in range(2):  # multicast is often lost on its way through the air
+            await sock.sendto(search.encode(), router.ssdp)
         while True:
             data, (host, _port) = await sock.recvfrom(MAX_DATAGRAM)
             if host != router.host if router.host else IPv4Address(host).is_global:
@@ -440,8 +441,8 @@ class PortMapping:
         }
         self._way = ""
         """The one that worked last."""
-        self._heard: tuple[int, float] | None = None
-        """The router's latest epoch, and when it was told."""
+        self._epoch = self._heard = 0.0
+        """What the router said last, and when."""
         self.addr: Multiaddr | None = None
         """Where the internet can dial us, as the router says."""
         self.said = ""
@@ -456,32 +457,26 @@ class PortMapping:
             try:
                 answer = await self._ways[way](router, self._port, wanted, LEASE)
             except (Unmapped, BadMessage, OSError) as error:
-                text = error.strerror if isinstance(error, OSError) else str(error)
-                refusals.append(f"{way}: {text or error}")
+                refusals.append(f"{way}: {error}")
                 continue
-            self._note(way, answer)
+            now = self._world.now()
+            if answer.epoch is not None:
+                # Clocks of routers are off by up to an eighth (RFC 6887, 8.5). The request that
+                # shows a restart has made the mapping again.
+                least = self._epoch + (now - self._heard) * 7 / 8 - 2
+                if way == self._way and answer.epoch < least:
+                    logger.info("mapping.restarted way=%s", way)
+                self._epoch, self._heard = answer.epoch, now
+            addr = Multiaddr.tcp(str(answer.host), answer.port)
+            if addr != self.addr:  # also if another machine has the port that we had
+                logger.info("mapping.granted way=%s addr=%s was=%s", way, addr, self.addr)
+            self._way, self.addr, self.said = way, addr, f"{way} maps {addr}"
             return min(RENEWAL, max(10.0, answer.seconds / 2)) if answer.seconds else RENEWAL
         self.said = "; ".join(refusals)
         logger.info("mapping.refused port=%d reason=%s", self._port, self.said)
         self.addr = None
         # A router that had it may be restarting; one that never did rarely learns.
         return 60.0 if self._way else 600.0
-
-    def _note(self, way: str, answer: Answer) -> None:
-        now = self._world.now()
-        if answer.epoch is not None:
-            # Clocks of routers are off by up to an eighth (RFC 6887, 8.5). The request that
-            # shows it has made the mapping again.
-            if way == self._way and self._heard is not None:
-                epoch, when = self._heard
-                if answer.epoch < epoch + (now - when) * 7 / 8 - 2:
-                    logger.info("mapping.restarted way=%s", way)
-            self._heard = answer.epoch, now
-        addr = Multiaddr.tcp(str(answer.host), answer.port)
-        if addr != self.addr:  # also if another machine has the port that we had
-            logger.info("mapping.granted way=%s addr=%s was=%s", way, addr, self.addr)
-        self._way, self.addr = way, addr
-        self.said = f"{way} maps {addr}"
 
     async def release(self) -> None:
         """Remove the mapping, if there is one and the router answers soon."""
@@ -495,25 +490,22 @@ class PortMapping:
             except (Unmapped, BadMessage, OSError) as error:
                 logger.info("mapping.kept addr=%s reason=%s", addr, error)
 
-    async def keep(self, on_change: Callable[[Multiaddr | None], None]) -> None:
-        """Renew until cancelled, then remove the mapping. ``on_change`` gets the address each
-        time."""
-        try:
-            while True:
-                pause = await self.renew()
-                on_change(self.addr)
-                await self._world.sleep_until(self._world.now() + pause)
-        finally:
-            on_change(None)
-            await self.release()
+    @asynccontextmanager
+    async def kept(self, on_change: Callable[[Multiaddr | None], None]) -> AsyncIterator[None]:
+        """Renew in the background for the length of the block, then remove the mapping.
+        ``on_change`` gets the address each time."""
 
+        async def keep() -> None:
+            try:
+                while True:
+                    pause = await self.renew()
+                    on_change(self.addr)
+                    await self._world.sleep_until(self._world.now() + pause)
+            finally:
+                on_change(None)
+                await self.release()
 
-@asynccontextmanager
-async def open_mapping(
-    mapping: PortMapping, on_change: Callable[[Multiaddr | None], None]
-) -> AsyncIterator[None]:
-    """Keep ``mapping`` for the length of the block, in the background."""
-    async with open_bare_nursery() as nursery:
-        nursery.start_soon(mapping.keep, on_change)
-        yield
-        nursery.cancel_scope.cancel()
+        async with open_bare_nursery() as nursery:
+            nursery.start_soon(keep)
+            yield
+            nursery.cancel_scope.cancel()

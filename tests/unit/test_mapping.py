@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.reach.mapping import PortMapping, home_router, open_mapping
+from p2p.reach.mapping import PortMapping, home_router
 from p2p.swarm.swarm import SwarmConfig, open_host
 from tests.support.routers import HOME, PUBLIC, FakeRouter, open_router
 
@@ -41,7 +41,7 @@ async def test_a_port_is_mapped_renewed_and_removed(way: str, autojump_clock) ->
     router = FakeRouter(speaks=(way,), lease=60)
     told: list[Multiaddr | None] = []
     async with asking(router) as mapping:
-        async with open_mapping(mapping, told.append):
+        async with mapping.kept(told.append):
             for _ in range(6):
                 await wait(97.0)
                 assert router.live == {PORT: (HOME, PORT)}
@@ -89,7 +89,7 @@ async def test_a_router_that_restarted_maps_again(
     caplog.set_level(logging.INFO)
     router = FakeRouter(speaks=(way,))
     told: list[Multiaddr | None] = []
-    async with asking(router) as mapping, open_mapping(mapping, told.append):
+    async with asking(router) as mapping, mapping.kept(told.append):
         await wait(10.0)
         assert told == [ADDR]
         router.restart()
@@ -148,7 +148,7 @@ async def test_a_router_that_comes_later_is_found_and_one_that_goes_is_forgotten
 ) -> None:
     router = FakeRouter(speaks=())
     told: list[Multiaddr | None] = []
-    async with asking(router) as mapping, open_mapping(mapping, told.append):
+    async with asking(router) as mapping, mapping.kept(told.append):
         await wait(30.0)
         assert told == [None]
         router.speaks = WAYS
