@@ -26,7 +26,7 @@ LIMITS = {
     "p2p/ledger": 1306,
     "p2p/membership": 2515,
     "p2p/node": 4167,
-    "p2p/reach": 473,
+    "p2p/reach": 467,
     "p2p/sandbox": 877,
     "p2p/shardcast": 6937,
     "p2p/swarm": 1921,

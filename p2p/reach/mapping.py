@@ -119,7 +119,7 @@ class Service:
         return decode_soap_untrusted(*answer, names)
 
 
-class Unmapped(ShoalError):
+class _Unmapped(ShoalError):
     """The router forwards no port; the message says why."""
 
 
@@ -247,7 +247,7 @@ def _text_of(text: str, name: str) -> str:
 # that is free; with 0 ``seconds`` it removes the mapping.
 
 Way = Callable[[Router, int, int, int], Awaitable[Answer]]
-"""Raises `Unmapped`, `BadMessage`, `OSError`."""
+"""Raises `_Unmapped`, `BadMessage`, `OSError`."""
 
 
 async def _exchange(
@@ -266,15 +266,15 @@ async def _exchange(
                         trouble = str(error)
                         continue
                     if answer.result:
-                        raise Unmapped(f"it refuses (result {answer.result})")
+                        raise _Unmapped(f"it refuses (result {answer.result})")
                     return answer
-    raise Unmapped(trouble)
+    raise _Unmapped(trouble)
 
 
 def _own_address(host: str | None) -> str:
     """Our address on the way to the router. Sends nothing."""
     if host is None:
-        raise Unmapped("this system does not name its router")
+        raise _Unmapped("this system does not name its router")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
@@ -282,9 +282,9 @@ def _own_address(host: str | None) -> str:
 
 def _check_public(host: IPv4Address) -> None:
     if host == _NONE:
-        raise Unmapped("it has no public address, like the inner one of two routers in a row")
+        raise _Unmapped("it has no public address, like the inner one of two routers in a row")
     if not host.is_global or host.is_multicast:
-        raise Unmapped(f"two routers in a row: the first says {host}")
+        raise _Unmapped(f"two routers in a row: the first says {host}")
 
 
 def _check_granted(answer: Answer) -> None:
@@ -301,7 +301,7 @@ async def _pcp(nonce: bytes, router: Router, port: int, wanted: int, seconds: in
         _check_granted(answer)
         try:
             _check_public(answer.host)
-        except Unmapped:
+        except _Unmapped:
             await _exchange(router, _PCP_REQUEST.pack(2, 1, 0, 0, *rest), decode)
             raise
     return answer
@@ -360,8 +360,8 @@ async def _upnp(
         elif code == 725 and seconds:  # OnlyPermanentLeasesSupported
             seconds = 0
         else:
-            raise Unmapped(f"it refuses (error {code})")
-    raise Unmapped("every port that we asked for is another machine's")
+            raise _Unmapped(f"it refuses (error {code})")
+    raise _Unmapped("every port that we asked for is another machine's")
 
 
 def _mapping(external: int) -> dict[str, object]:
@@ -390,7 +390,7 @@ async def _find_service(router: Router) -> Service:
                 return decode_description_untrusted(text, host, port, path)
             except (BadMessage, OSError) as error:
                 trouble = str(error)
-    raise Unmapped(trouble)
+    raise _Unmapped(trouble)
 
 
 async def _http(
@@ -456,7 +456,7 @@ class PortMapping:
         for way in sorted(self._ways, key=lambda way: way != self._way):
             try:
                 answer = await self._ways[way](router, self._port, wanted, LEASE)
-            except (Unmapped, BadMessage, OSError) as error:
+            except (_Unmapped, BadMessage, OSError) as error:
                 refusals.append(f"{way}: {error}")
                 continue
             now = self._world.now()
@@ -487,7 +487,7 @@ class PortMapping:
             try:
                 router = self._router or home_router()
                 await self._ways[self._way](router, self._port, addr.host_port[1], 0)
-            except (Unmapped, BadMessage, OSError) as error:
+            except (_Unmapped, BadMessage, OSError) as error:
                 logger.info("mapping.kept addr=%s reason=%s", addr, error)
 
     @asynccontextmanager
