@@ -182,6 +182,8 @@ class SwarmHost:
 
     def set_mapped(self, addr: Multiaddr | None) -> None:
         """Tell others that a router forwards ``addr`` to us, or that none does any more."""
+        if addr is not None:
+            door.check("addr", addr, Multiaddr)
         mapped = () if addr is None else (addr,)
         if mapped != self._mapped:
             self._mapped = mapped

@@ -157,6 +157,7 @@ METHODS: dict[str, Arguments] = {
         "is_client": (True, ["yes", None, 1]),
     },
     "membership.shown_by": {"peer": PEERS},
+    "host.set_mapped": {"addr": (None, [str(ADDR), 7])},
     "host.listen": {"addr": (ADDR, ["/memory/0", None])},
     "gossip.subscribe": {"topic": TEXT, "validate": TAKES, "deliver": TAKES},
     "gossip.unsubscribe": {"topic": TEXT},
