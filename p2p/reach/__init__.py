@@ -2,7 +2,7 @@
 
 The files, in the order in which to read them
 ---------------------------------------------
-`messages` has the wire format of AutoNAT v2.
+`messages` has the wire format of AutoNAT v2. `autonat` asks peers and answers them.
 
 `core` has decisions without I/O.
 """
