@@ -47,6 +47,7 @@ EXEMPT = {
     "p2p/node/process.py": "signals, log file and lock of a real process",
     "p2p/node/tables.py": "reads the configuration file before there is a world",
     "p2p/node/usage.py": "what command lines share: paths, Ctrl-C, text out",
+    "p2p/reach/mapping.py": "talks to the home router, which no peer is",
     "p2p/sandbox/entry.py": "runs inside the worker process",
     "p2p/sandbox/installation.py": "looks where this machine keeps Python",
     "p2p/sandbox/launch.py": "a worker's command line, and what contains it on this machine",

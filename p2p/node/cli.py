@@ -59,6 +59,7 @@ from p2p.node.usage import (
     tell,
 )
 from p2p.reach.autonat import open_autonat
+from p2p.reach.mapping import PortMapping
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.swarm.swarm import open_host
@@ -208,6 +209,9 @@ async def _run_node(start: Start) -> None:
             try:
                 stack.enter_context(relay)
                 autonat = await stack.enter_async_context(open_autonat(host, config.autonat))
+                if config.reach.map_port and (port := host.port_to_map) is not None:
+                    mapping = PortMapping(world, port)
+                    await stack.enter_async_context(mapping.kept(host.set_mapped))
                 if not has_run and not config.bootstrap:
                     await trio.sleep_forever()
                 async with open_node(world, host, config, document=document) as opened:

@@ -19,6 +19,7 @@ from p2p.node.rundoc import RunConfig
 from p2p.node.share import ShareConfig
 from p2p.node.tables import load_toml, read_table, write_table
 from p2p.reach.autonat import AutonatConfig
+from p2p.reach.mapping import ReachConfig
 from p2p.shardcast import ShardcastConfig
 from p2p.swarm.swarm import SwarmConfig
 
@@ -44,6 +45,9 @@ class NodeConfig:
 
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
     """Asking peers which of our addresses they can dial, and being asked."""
+
+    reach: ReachConfig = field(default_factory=ReachConfig)
+    """Being dialled from outside."""
 
     run: RunConfig = field(default_factory=RunConfig)
     """Finding the run."""

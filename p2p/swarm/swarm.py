@@ -50,6 +50,7 @@ from p2p.swarm import identify
 from p2p.swarm.connector import Callbacks, Connector
 from p2p.swarm.core.limits import (
     LOOPBACK,
+    PRIVATE,
     UNKNOWN,
     Budget,
     ResourceLimits,
@@ -132,6 +133,7 @@ class SwarmHost:
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._listeners: list[Listener] = []
+        self._mapped: tuple[Multiaddr, ...] = ()
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
@@ -176,7 +178,23 @@ class SwarmHost:
     def addrs(self) -> tuple[Multiaddr, ...]:
         """Where others can dial us, each ending in ``/p2p/``."""
         places = self._config.announce or [listener.addr for listener in self._listeners]
-        return tuple(place.with_peer(self.peer_id) for place in places)
+        return tuple(place.with_peer(self.peer_id) for place in (*places, *self._mapped))
+
+    def set_mapped(self, addr: Multiaddr | None) -> None:
+        """Tell others that a router forwards ``addr`` to us, or that none does any more."""
+        mapped = () if addr is None else (addr,)
+        if mapped != self._mapped:
+            self._mapped = mapped
+            self.news.notify_all()
+
+    @property
+    def port_to_map(self) -> int | None:
+        """The TCP port that a router would have to forward: of the first listener at a private
+        address, unless there are addresses to announce."""
+        for addr in () if self._config.announce else [one.addr for one in self._listeners]:
+            if addr.relay is None and addr.parts[0][0] == "ip4" and reach_of(addr) == PRIVATE:
+                return addr.host_port[1]
+        return None
 
     @property
     def connected(self) -> tuple[PeerId, ...]:

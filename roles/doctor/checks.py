@@ -252,10 +252,14 @@ def check_reachable(seen: Sighting) -> Said:
     view = views[0]
     if view.observed != view.local:
         port = seen.port or "N"
+        between = f"peers see {view.observed}, and this machine is {view.local}: a router"
+        if seen.router_maps:
+            return OK, f"{between} stands between, and opens a port when asked ({seen.router})"
+        said = f" ({seen.router})" if seen.router else ""
         return (WARN,
-            f"peers see {view.observed}, and this machine is {view.local}: a router stands"
-            " between, and lets nobody dial in",
-            f"forward TCP port {port} there to this machine, --listen /ip4/0.0.0.0/tcp/{port},"
+            f"{between} stands between, and lets nobody dial in{said}",
+            f"switch on PCP or UPnP there; or forward TCP port {port} there to this machine,"
+            f" --listen /ip4/0.0.0.0/tcp/{port},"
             f' and announce = ["/ip4/{view.observed}/tcp/{port}"] in [host]; without it the'
             " node works, and dials all its peers itself")
     return OK, f"peers see {view.observed}, which is this machine"

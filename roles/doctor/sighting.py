@@ -23,10 +23,11 @@ from typing import Any, Final
 import trio
 
 from p2p.errors import ConfigError, StorageError
-from p2p.machine import KEY, decode_key
+from p2p.machine import KEY, decode_key, open_world
 from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.commands import ASK_SECONDS, read
 from p2p.node.process import check_key_place
+from p2p.reach.mapping import PortMapping
 from p2p.sandbox import Containment
 from p2p.sandbox.launch import find_containment
 from p2p.shardcast.config import ShardcastConfig
@@ -140,6 +141,10 @@ class Sighting:
     """Other distributions that bring a package of our names."""
     answers: tuple[Answer, ...] = ()
     """Of the bootstrap peers."""
+    router: str = ""
+    """The home router's answer to a request for a port; empty if none stands between."""
+    router_maps: bool = False
+    """Whether it forwards the port."""
     scoring: Scoring | None = None
     """None if no node that scores runs in the folder."""
 
@@ -172,6 +177,8 @@ def look(
     """This machine; ``document`` is the file of ``run``."""
     ours = [Path(__file__), *([] if document is None else [document])]
     answers = ask(bootstrap)
+    is_behind = any(one.observed not in ("", one.local) for one in answers)
+    router, router_maps = trio.run(ask_router) if is_behind else ("", False)
     return Sighting(
         python=sys.version_info[:2],
         torch=ask_torch(),
@@ -191,8 +198,22 @@ def look(
         sandbox=_containment(folder),
         owners=tuple(other_owners()),
         answers=answers,
+        router=router,
+        router_maps=router_maps,
         scoring=ask_scorer(folder),
     )
+
+
+async def ask_router() -> tuple[str, bool]:
+    """Ask the home router for a port where nothing listens, and give it back."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.bind(("0.0.0.0", 0))
+        async with open_world() as world:
+            mapping = PortMapping(world, held.getsockname()[1])
+            await mapping.renew()
+            maps = mapping.addr is not None
+            await mapping.release()
+            return mapping.said, maps
 
 
 def ask_scorer(folder: Path) -> Scoring | None:

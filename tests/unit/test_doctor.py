@@ -135,6 +135,9 @@ LACKS = {
     "a router": (
         "reachable", answered(local="10.0.0.7"), Level.WARN, "192.0.2.1, and .* is 10.0.0.7",
         "forward TCP port 4001"),
+    "a router that was asked": (
+        "reachable", replace(answered(local="10.0.0.7"), router="PCP: no answer"), Level.WARN,
+        r"lets nobody dial in \(PCP: no answer\)", "switch on PCP or UPnP there"),
     "a port that is taken": (
         "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
         "4001: Address already in use", "--listen at another"),
@@ -148,6 +151,13 @@ LACKS = {
         "scorer", scoring("validator", busy=1.0, oldest=600.0), Level.WARN,
         "the validator's scorer", "another validator.*--device"),
 }  # fmt: skip
+
+
+def test_a_router_that_opens_a_port_is_no_trouble() -> None:
+    seen = replace(answered(local="10.0.0.7"), router="PCP maps /ip4/1/tcp/2", router_maps=True)
+    found = finding("reachable", seen)
+    assert (found.level, found.remedy) == (Level.OK, "")
+    assert found.seen.endswith("opens a port when asked (PCP maps /ip4/1/tcp/2)")
 
 
 def test_a_scorer_that_keeps_up_lacks_nothing() -> None:
