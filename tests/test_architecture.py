@@ -119,6 +119,7 @@ BROAD_EXCEPTS = {
 SLEEP_IN_LOOP = {
     "p2p/transport/tcp.py": "a punch that a router refuses is tried again a moment later",
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
+    "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
 }

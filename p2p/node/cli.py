@@ -58,6 +58,7 @@ from p2p.node.usage import (
     seconds,
     tell,
 )
+from p2p.reach.autonat import open_autonat
 from p2p.reach.mapping import PortMapping
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
@@ -207,12 +208,14 @@ async def _run_node(start: Start) -> None:
             relay = relaying(world, host, world.signer, config.relay, partial(_is_member, runs))
             try:
                 stack.enter_context(relay)
+                autonat = await stack.enter_async_context(open_autonat(host, config.autonat))
                 if config.reach.map_port and (port := host.port_to_map) is not None:
                     mapping = PortMapping(world, port)
                     await stack.enter_async_context(mapping.kept(host.set_mapped))
                 if not has_run and not config.bootstrap:
                     await trio.sleep_forever()
-                async with open_node(world, host, config, document=document) as node:
+                async with open_node(world, host, config, document=document) as opened:
+                    node = replace(opened, reachable=lambda: autonat.reachable)
                     joined = True
                     runs.append(node.book)
                     with suppress(PackageNotFoundError):  # a checkout that is not installed

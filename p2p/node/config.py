@@ -18,6 +18,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunConfig
 from p2p.node.share import ShareConfig
 from p2p.node.tables import load_toml, read_table, write_table
+from p2p.reach.autonat import AutonatConfig
 from p2p.reach.mapping import ReachConfig
 from p2p.shardcast import ShardcastConfig
 from p2p.swarm.swarm import SwarmConfig
@@ -41,6 +42,9 @@ class NodeConfig:
 
     relay: RelayConfig = field(default_factory=RelayConfig)
     """What this node relays between members of its run that routers keep apart."""
+
+    autonat: AutonatConfig = field(default_factory=AutonatConfig)
+    """Asking peers which of our addresses they can dial, and being asked."""
 
     reach: ReachConfig = field(default_factory=ReachConfig)
     """Being dialled from outside."""

@@ -20,6 +20,7 @@ from p2p.identity import PeerId
 from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.meter import StrangerMeter
+from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.clock import PeerClocks
 from p2p.node.config import NodeConfig
@@ -96,6 +97,8 @@ class Node:
     has nodes exchange it."""
     clocks: PeerClocks
     """What is known of this machine's clock."""
+    reachable: Callable[[], Sequence[Multiaddr]] = tuple
+    """Returns our addresses that peers have dialled when we asked them to."""
     guard: RoleGuard = field(default_factory=RoleGuard)
     """Where mistakes of roles that only show stop."""
 
@@ -156,6 +159,7 @@ class Node:
             },
             "clock": str(self.clocks),
             "connected": len(self.host.connected),
+            "reachable": [str(addr) for addr in self.reachable()],
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "two_stories": [str(author) for author in self.ledgers.forks],
             "flows": self.shardcast.flows,

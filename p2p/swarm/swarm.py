@@ -208,6 +208,13 @@ class SwarmHost:
         door.check("peer", peer, PeerId)
         return self._connector.is_direct(peer)
 
+    def remote_addr(self, peer: PeerId) -> Multiaddr | None:
+        """The address from which a connected peer comes, or at which we dialled it; a direct
+        one if there is one."""
+        door.check("peer", peer, PeerId)
+        connection = self._connector.live(peer)
+        return None if connection is None else connection.remote_addr
+
     def has_dialled_circuit(self, peer: PeerId) -> bool:
         """Return True if we dialled ``peer`` through a relay and have no direct connection."""
         door.check("peer", peer, PeerId)

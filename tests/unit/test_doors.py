@@ -152,6 +152,7 @@ METHODS: dict[str, Arguments] = {
     "host.network_of": {"peer": PEERS},
     "host.is_direct": {"peer": PEERS},
     "host.has_dialled_circuit": {"peer": PEERS},
+    "host.remote_addr": {"peer": PEERS},
     "host.punch": {
         "peer": PEERS, "addrs": ([], [str(ADDR), [str(ADDR)], None, ADDR]),
         "is_client": (True, ["yes", None, 1]),
