@@ -33,6 +33,7 @@ from p2p.host import FrameReceiver, Stream, send_frame
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
+from p2p.reach.core.answers import MIN_ANSWERS, judge
 from p2p.reach.messages import (
     DIAL_BACK_ID,
     DIAL_DATA,
@@ -55,8 +56,6 @@ from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 
 SERVERS: Final = 3
 """Peers that are asked about an address."""
-MIN_ANSWERS: Final = 2
-"""Answers that must agree."""
 MAX_OWN: Final = 4
 """Own addresses that are asked about."""
 MAX_BUSY: Final = 16
@@ -98,15 +97,6 @@ class AutonatConfig:
         check_fields(self)
         if min(self.interval, self.pause, self.rate, self.peer_rate) <= 0 or self.delay < 0:
             raise ValueError("times and rates of autonat must be positive")
-
-
-def judge(answers: Sequence[bool | None]) -> bool | None:
-    """Return whether an address can be dialled, by what servers say; None if that is unknown.
-
-    None is a server that did not try.
-    """
-    yes, no = answers.count(True), answers.count(False)
-    return None if max(yes, no) < MIN_ANSWERS or yes == no else yes > no
 
 
 class Autonat:

@@ -1,1 +1,1 @@
-"""Decisions without I/O."""
+"""Decisions without I/O: `answers` judges an address by what peers say of it."""
