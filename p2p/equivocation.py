@@ -32,8 +32,13 @@ class Binding(Protocol):
 
 
 def conflict(one: Mapping[int, bytes], other: Mapping[int, bytes]) -> int | None:
-    """Return the highest number that the two bind to different digests."""
-    return max((n for n, digest in one.items() if other.get(n, digest) != digest), default=None)
+    """Return the highest number that the two bind to different digests.
+
+    One of the two must be about that number. Two manifests may name different predecessors with
+    one number: the predecessor of a publisher can be another publisher's.
+    """
+    about = {max(one), max(other)}
+    return max((n for n in about if n in one and other.get(n, one[n]) != one[n]), default=None)
 
 
 _S = TypeVar("_S", bound=Binding)

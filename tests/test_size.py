@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2323,
+    "p2p": 2324,
     "p2p/cast": 1320,
     "p2p/circuit": 788,
     "p2p/dht": 2243,
@@ -26,7 +26,7 @@ LIMITS = {
     "p2p/ledger": 1306,
     "p2p/membership": 2515,
     "p2p/node": 4175,
-    "p2p/reach": 738,
+    "p2p/reach": 742,
     "p2p/sandbox": 877,
     "p2p/shardcast": 6937,
     "p2p/swarm": 1927,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1316,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56712,
+    "tests": 56720,
 }
 
 NO_CODE = {

@@ -131,6 +131,16 @@ def test_what_proves_equivocation() -> None:
             Equivocation(one, agrees)
 
 
+def test_predecessors_by_other_publishers_prove_nothing() -> None:
+    """A publisher that takes over names what it has heard of, which another signed."""
+    one, other = (
+        manifest(version, previous_version=PolicyVersion(4), previous=bytes([version]) * 32)
+        for version in (5, 6)
+    )
+    with pytest.raises(BadMessage, match="prove no equivocation"):
+        Equivocation(one, other)
+
+
 def test_indexes_must_be_what_was_named_and_add_up() -> None:
     made = manifest()
     assert made.index_untrusted(INDEX.data) == INDEX
