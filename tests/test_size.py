@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1316,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56720,
+    "tests": 56721,
 }
 
 NO_CODE = {
