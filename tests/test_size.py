@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56720,
+    "tests": 56704,
 }
 
 NO_CODE = {
