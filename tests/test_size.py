@@ -36,15 +36,15 @@ LIMITS = {
     "roles/calibrate": 683,
     "roles/chat": 561,
     "roles/contract": 882,
-    "roles/demo": 779,
-    "roles/diloco": 3908,
+    "roles/demo": 649,
+    "roles/diloco": 3921,
     "roles/doctor": 625,
     "roles/engines": 4327,
     "roles/envs": 2178,
     "roles/inference": 1271,
     "roles/ledger": 788,
     "roles/models": 1672,
-    "roles/own": 2263,
+    "roles/own": 2655,
     "roles/protocol": 2379,
     "roles/rl": 635,
     "roles/shared": 105,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56704,
+    "tests": 56817,
 }
 
 NO_CODE = {
