@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1147,
     "p2p/ledger": 1306,
     "p2p/membership": 2515,
-    "p2p/node": 4179,
+    "p2p/node": 4229,
     "p2p/reach": 742,
     "p2p/sandbox": 877,
     "p2p/shardcast": 6937,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56818,
+    "tests": 56802,
 }
 
 NO_CODE = {
