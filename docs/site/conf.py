@@ -22,8 +22,13 @@ include_patterns = [
     "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 ]  # fmt: skip
 exclude_patterns = [
-    "docs/events.md", ".*", "build", "dist", "**/node_modules", "**/__pycache__",
-]  # fmt: skip
+    "docs/events.md",
+    ".*",
+    "build",
+    "dist",
+    "**/node_modules",
+    "**/__pycache__",
+]
 html_extra_path = ["root"]
 html_static_path = ["static"]
 html_js_files = ["reach.js"]
