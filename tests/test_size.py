@@ -48,7 +48,7 @@ LIMITS = {
     "roles/protocol": 2379,
     "roles/rl": 635,
     "roles/shared": 105,
-    "roles/trainer": 3254,
+    "roles/trainer": 3273,
     "roles/validator": 423,
     "roles/workers": 416,
     "sim": 612,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56988,
+    "tests": 57066,
 }
 
 NO_CODE = {
