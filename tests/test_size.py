@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 56995,
+    "tests": 57066,
 }
 
 NO_CODE = {

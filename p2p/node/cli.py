@@ -115,7 +115,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(
             "Run a node: it joins a run, relays policies, and does the jobs that its roles say."
         ),
-        epilog="Everything else is in the TOML file (docs/running.md).",
+        epilog="Everything else is in the TOML file (docs/node.md).",
     )
     add = parser.add_argument
     # fmt: off
@@ -287,7 +287,7 @@ def _report_start(
         lines.append(f"next     {ASKING}; nothing to do")
     elif not has_run:
         lines.append(f"next     {NO_RUN}")
-        lines.append("         (a run of your own: docs/running.md)")
+        lines.append("         (a run of your own: docs/runs.md)")
     tell("\n".join(lines))
 
 
@@ -299,7 +299,7 @@ REACH: Final = {
     ),
     PRIVATE: (
         "only this network can dial that: for others, forward a port and announce it,"
-        " docs/running.md"
+        " docs/node.md"
     ),
 }
 """What people are told about an address that not everyone can dial."""
