@@ -61,12 +61,12 @@ class Reason(Enum):
 MEAN_POWER: Final = 0.75
 """The power by which the limit of a mean falls with the number of chunks
 (`Limits.mantissa_limit`): between 1/2, for normal errors, and 1, for a single outlier
-(docs/tuning.md)."""
+(bench/README.md)."""
 
 CHUNK_EXCESS: Final = 3.0
 """The worst chunk of a group may have so many times `Limits.mantissa_mean`. Now and then a
 state amplifies noise: of 320,000 honest chunks the worst had 6.4, the next 4.9 and 4.8, while
-no group of 16 answers had more than 1.6 in the mean (docs/tuning.md)."""
+no group of 16 answers had more than 1.6 in the mean (bench/README.md)."""
 
 MAX_LIMIT: Final = 1e9
 """The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
@@ -100,7 +100,7 @@ GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
 
 OVERDISPERSION: Final = 1.5
 """Variance of honest counts and sums over that of independent tokens: equal answers share their
-states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (docs/tuning.md)."""
+states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (bench/README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Limits:
     into the run file: one set for all pairs of them, since a worker's engine is its own word.
 
     `fp32` and `bf16` are starting points, measured on CPUs, decode against prefill
-    (docs/tuning.md). ``shoal calibrate`` measures a run's own.
+    (bench/README.md). ``shoal calibrate`` measures a run's own.
     """
 
     exponent_mismatches: int

@@ -23,7 +23,7 @@ GIB: Final = 1024**3
 """Bytes of a gibibyte."""
 ROWS: Final = 256
 """Completions that an engine decodes together. In a CPU second 64 draw 57,000 tokens, 128
-72,000, 256 99,000 (docs/performance.md): below 64 dispatch dominates, above 256 nothing is
+72,000, 256 99,000 (bench/README.md): below 64 dispatch dominates, above 256 nothing is
 gained."""
 BATCH_TOKENS: Final = 1024
 """Positions that a learner, or a scorer, reads in one pass, padding included. A pass with

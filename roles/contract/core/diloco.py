@@ -111,7 +111,7 @@ class Joining(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoTerms:
-    """Every number of a DiLoCo run; the defaults are measured in docs/performance.md."""
+    """Every number of a DiLoCo run; the defaults are measured in bench/README.md."""
 
     goal: Goal = Goal.TEXT
     """What an inner step learns from. With ``reward`` a member draws ``sequences`` tasks of the
