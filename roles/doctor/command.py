@@ -47,6 +47,7 @@ def _main(argv: Sequence[str] | None) -> int:
         "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
         help="a member to ask: whether it answers, its run, its clock, where it sees us",
     )  # fmt: skip
+    add("--open", action="store_true", help="fail unless others can dial this machine")
     add("--json", action="store_true", help="a JSON list, for machines")
     options = parser.parse_args(argv)
     run = document = None
@@ -65,7 +66,14 @@ def _main(argv: Sequence[str] | None) -> int:
         return WRONG_USAGE
     peers = options.bootstrap or ()
     with patience(f"looks at this machine, and asks {len(peers)} peers"):
-        seen = look(folder, port=options.port, run=run, document=document, bootstrap=peers)
+        seen = look(
+            folder,
+            port=options.port,
+            run=run,
+            document=document,
+            bootstrap=peers,
+            is_open=options.open,
+        )
     findings = examine(seen)
     if options.json:
         say(json.dumps([{**asdict(one), "level": one.level.value} for one in findings]))

@@ -336,6 +336,7 @@ async def open_dashboard(
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(snapshots.run)
+        nursery.start_soon(snapshots.keep)
         stack.enter_context(host.watching(own.note))
         await stack.enter_async_context(dashboard.at_folder(folder))
         url = ""
