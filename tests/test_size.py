@@ -44,11 +44,11 @@ LIMITS = {
     "roles/inference": 1317,
     "roles/ledger": 788,
     "roles/models": 1738,
-    "roles/own": 2656,
+    "roles/own": 2685,
     "roles/protocol": 2451,
     "roles/rl": 635,
     "roles/shared": 105,
-    "roles/trainer": 3337,
+    "roles/trainer": 3359,
     "roles/validator": 423,
     "roles/workers": 416,
     "sim": 612,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57524,
+    "tests": 57564,
 }
 
 NO_CODE = {
