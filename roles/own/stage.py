@@ -161,7 +161,7 @@ async def _show(
             async def tick() -> None:
                 while True:
                     look()
-                    await trio.sleep(1)
+                    await trio.sleep(1)  # noqa: TID251 - a command line tool
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(tick)
