@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2324,
-    "p2p/cast": 1320,
+    "p2p": 2332,
+    "p2p/cast": 1387,
     "p2p/circuit": 794,
     "p2p/dht": 2243,
     "p2p/gossip": 1147,
@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4347,
     "p2p/reach": 1013,
     "p2p/sandbox": 877,
-    "p2p/shardcast": 6937,
+    "p2p/shardcast": 6977,
     "p2p/swarm": 1957,
     "p2p/transport": 2632,
     "proofs": 1023,
@@ -44,11 +44,11 @@ LIMITS = {
     "roles/inference": 1317,
     "roles/ledger": 788,
     "roles/models": 1738,
-    "roles/own": 2656,
+    "roles/own": 2685,
     "roles/protocol": 2451,
     "roles/rl": 635,
     "roles/shared": 105,
-    "roles/trainer": 3337,
+    "roles/trainer": 3359,
     "roles/validator": 423,
     "roles/workers": 416,
     "sim": 612,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57524,
+    "tests": 57565,
 }
 
 NO_CODE = {
