@@ -193,7 +193,10 @@ async def _wait_given(
                 )
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)
-    teller.event("given", f"given    {_machines(expected)} it", machines=expected)
+    teller.event(
+        "given", f"given    {_machines(expected)} it, gave {given.bytes / 1e6:,.1f} MB",
+        machines=expected, given=given.bytes,
+    )  # fmt: skip
 
 
 def serve(argv: Sequence[str]) -> int:
