@@ -37,14 +37,14 @@ LIMITS = {
     "roles/chat": 561,
     "roles/contract": 901,
     "roles/demo": 649,
-    "roles/diloco": 3921,
+    "roles/diloco": 3906,
     "roles/doctor": 704,
     "roles/engines": 4469,
-    "roles/envs": 2473,
+    "roles/envs": 2457,
     "roles/inference": 1317,
     "roles/ledger": 788,
     "roles/models": 1738,
-    "roles/own": 2685,
+    "roles/own": 2874,
     "roles/protocol": 2451,
     "roles/rl": 635,
     "roles/shared": 105,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57565,
+    "tests": 57640,
 }
 
 NO_CODE = {
