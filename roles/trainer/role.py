@@ -21,7 +21,7 @@ from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
 from roles.engines.client import open_engine
-from roles.engines.config import engine_of
+from roles.engines.config import GIB, engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
@@ -57,6 +57,7 @@ from roles.trainer.status import doing_of, facts_of, now_of
 logger = logging.getLogger(__name__)
 
 INBOX: Final = "trainer/intake"
+ROLLOUTS: Final = "trainer/rollouts"
 """Where accepted places lie that were not learnt from yet."""
 
 
@@ -207,9 +208,9 @@ class Trainer:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))
                 buffer = GroupBuffer(sampling.lag)
-                intake = Intake(
-                    node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable
-                )
+                most = int(config.keep_rollouts * GIB)
+                inbox = Inbox(node.world, INBOX, ROLLOUTS, most)
+                intake = Intake(node, sampling, ledger, inbox, buffer, durable)
                 records = GateFiles(node.world, durable)
                 desk = WorkDesk(
                     node,
