@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from p2p.errors import ConfigError
 from p2p.identity import verify
@@ -138,9 +138,7 @@ async def test_verifiers_reads_the_traces(tmp_path: Path) -> None:
         pytest.skip("SHOAL_VERIFIERS_PYTHON names no Python with verifiers 0.4.0")
     await trained(tmp_path)
     export(tmp_path, tmp_path / "traces.jsonl")
-    done = subprocess.run(
-        [python, "-c", READER, tmp_path], capture_output=True, text=True, check=True
-    )
+    done = await trio.run_process([python, "-c", READER, tmp_path], capture_stdout=True)
     tokens = sum(len(row["input_ids"]) for row in open_finished(tmp_path).rows())
     assert int(done.stdout) == tokens
 
