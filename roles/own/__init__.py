@@ -8,9 +8,9 @@ they go on where they were. `nodes` are their processes, `status` sums up what t
 draws that, and `stage` shows it in a terminal and on a page, and ends all in order. Of a run
 that pre-trains, `pretraining` writes the draft and `rounds` is what people see. `report`
 writes the page of a run as one file, `export` its model as a folder and `rollouts` its answers
-as a file. `tables` reads other people's files of questions, chats and text. `envs` is ``shoal
-envs check``: what an environment pays, tried before a run is made of it. `pending` says what is
-edited and not yet in force.
+as a file. `tables` reads other people's files of questions, chats and text, and `sft` teaches a
+model by such a file before a run. `envs` is ``shoal envs check``: what an environment pays,
+tried before a run is made of it. `pending` says what is edited and not yet in force.
 
 ``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
 `editions` sees to it that no key signs two texts of one epoch.

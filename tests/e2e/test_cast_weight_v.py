@@ -85,7 +85,9 @@ for number in map(int, sys.argv[3:]):
         continue
     version = _S3Version(version_id=name, base_version_id=f"{number - 1:06d}",
         payload_format=WeightPayloadFormat.XOR_DELTA, uri=str(index))
-    print(name, checkpoint.prepare(version).path)
+    prepared = checkpoint.prepare(version)
+    checkpoint.activate(prepared)
+    print(name, prepared.path)
 """
 
 
