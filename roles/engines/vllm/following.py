@@ -3,8 +3,8 @@
 ``shoal pull TICKET --follow --as weight_v --out DIR`` writes the versions, and an unmodified
 ``vllm serve MODEL --weight-transfer-config '{"backend": "shoal"}'`` takes them: vLLM finds
 `roles.engines.vllm.register` by the entry point ``vllm.general_plugins``. Its server is told by
-HTTP when to look (``VLLM_SERVER_DEV_MODE=1``): ``/init_weight_transfer_engine`` with the folder,
-then ``/start_weight_update``, ``/update_weights`` and ``/finish_weight_update``. A delta is put
+HTTP when to look (``VLLM_SERVER_DEV_MODE=1``): ``/init_weight_transfer_engine`` names the
+folder, then ``/start_weight_update``, ``/update_weights`` and ``/finish_weight_update``. A delta is put
 on top of the checkpoint that this engine has built before.
 """
 
@@ -34,7 +34,7 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass
-class FolderInit(WeightTransferInitInfo):
+class FolderInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Where the versions are."""
 
     folder: str
@@ -43,7 +43,7 @@ class FolderInit(WeightTransferInitInfo):
 
 
 @dataclass
-class FolderUpdate(WeightTransferUpdateInfo):
+class FolderUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Which version to take."""
 
     version: int = 0
