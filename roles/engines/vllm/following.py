@@ -4,8 +4,8 @@
 ``vllm serve MODEL --weight-transfer-config '{"backend": "shoal"}'`` takes them: vLLM finds
 `roles.engines.vllm.register` by the entry point ``vllm.general_plugins``. Its server is told by
 HTTP when to look (``VLLM_SERVER_DEV_MODE=1``): ``/init_weight_transfer_engine`` names the
-folder, then ``/start_weight_update``, ``/update_weights`` and ``/finish_weight_update``. A delta is put
-on top of the checkpoint that this engine has built before.
+folder, then ``/start_weight_update``, ``/update_weights`` and ``/finish_weight_update``. A
+delta is put on top of the checkpoint that this engine has built before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -77,6 +78,9 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        head = getattr(self.model, "lm_head", None)
+        if hasattr(head, "cpu_linear"):  # vLLM 0.32 packs a tied head for CPUs only once
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
     def shutdown(self) -> None:
         if hasattr(self, "_place"):
