@@ -300,13 +300,16 @@ class Shape:
     vocabulary: int
     """Tokens are 0 up to, not including, this."""
     end_tokens: frozenset[int]
-    """Any of them ends a completion."""
+    """Any of them ends a turn, and in a completion of one turn the completion."""
+    turns: int = 1
+    """Turns of a completion, at most."""
 
 
 def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
     """Judge the tokens of one group's completions by their shape alone.
 
-    A completion ends with an end token, the only one in it, or has exactly ``max_new_tokens``.
+    A completion ends with an end token, or has exactly ``max_new_tokens``; each end token in it
+    ends a turn. What the environment says to each turn is not looked at.
     """
     if len(tokens) != shape.group_size:
         return _rejected(Reason.GROUP_SIZE, len(tokens), shape.group_size)
@@ -318,14 +321,16 @@ def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
 
 
 def _check_tokens(completion: Sequence[int], shape: Shape) -> Judgement:
-    length = len(completion)
+    length, turns = len(completion), 1
     if not 1 <= length <= shape.max_new_tokens:
         return _rejected(Reason.LENGTH, length, shape.max_new_tokens)
     for position, token in enumerate(completion, start=1):
         if not 0 <= token < shape.vocabulary:
             return _rejected(Reason.TOKEN, token, shape.vocabulary)
         if token in shape.end_tokens and position < length:
-            return _rejected(Reason.AFTER_END, length, position)
+            turns += 1
+            if turns > shape.turns:
+                return _rejected(Reason.AFTER_END, length, position)
     if completion[-1] not in shape.end_tokens and length < shape.max_new_tokens:
         return _rejected(Reason.UNFINISHED, length, shape.max_new_tokens)
     return ACCEPTED

@@ -388,12 +388,16 @@ class Terms:
         if not self.trainers or (not is_shared and not self.environments):
             raise ValueError("a run needs at least one environment and one trainer")
         self.work_size.check()
-        if self.sampling.max_new_tokens >= self.model.context:
+        sampling = self.sampling
+        if sampling.max_new_tokens + sampling.heard >= self.model.context:
+            heard = f" and heard = {sampling.heard}" if sampling.heard else ""
             raise ValueError(
-                f"max_new_tokens = {self.sampling.max_new_tokens} leave no room for a prompt in"
-                f" a context of {self.model.context}: lower max_new_tokens in [sampling], or"
-                " raise context in [model]"
+                f"max_new_tokens = {sampling.max_new_tokens}{heard} leave no room for a prompt"
+                f" in a context of {self.model.context}: lower them in [sampling], or raise"
+                " context in [model]"
             )
+        if sampling.turns > 1 and (is_shared or self.model.engine == "fake"):
+            raise ValueError("DiLoCo and the engine fake know one turn only: turns = 1")
         for pin in self.environments:
             if (most := max(pin.length_targets, default=0)) > self.sampling.max_new_tokens:
                 raise ValueError(
@@ -429,8 +433,14 @@ class Terms:
             )
 
     def to_table(self) -> dict[str, object]:
-        """The plain table that is signed."""
-        return write_table(self)
+        """The plain table that is signed; of a run of one turn as it was before there were
+        several."""
+        table = write_table(self)
+        sampling = table["sampling"]
+        assert isinstance(sampling, dict)
+        if self.sampling.turns == 1:
+            del sampling["turns"], sampling["heard"]
+        return table
 
     @property
     def work_size(self) -> WorkSize:
@@ -568,6 +578,7 @@ class Run:
             max_new_tokens=self.terms.sampling.max_new_tokens,
             vocabulary=self.terms.model.shape.vocabulary,
             end_tokens=frozenset(self.terms.model.end_tokens),
+            turns=self.terms.sampling.turns,
         )
 
     def check_job(self, peer: PeerId, job: str) -> None:

@@ -23,6 +23,8 @@ _BOUNDS: Final[Bounds] = {
     "temperature": (0.0, 100.0),  # 0 is greedy
     "max_new_tokens": (1, 1 << 20),
     "lag": (0, 1024),
+    "turns": (1, 64),
+    "heard": (0, 1 << 20),
     "proof_values": (8, 1024),  # fewer say nothing; proofs.toploc.MAX_TOP_K
 }
 
@@ -57,8 +59,20 @@ class SamplingTerms:
     """Values in an activation proof of 32 tokens. 62 take 3.94 bytes a token. The package
     toploc has 128; docs/protocols/toploc.md says what fewer cost."""
 
+    turns: int = 1
+    """Turns of the model in one completion, at most. The environment answers between them; all
+    count for ``max_new_tokens``."""
+
+    heard: int = 0
+    """Tokens that the environment may insert in one completion, all its answers together."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
+        if (self.turns > 1) != (self.heard > 0):
+            raise ValueError(
+                "turns and heard in [sampling] are set together: how often the model speaks,"
+                f" and how many tokens it hears in between, not {self.turns} and {self.heard}"
+            )
         if (
             self.submission > MAX_SUBMISSION_GROUPS
             or self.submission * self.group_size > MAX_COMPLETIONS
