@@ -771,12 +771,16 @@ async def open_host(
     key: KeyPair | None = None,
     strict: bool = False,
     config: SwarmConfig | None = None,
+    nat: bool = False,
 ) -> AsyncIterator[SwarmHost]:
     """Run a host for the length of the block; nothing outlives the block.
 
     Without arguments: TCP on a free port of the loopback interface, this machine, a fresh
     identity. ``key`` defaults to the world's. ``strict`` lets a crashing handler end the host,
-    as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
+    as tests want it. ``nat`` makes the host reachable behind a router (`p2p.reach.nat`): it
+    asks the router for its port and peers whether they can dial it, keeps reservations at
+    relays while they cannot, and punches. Raises `ConfigError` when an address in ``listen``
+    cannot be had; with ``nat`` a relay that is away is asked again instead.
     """
     require_trio()
     listen = door.check_each("listen", listen, str, Multiaddr)
@@ -788,13 +792,15 @@ async def open_host(
     if world is not None:
         door.check_world(world)
     door.check("strict", strict, bool)
+    door.check("nat", nat, bool)
     async with AsyncExitStack() as stack:
         if world is None:
             from p2p.machine import open_world
 
             world = await stack.enter_async_context(open_world(key=key))
         config = config or SwarmConfig()
-        config = replace(config, strict=strict or config.strict)
+        config = replace(config, strict=strict or config.strict, punch=nat or config.punch)
+        dials_back = network
         network = network or TcpNetwork()
         if isinstance(network, TcpNetwork):
             config = replace(config, limits=config.limits.within(network.descriptors))
@@ -805,7 +811,15 @@ async def open_host(
                 )
             key = world.signer
         host = SwarmHost(world, network, key, config)
-        await stack.enter_async_context(
-            host.running([as_multiaddr(addr, "listen") for addr in listen])
-        )
+        places = [as_multiaddr(addr, "listen") for addr in listen]
+        named = [place.relay for place in places if nat and place.relay is not None]
+        if named:
+            places = [place for place in places if place.relay is None]
+        await stack.enter_async_context(host.running(places))
+        if nat:
+            from p2p.reach.nat import open_nat
+
+            await stack.enter_async_context(
+                open_nat(host, key, named=named, network=dials_back)
+            )
         yield host
