@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2334,
+    "p2p": 2335,
     "p2p/cast": 1396,
     "p2p/circuit": 821,
     "p2p/dht": 2243,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57763,
+    "tests": 57762,
 }
 
 NO_CODE = {
