@@ -95,7 +95,7 @@ def full_collections_by_hand() -> Iterator[None]:
 
 
 def collect_garbage() -> None:
-    """Free what is in cycles, if much was made since last."""
+    """Collect garbage if many objects were created since the last time."""
     # A full collection is worth its time after so many of the middle generation: Python's own
     # threshold, 70,000 new objects. An idle node makes them in hours.
     if gc.get_count()[2] >= 10:
@@ -142,7 +142,7 @@ class RealWorld:
         self._sooner = Notifier()
         self._workers = WorkerStarter(folder, keys=[folder / KEY])
         self.is_closed = False
-        """Whether the block that it was opened for has ended: no timer rings any more."""
+        """True if the block that it was opened for has ended: no timer rings any more."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -31,7 +31,7 @@ def field(number: int, value: int | bytes | str | bool) -> bytes:
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """One field of eight bytes, whatever the value."""
+    """Encode a field of eight bytes."""
     return encode_varint(number << 3 | _FIXED64) + value.to_bytes(8, "little")
 
 

@@ -138,9 +138,8 @@ class Holds(Protocol):
 
 @functools.cache
 def _holds(kind: type) -> bool:
-    """Whether streams of a class are `Holds`; to ask each of them takes 9 µs, and there are
-    three classes.
-    """
+    """Return True if streams of a class are `Holds`; to ask each of them takes 9 µs, and there
+    are three classes."""
     return issubclass(kind, Holds)
 
 
@@ -217,8 +216,8 @@ def unpack_untrusted(
     max_list: int = MAX_ITEMS,
     max_depth: int = MAX_DEPTH,
 ) -> object:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as
-    str.
+    """Decode canonical msgpack. Raise `BadMessage`, and nothing else, whatever the bytes. Lists
+    come as lists, text as str.
 
     At most ``max_items`` items in all lists and tables together, ``max_list`` in each, nested
     at most ``max_depth`` deep. What has more is refused while it is read: at most twice

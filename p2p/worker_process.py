@@ -204,7 +204,7 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int:
-        """The child's process id; of a contained one that of what contains it."""
+        """Process id of the child, or of what contains it."""
         return self._process.pid
 
     @property
@@ -283,8 +283,8 @@ class ProcessWorker:
         return answer
 
     async def _let_go(self, ended: int) -> None:
-        """When the child has ended, end what it started as well: that holds its pipes, and the
-        reply would be waited for for ever. What is in no group of ours keeps them."""
+        """Kill what an ended child has started, which holds its pipes. Processes outside our
+        groups keep them."""
         await trio.lowlevel.wait_readable(ended)
         self._kill_group()
         await trio.sleep(KILL_AFTER)  # noqa: TID251 - no world
@@ -353,7 +353,7 @@ class ProcessWorker:
                 await self._listen(self._stderr)
 
     def _find_resting(self) -> list[int]:
-        """Of a worker that has just begun: it alone."""
+        """Return the processes of a worker that has just begun: itself."""
         found = []
         for pid in (pid for first in self._inner for pid in _children_of(first)):
             with contextlib.suppress(OSError):  # Linux before 5.3, or it has ended

@@ -203,7 +203,7 @@ class World(Protocol):
         ...
 
     def buggify(self, name: str) -> bool:
-        """Whether to do, on purpose, what is legal here and seldom happens; never outside the
+        """Return True to do on purpose what is legal but rare; always False outside the
         simulator.
 
         ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py

@@ -27,9 +27,9 @@ class CastState:
     """Progress of a push or pull."""
 
     total: int = 0
-    """Bytes of the version; 0 while nothing is known of it."""
+    """Bytes of the version; 0 while unknown."""
     here: int = 0
-    """Bytes of it that are here."""
+    """Bytes that have arrived."""
     rate: float = 0.0
     """Bytes per second lately: received, or, at a pusher, given to others."""
     given: int = 0
@@ -135,8 +135,8 @@ class Teller:
 
 
 def _drawn(state: CastState) -> tuple[int | None, int]:
-    """Length of the bar and how much of it is full. A pusher has all bytes, so its bar shows
-    the share of machines that are done, and has no end while there is none."""
+    """Return the bar's length and how much of it is full. A pusher's bar shows the share of
+    finished machines, or no end while there is none."""
     machines = state.asked or max(state.members, state.whole)
     if state.here < state.total or not state.total:
         return state.total or None, state.here

@@ -124,7 +124,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The sender is there."""
+    """Answer to a ping."""
 
 
 @dataclass(frozen=True, slots=True)

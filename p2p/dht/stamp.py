@@ -63,7 +63,7 @@ def find_nonce(prefix: bytes, bits: int, numbers: Iterable[int]) -> bytes:
 
 
 def check_stamp(peer: PeerId, nonce: bytes, difficulty: int) -> bool:
-    """Whether ``nonce`` is worth ``difficulty`` bits of work for ``peer``."""
+    """Return True if ``nonce`` is worth ``difficulty`` bits of work for ``peer``."""
     return len(nonce) == NONCE_BYTES and stamp_work(peer, nonce) >= difficulty
 
 

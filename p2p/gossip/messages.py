@@ -79,7 +79,7 @@ class PubsubMessage:
         return self.author + self.seqno
 
     def unsigned(self) -> bytes:
-        """The protobuf without signature and key, which is what is signed."""
+        """The protobuf without signature and key, over which the signature is made."""
         data = b"" if self.data is None else field(2, self.data)
         return field(1, self.author) + data + field(3, self.seqno) + field(4, self.topic)
 
@@ -114,8 +114,8 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
 
 
 def author_of(message: PubsubMessage) -> PeerId | None:
-    """The peer that claims to have published it; None if that key is not Ed25519, or not the
-    one that comes along."""
+    """Return the peer that claims to be the author; None if its key is not Ed25519 or differs
+    from the attached one."""
     try:
         author = PeerId(message.author)
     except ValueError:

@@ -62,8 +62,8 @@ BURST: Final = 8.0
 MAX_ASKING: Final = 1024
 """Peers whose questions are counted: as many as are connected."""
 DOUBTED: Final = 120.0
-"""Seconds for which a peer's word that it has more counts for nothing, once it brought nothing
-of it: twelve questions to others, by which all that there is has come."""
+"""Seconds for which a peer's claim to have more is ignored after it brought nothing: twelve
+questions to others."""
 OWN_BATCH: Final = 64
 """Entries of our own ledger that are read at a time."""
 
@@ -110,22 +110,22 @@ class LedgerExchange:
         self._next: PeerId | None = None
         """Who has more than we, if one said so."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
-        """Until when such a word of a peer counts for nothing."""
+        """Time until which such a claim of each peer is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
 
     @property
     def is_on(self) -> bool:
-        """Whether ledgers are exchanged in this run."""
+        """True if ledgers are exchanged in this run."""
         return self._config.is_on
 
     @property
     def forks(self) -> dict[PeerId, Equivocation[Statement]]:
-        """Who has told two stories, and the proof of it."""
+        """Authors that equivocated, with the proof."""
         return dict(self._exchange.forks)
 
     def is_forked(self, author: PeerId) -> bool:
-        """Whether nothing that ``author`` states counts any more."""
+        """Return True if nothing that ``author`` states counts any more."""
         return author in self._exchange.forks
 
     def statements(self, author: PeerId, kind: str) -> list[Entry]:
@@ -256,8 +256,8 @@ class LedgerExchange:
             raise self._own.came_from_backup(told)
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
-        """Whether it was news. Raise `BadMessage` if any of it was signed by nobody; what came
-        before it stays."""
+        """Merge an answer and return True if it held news. Raise `BadMessage` at an entry
+        without a valid signature; earlier entries stay."""
         answer = decode_answer_untrusted(reply)
         news: list[News] = []
         try:

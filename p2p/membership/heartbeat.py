@@ -85,8 +85,8 @@ class Profile:
     """What admits this identity, such as the nonce of its work stamp; empty where nothing is
     asked for. Sent only if there is one."""
     ledger: bytes = b""
-    """The signed head of its ledger, if others are to hold it to what it states there; empty if
-    not. Opaque here. Sent only if there is one, and left out where there is no room for it."""
+    """Signed head of the author's ledger, opaque here; empty if there is none or no room for
+    it."""
 
     def __post_init__(self) -> None:
         are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
@@ -158,7 +158,7 @@ class SignedHeartbeat:
     wire: bytes
     """As it travels: the bytes that were signed, and the signature."""
     digest: Digest = field(init=False, repr=False, compare=False)
-    """What others are told of it: a beat names twenty, and each is named by many."""
+    """Digest by which others announce this heartbeat; cached, as many beats name it."""
 
     def __post_init__(self) -> None:
         heartbeat = self.heartbeat
@@ -167,7 +167,7 @@ class SignedHeartbeat:
 
     @property
     def peer(self) -> PeerId:
-        """Whose heartbeat it is."""
+        """Author of the heartbeat."""
         return self.heartbeat.peer
 
     @property
@@ -177,7 +177,7 @@ class SignedHeartbeat:
 
     @property
     def body(self) -> bytes:
-        """What was signed."""
+        """Signed bytes."""
         return self.wire[:-SIGNATURE_BYTES]
 
     @property

@@ -61,7 +61,7 @@ class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
     is_neighbour: bool
-    """Whether the sender counts the receiver among its neighbours."""
+    """True if the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
     digests: tuple[Digest, ...] = ()
 

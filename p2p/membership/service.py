@@ -50,7 +50,7 @@ class LocalProfile:
 
     @property
     def profile(self) -> Profile:
-        """All of it."""
+        """The whole profile."""
         return self._profile
 
     def update(self, **fields: Any) -> None:
@@ -100,7 +100,7 @@ class Membership:
         return self._core.members()
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is one of the `members`."""
+        """Return True if ``peer`` is one of the `members`."""
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:

@@ -33,8 +33,8 @@ MAX_REPLY: Final = 16
 TOLERANCE: Final = 300.0
 """Seconds by which clocks may differ: what signed records allow for."""
 ALONE: Final = 20.0
-"""Seconds for which a node that has been told of peers may be alone before it asks them for the
-time: four heartbeats. Then again after each `ASKED_EVERY`."""
+"""Seconds for which a node that knows peers may be without members before it asks them for the
+time: four heartbeats. It asks again after each `ASKED_EVERY`."""
 ASKED_EVERY: Final = 60.0
 ASK_SECONDS: Final = 10.0
 """For one peer to answer."""
@@ -78,7 +78,7 @@ class PeerClocks:
         return self.trouble or f"agrees with that of {count} peer{'s' * (count > 1)}"
 
     async def ask_while_alone(self, peers: Sequence[PeerId]) -> None:
-        """Ask ``peers``, and those that are connected, for as long as there are no members."""
+        """Ask known and connected peers for the time while there are no members."""
         pause = ALONE
         while True:
             await self._world.sleep_until(self._world.now() + pause)

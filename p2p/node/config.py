@@ -30,7 +30,7 @@ ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Everything a node can be told. Defaults are good for a machine at home."""
+    """Configuration of a node. The defaults suit a machine at home."""
 
     listen: tuple[Multiaddr, ...] = (ANY_PORT,)
     """Where to listen; port 0 takes a free one."""
@@ -66,13 +66,13 @@ class NodeConfig:
     """Policies."""
 
     ledger: ExchangeConfig = field(default_factory=ExchangeConfig)
-    """What officers of the run have signed, told from node to node."""
+    """Exchange of officers' ledgers."""
 
     share: ShareConfig = field(default_factory=ShareConfig)
     """How much of the machine its owner lends, and when."""
 
     trust_environments: bool = False
-    """Whether environments run where nothing contains their processes."""
+    """True if environments run where nothing contains their processes."""
 
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """One table per role, ``[role.trainer]``; the role reads it."""

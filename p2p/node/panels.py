@@ -46,13 +46,13 @@ class Value:
     about: str = ""
     """What it means, in a sentence."""
     counts: bool = False
-    """Whether it only grows while a node lives: a counter in ``/metrics``."""
+    """True if it only grows while a node lives: a counter in ``/metrics``."""
     lead: bool = False
-    """Whether it stands at the top of the page: the few figures that people look for."""
+    """True if it stands at the top of the page: the few figures that people look for."""
     of: str = ""
     """Of a count: the key of how many there will be."""
     is_only_metric: bool = False
-    """Whether it stands in ``/metrics`` and not on the page."""
+    """True if it stands in ``/metrics`` and not on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Panel:
     kind: Kind
     values: tuple[Value, ...] = ()
     about: str = ""
-    """What to make of it, in a sentence or two."""
+    """Explanation in a sentence or two."""
     at: str = "step"
     """Of a curve: the key of what lies along the axis."""
     rows: str = ""
@@ -71,7 +71,7 @@ class Panel:
     names: str = "peer"
     """Of a table: what its rows are."""
     lead: bool = False
-    """Whether it stands first and largest: what a run is for."""
+    """True if it stands first and largest: what a run is for."""
     tasks: str = ""
     """Of a curve of shares: the key of how many tasks each was measured on, which gives its
     error."""

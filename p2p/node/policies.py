@@ -42,7 +42,7 @@ def taken_when_judged(_: PeerId, __: bytes) -> None:
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a policy announcement on: only what is valid and news.
+    """Return True if gossip should forward a policy announcement: it is valid and new.
 
     What can be valid for no node is rejected: malformed, of another run, falsely signed,
     evidence that proves nothing. All honest nodes agree on these. What this node cannot use is

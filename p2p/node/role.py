@@ -79,7 +79,7 @@ class Node:
     book: RunBook
     """The run document in its newest edition."""
     rest: Rest
-    """Whether the owner lets roles begin work."""
+    """True if the owner lets roles begin work."""
     meter: StrangerMeter
     """What peers that are no members get as answers, all together: every responder asks it."""
     membership: Membership
@@ -93,8 +93,8 @@ class Node:
     ledger: OwnLedger
     """What this node has done, signed; read from disk by the first role that asks for it."""
     ledgers: LedgerExchange
-    """What the run's officers have signed, as far as peers have told; nothing unless the run
-    has nodes exchange it."""
+    """Ledgers of the run's officers as peers sent them; empty unless the run exchanges
+    ledgers."""
     clocks: PeerClocks
     """What is known of this machine's clock."""
     nat: Nat | None = None
@@ -116,12 +116,12 @@ class Node:
         return self.book.run
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` has ``capability`` in this run."""
+        """Return True if ``peer`` has ``capability`` in this run."""
         return self.book.may(peer, capability)
 
     def lacks_work(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must make a work stamp before it may submit work, and its newest
-        heartbeat shows none that will do."""
+        """Return True if ``peer`` must make a work stamp before it may submit work, and its
+        newest heartbeat shows none that will do."""
         return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
 
     def role_table(self, name: str) -> Mapping[str, object]:
@@ -129,9 +129,8 @@ class Node:
         return self.config.role.get(name, {})
 
     async def locate(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names
-        it.
-        """
+        """Return True if ``peer`` can be dialled; asks the DHT for its addresses if no
+        heartbeat names it."""
         if peer in self.host.connected or any(
             member.peer == peer for member in self.membership.members()
         ):
@@ -207,11 +206,10 @@ class Progress:
     """How far a role has come, in words for the screen that a node shows to people."""
 
     facts: tuple[Fact, ...]
-    """What it does now, what was done and what came of it; the most wanted first, since a low
-    terminal has no room for the last."""
+    """Facts for the screen, the most important first, as a low terminal cuts the last."""
 
     over: bool = False
-    """Whether the role has nothing left to do in this run."""
+    """True if the role has nothing left to do in this run."""
 
 
 @runtime_checkable

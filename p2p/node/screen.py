@@ -49,7 +49,7 @@ class Scene:
     """What there is to tell of one node."""
 
     policy: str
-    """The newest that is whole here, and what is known of newer ones."""
+    """Newest complete policy here, and what is known of newer ones."""
     peers: int
     clock: str = ""
     """What is wrong with this machine's clock; empty if nothing is known to be."""
@@ -105,7 +105,7 @@ def _in_cells(text: str) -> str:
 
 
 def line(scene: Scene, encoding: str = "utf-8") -> str:
-    """All of it in one line, for a pipe or a journal."""
+    """The state in one line, for a pipe or a journal."""
     return shown("   ".join(f"{fact.label} {fact.text}" for fact in scene.facts), encoding)
 
 
@@ -194,7 +194,7 @@ class Terminal:
 
     @property
     def encoding(self) -> str:
-        """What can be written."""
+        """Encoding of the output."""
         return getattr(sys.stdout, "encoding", None) or "ascii"
 
     def redraw(self, scene: Scene) -> None:

@@ -71,7 +71,7 @@ class ShareConfig:
         )
 
     def is_open(self, wall: float) -> bool:
-        """Whether ``wall`` is within the hours."""
+        """Return True if ``wall`` is within the hours."""
         begin_end = _minutes(self.hours)
         if begin_end is None:
             return True
@@ -102,7 +102,7 @@ class Rest:
     """What the owner wants."""
 
     def __init__(self, world: World, share: ShareConfig, told: Callable[[], None]) -> None:
-        """``told`` is called whenever `why_not` is another."""
+        """``told`` is called whenever `why_not` changes."""
         self._world = world
         self._share = share
         self._told = told

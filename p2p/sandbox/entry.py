@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
 
 
 def _limit(name: str, amount: int) -> None:
-    """Never above what it is already: only root may raise it."""
+    """Lower a limit; only root may raise one."""
     import resource  # not at the top: Windows has none, and nodes import this to say so
 
     kind: int = getattr(resource, f"RLIMIT_{name}")

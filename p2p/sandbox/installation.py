@@ -133,7 +133,7 @@ def _searched() -> list[str]:
 
 
 def _is_public(path: str) -> bool:
-    """Whether it is there, and no home, nor has one in it."""
+    """Return True if the path exists, is no home, and contains none."""
     return os.path.exists(path) and not any(is_below(home, [path]) for home in _homes())
 
 

@@ -98,7 +98,7 @@ def bwrap_command(
 def _nothing(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """An empty machine with what Python needs, and what was given."""
+    """bwrap arguments: an empty root with Python and the grants."""
     shown = _shown(installation)
     given = [*confined.readable, *confined.writable]
     words = _scratch("/tmp", confined.scratch)
@@ -121,8 +121,8 @@ def _shown(installation: Installation) -> list[str]:
 
 
 def _is_covered(folder: str, installation: Installation) -> bool:
-    """Whether the node's folder must be covered, as it lies in what every worker sees: a
-    container's ``/usr/src/app/data``. Not if Python, or what it imports, is in it."""
+    """Return True if the node's folder must be covered, because it lies in what every worker
+    sees (a container's ``/usr/src/app/data``) and does not hold Python or its imports."""
     needed = (installation.python, *installation.search)
     return is_below(folder, _shown(installation)) and not any(
         is_below(path, [folder]) for path in needed
@@ -132,7 +132,7 @@ def _is_covered(folder: str, installation: Installation) -> bool:
 def _machine(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """This machine, without what is others', and what was given."""
+    """bwrap arguments: host root read-only, private paths hidden, grants mounted."""
     private = installation.private
     words = ["--ro-bind", "/", "/", "--dev", "/dev", *_processes()]
     for device in installation.devices:
@@ -280,7 +280,7 @@ class Launch:
     command: tuple[str, ...]
     variables: Mapping[str, str]
     is_nested: bool = False
-    """Whether the command starts another process, in which the worker and all that it starts
+    """True if the command starts another process, in which the worker and all that it starts
     live and end."""
 
 
@@ -293,7 +293,7 @@ def machine_name() -> str:
 
 
 def is_filtered() -> bool:
-    """Whether there is a filter for this machine, and ``prctl`` to install it with."""
+    """Return True if there is a filter for this machine, and ``prctl`` to install it with."""
     return machine_name() in ARCHITECTURES
 
 

@@ -151,8 +151,8 @@ PRLIMIT: Final[_Numbers] = {"prlimit64": (302, 261)}
 """It reads limits, and sets them if it is given new ones."""
 CLONE: Final[_Numbers] = {"clone": (56, 220)}
 CLONE3: Final[_Numbers] = {"clone3": (435, 435)}
-"""Its flags are in memory, where no filter can look: told that it does not exist, the C library
-takes ``clone``."""
+"""``clone3`` has its flags in memory, where no filter can read them. If it seems to be missing,
+the C library uses ``clone``."""
 IOCTL: Final[_Numbers] = {"ioctl": (16, 29)}
 
 

@@ -1,4 +1,4 @@
-"""A worker that attempts what it must not be able to do: ``python -m p2p.sandbox.trial``.
+"""A worker that attempts everything forbidden: ``python -m p2p.sandbox.trial``.
 
 `p2p.sandbox.launch` runs it once on each machine, confined as a stranger's code will be. It
 ends with 0, or with a sentence on standard error that says which door is open."""

@@ -73,7 +73,7 @@ class ShardcastStats:
     versions_skipped: int = 0
     """Versions given up for a newer one."""
     disk_refuses: bool = False
-    """Whether the disk takes nothing now: policies are served, and fetched when it does
+    """True if the disk takes nothing now: policies are served, and fetched when it does
     again."""
     disk_failures: int = 0
     versions_too_large: int = 0

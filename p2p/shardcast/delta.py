@@ -136,7 +136,7 @@ def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> byt
 
 
 def _is_signed(kind: int, size: int) -> bool:
-    """Whether bit patterns are signs and magnitudes, as in every float."""
+    """Return True if bit patterns are signs and magnitudes, as in every float."""
     return kind != OPAQUE and size % WIDTHS[kind] == 0
 
 

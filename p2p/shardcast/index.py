@@ -127,7 +127,7 @@ class Index:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of files, not one file."""
+        """True if it is a folder of files, not one file."""
         return self.files[0].path != ""
 
     def place(self, span: int) -> SpanPlace:
@@ -151,7 +151,8 @@ def right_mask(spans: Sequence[Span], raw: bytes | memoryview) -> int:
 
 
 def is_path(path: str) -> bool:
-    """Whether a path may name a file of a policy: relative, inside, the same on every system.
+    """Return True if a path may name a file of a policy: relative, inside, the same on every
+    system.
 
     Hidden names are refused too: a policy that is pulled into a home folder must not bring an
     ``.ssh``.
@@ -175,7 +176,8 @@ def is_path(path: str) -> bool:
 
 
 def clash(paths: Sequence[str]) -> str | None:
-    """A path that is there twice, or is a folder of another; None if all can exist together.
+    """Return a path that occurs twice or is a folder of another; None if all can exist
+    together.
 
     Letters that differ in case only are the same to some file systems.
     """

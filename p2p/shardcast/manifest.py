@@ -64,7 +64,7 @@ MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One way to get a policy: its name, the version it starts from, and what it costs."""
+    """One encoding of a policy: its name, base version and size."""
 
     name: str
     base: PolicyVersion
@@ -89,7 +89,7 @@ class Encoding:
 
     @property
     def is_anchor(self) -> bool:
-        """Whether it needs no other version."""
+        """True if it needs no other version."""
         return self.name == ANCHOR
 
 
@@ -139,9 +139,8 @@ class Manifest:
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
-    """The digest of what was signed: the name of this policy in every message. It leaves the
-    signature out, so that signing the same thing again does not make an honest publisher look
-    like two."""
+    """Digest of the signed content: the name of this policy in every message. It leaves out the
+    signature, so that signing twice is no equivocation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.content))

@@ -34,8 +34,8 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Chunks in one `Want`, and chunks that a holder owes one peer at most: four times what a node
-asks of one holder at a time (`core.sources.WINDOW`)."""
+"""Most chunks in one `Want`, and waiting for one peer: four times what a node asks of one
+holder at a time."""
 INLINE_INDEX: Final = 16 * KI
 """Bytes of index that travel with a gossiped manifest: 440 spans. A longer one is asked for
 once, of a neighbour, instead of crossing every edge of the gossip mesh."""
@@ -143,8 +143,8 @@ _Rows = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: what the sender knows. A node that knows of a newer version answers with
-    news of it, one that knows of further convictions with the evidence."""
+    """Sent on connecting: what the sender knows. The receiver answers with a newer version and
+    with convictions that the sender lacks."""
 
     KIND: ClassVar = "hello"
     newest: Annotated[int, _between(-1, _MAX_COUNT)]

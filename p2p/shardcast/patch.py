@@ -84,7 +84,7 @@ class PatchTable:
 
 
 def is_alike(one: Index, other: Index) -> bool:
-    """Whether there can be a delta between two policies."""
+    """Return True if there can be a delta between two policies."""
     return one.files == other.files and [(span.size, span.kind) for span in one.spans] == [
         (span.size, span.kind) for span in other.spans
     ]

@@ -146,8 +146,8 @@ class PolicyStore:
         self._cached = 0
         # Damaged files that are remembered: more are not worth naming to a person.
         self.damaged: BoundedDict[str, str] = BoundedDict(64)
-        """What is wrong with files of which a span was asked for that is not what was
-        published, or fetched, by absolute path."""
+        """Problem of each file that differs from what was published or fetched, by absolute
+        path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
         """Chunks that a task packs: others that want them wait for it."""
         self._preparing = trio.Lock()
@@ -298,8 +298,8 @@ class PolicyStore:
     # Patching
 
     async def patch(self, patch: bytes) -> StoredPolicy | None:
-        """Make of a patch and its base what it leads to, as far as that is right; None if one
-        of the two is gone, or they do not belong together. Raises `StorageError`."""
+        """Apply a patch to its base as far as the result is right. None if one is gone or they
+        do not belong together. Raises `StorageError`."""
         entry = self._entries.get(patch)
         base = self.stored(entry.encoding.base) if entry is not None else None
         if entry is None or base is None or not entry.stored:
@@ -539,7 +539,7 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
-        """Remember durably whom we feed, for a next life. Raises `StorageError`."""
+        """Store durably whom we feed, for the next life. Raises `StorageError`."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
     async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:

@@ -39,11 +39,11 @@ class StoredPolicy:
         self.verified = EMPTY
         """Spans that were judged right, in memory or on disk."""
         self.stored = False
-        """Whether it is whole, durable and under its final name."""
+        """True if it is whole, durable and under its final name."""
         self.has_head = False
-        """Whether its head is on the disk."""
+        """True if its head is on the disk."""
         self.has_room = False
-        """Whether its files are, with room for every span."""
+        """True if its files are, with room for every span."""
         self.unwritten: dict[int, Bytes] = {}
         """Verified spans that are not yet in their place."""
         self._busy: dict[int, None] = {}
@@ -66,14 +66,14 @@ class StoredPolicy:
 
     @property
     def is_patch(self) -> bool:
-        """Whether it is no policy, but what makes one of another."""
+        """True if it is no policy, but what makes one of another."""
         return not self.encoding.is_anchor
 
     # Where it is
 
     @property
     def head(self) -> str:
-        """The file that says what it is."""
+        """File with the manifest."""
         return self.stem + HEAD
 
     @property
@@ -123,7 +123,7 @@ class StoredPolicy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every span was judged right."""
+        """True if every span was judged right."""
         return len(self.verified) == len(self.index)
 
     def add(self, span: int, raw: Bytes) -> None:
@@ -148,7 +148,7 @@ class StoredPolicy:
                 self._idle.notify_all()
 
     async def wait_idle(self) -> None:
-        """Return when no task writes spans of it."""
+        """Return when no task writes its spans."""
         while self._busy:
             await self._idle.wait()
 

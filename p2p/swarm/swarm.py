@@ -111,7 +111,7 @@ class SwarmConfig:
     listen."""
 
     strict: bool = False
-    """Whether a handler's crash ends the host. Tests and simulations say yes."""
+    """True if a handler's crash ends the host. Tests and simulations say yes."""
 
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     """Pacing and patience of each connection."""
@@ -201,12 +201,12 @@ class SwarmHost:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the owner says which addresses others are told."""
+        """True if the owner sets the announced addresses."""
         return bool(self._config.announce)
 
     @property
     def listens(self) -> bool:
-        """Whether this host accepts connections that come without a relay."""
+        """True if this host accepts connections that come without a relay."""
         return any(one.addr.relay is None for one in self._listeners)
 
     def set_standing(self, standing: Mapping[Multiaddr, bool | None]) -> None:

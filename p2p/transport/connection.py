@@ -123,12 +123,12 @@ class MuxedStream(Stream):
 
     @property
     def is_negotiated(self) -> bool:
-        """Whether both sides have agreed on `protocol`."""
+        """True if both sides have agreed on `protocol`."""
         return self._negotiation is None
 
     @property
     def is_open(self) -> bool:
-        """Whether `try_send` has a chance."""
+        """True if `try_send` has a chance."""
         return not (self._closed or self._sent_end or self._failure)
 
     # trio's interface.
@@ -173,7 +173,7 @@ class MuxedStream(Stream):
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def drained(self, at_most: int = 0) -> None:
-        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+        """Return once at most `at_most` bytes of what was sent are still on this node.
 
         What other streams of the connection had sealed before counts too; what they say later
         does not.
@@ -301,7 +301,7 @@ class MuxedStream(Stream):
             raise trio.BrokenResourceError(str(self._failure)) from self._failure
 
     async def aclose(self) -> None:
-        """End both directions; what was sent still arrives."""
+        """End both directions; sent bytes still arrive."""
         if not self._closed:
             self._owner.mux.send_end(self._id)
             self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
@@ -583,7 +583,7 @@ class _Tail:
         self.since = 0.0
 
     def count(self, pending: int, *, progress: bool) -> None:
-        """There are ``pending`` bytes of it; new ones, after ``progress``."""
+        """Note ``pending`` bytes, of which new ones came after ``progress``."""
         if progress:
             self.let_go()
         if pending > self.held:
@@ -687,9 +687,9 @@ class Connection:
         self.remote_addr: Multiaddr | None = None
         """Where the peer was dialled, or seems to come from."""
         self.is_circuit = False
-        """Whether it runs through a relay."""
+        """True if it runs through a relay."""
         self.is_replaced = False
-        """Whether a direct connection has come in its place."""
+        """True if a direct connection has come in its place."""
         self.spoken: dict[ProtocolId, None] = {}
         """Protocols that the peer is known to speak: streams of these open without waiting."""
         self.failure: RemoteProtocolError | None = None
@@ -724,7 +724,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether streams can be opened."""
+        """True if streams can be opened."""
         return not (self._closing or self._over) and self.mux.may_open
 
     @property
@@ -771,7 +771,7 @@ class Connection:
                 self.spoken[protocol] = None
 
     def close(self, code: int = NORMAL) -> None:
-        """Say goodbye, flush what is queued, and end."""
+        """Say goodbye, flush the queue, and end."""
         if not self._closing and not self._over:
             self._closing = True
             self.mux.go_away(code)

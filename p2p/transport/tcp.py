@@ -77,14 +77,15 @@ class TcpStream(trio.abc.HalfCloseableStream):
         """Whom the kernel says this is."""
 
     def has_gone(self) -> bool:
-        """Whether the other end has closed or reset its direction, as far as the kernel knows.
+        """Return True if the other end has closed or reset its direction, as far as the kernel
+        knows.
 
         Where it does not tell before all is read (macOS), only a reset counts.
         """
         return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
 
     def has_spoken(self) -> bool:
-        """Whether there is something to read, if only the end."""
+        """Return True if there is something to read, if only the end."""
         return self._sock.fileno() >= 0 and self._is(select.POLLIN)
 
     def _is(self, state: int) -> bool:
@@ -104,7 +105,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
                 raise _broken(error) from error
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Whatever is there, or ``b""`` at the end."""
+        """Return available bytes, or ``b""`` at the end."""
         # Bytes of a read for which the caller names no number: one record.
         limit = (64 * KI) if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
@@ -291,7 +292,7 @@ class TcpListener:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens."""
+        """True while it listens."""
         return self._sock.fileno() >= 0
 
     @property

@@ -57,7 +57,7 @@ class Call:
     purpose: object
     sent: float
     connected: bool
-    """Whether there was a connection when it was sent."""
+    """True if there was a connection when it was sent."""
     attempt: int = 0
     """Attempts that have timed out."""
 
@@ -175,7 +175,7 @@ class Calls:
         return failed
 
     def waits_for(self, peer: PeerId) -> bool:
-        """Whether a call to ``peer`` is open."""
+        """Return True if a call to ``peer`` is open."""
         return peer in self._asked
 
     def _close(self, call: Call) -> None:

@@ -83,7 +83,7 @@ class Publications:
     def add(
         self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
     ) -> None:
-        """Publish from now on, in place of what was published under this name.
+        """Publish from now on, replacing an earlier record of this name.
 
         Raise `LimitExceeded` beyond `MAX_PUBLICATIONS`, but not for our own address record
         (``own``): there is one, and our addresses change when no caller is there to be told.
@@ -309,7 +309,7 @@ class DhtCore:
             self._publications.forget(ADDR_NAMESPACE, name)
 
     def _keep(self, key: bytes, record: Record, blob: bytes) -> None:
-        """Hold a record of our own, whatever others do: we are among the nearest nodes."""
+        """Hold our own record too, since we are among the nearest nodes."""
         reserved = RecordPriority(reserved=True)
         self._store.put(key, record, blob, self._wall, self._now, reserved)
 

@@ -174,8 +174,8 @@ class Lookup:
         return next(creditable, None)
 
     def _is_held(self, distance: int) -> bool:
-        """Whether a contact must not be asked now, since all peers that named it have used up
-        their credit."""
+        """Return True if a contact must not be asked now, since all peers that named it have
+        used up their credit."""
         if distance not in self._named_by or self._states[distance] is not ContactState.NEW:
             return False
         return self._backer(distance) is None
@@ -220,12 +220,12 @@ class Lookup:
 
     @property
     def found_everywhere(self) -> bool:
-        """Whether every path has."""
+        """Return True if every path found records at nodes near the key."""
         return self.found_by == len(self._paths)
 
     @property
     def done(self) -> bool:
-        """Whether no path has anything left to ask or to wait for."""
+        """True if no path has anything left to ask or to wait for."""
         return all(self._is_done(path) for path in self._paths)
 
     def ask(self) -> list[Contact]:

@@ -101,7 +101,7 @@ class RecordStore:
         return self._expiry[0][0] if self._expiry else math.inf
 
     def holds(self, key: bytes, blob: bytes, publisher: PeerId) -> bool:
-        """Whether exactly this encoded record is held, and therefore was validated."""
+        """Return True if exactly this encoded record is held, and therefore was validated."""
         held = self._keys.get(key, {}).get(publisher)
         return held is not None and held.blob == blob
 

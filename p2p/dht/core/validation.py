@@ -23,8 +23,7 @@ from p2p.identity import Verify
 from p2p.multiaddr import Multiaddr
 
 PRIVATE: Final = "private"
-"""The group of all addresses that are valid in their own network only, for a node that is
-outside of it."""
+"""Group of all private addresses, for a node with a public address."""
 NAMED: Final = "dns"
 """The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
 _MEMO: Final = 4096
@@ -53,7 +52,7 @@ def _group(addr: Multiaddr) -> str:
 
 
 def is_public(addrs: Iterable[Multiaddr]) -> bool:
-    """Whether one of ``addrs`` is an IP address of the public internet."""
+    """Return True if one of ``addrs`` is an IP address of the public internet."""
     return any(_group(addr) not in {PRIVATE, NAMED} for addr in addrs)
 
 
@@ -132,7 +131,7 @@ class Namespace:
 
     name: str
     valid: Callable[[records.Record], bool]
-    """Whether publisher, name and value fit."""
+    """True if publisher, name and value fit."""
     salts: int = SALTS
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
@@ -182,7 +181,7 @@ class RecordValidator:
         return SALTS if known is None else known.salts
 
     def keys(self, namespace: str, name: bytes) -> tuple[bytes, ...]:
-        """All keys of one name."""
+        """Return all keys of a name."""
         return tuple(
             records.record_key(namespace, name, salt) for salt in range(self.salts(namespace))
         )
@@ -207,8 +206,8 @@ class RecordValidator:
         return RecordValidity.VALID if self.is_admitted(record) else RecordValidity.REFUSED
 
     def is_admitted(self, record: records.Record) -> bool:
-        """Whether the publisher of ``record``, which is valid otherwise, may publish under its
-        key at this time."""
+        """Return True if the publisher of ``record``, which is valid otherwise, may publish
+        under its key at this time."""
         known = self.namespaces.get(record.namespace)
         return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 

@@ -1,4 +1,4 @@
-"""What goes into `GossipCore` (events) and what comes out of it (effects)."""
+"""Events and effects of `GossipCore`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Validity(Enum):
     yet): drop it. The peer that sent it pays for our work out of its quota, and is not
     penalised."""
     REJECT = "reject"
-    """No honest peer passes this on, whatever else it knows (malformed, a false signature in
-    the data): drop it and penalise the peer that did. Never for what a peer with other state
-    than ours may take for good."""
+    """Drop the message and penalise its forwarder, as no honest peer forwards it (malformed, a
+    false signature in the data). Not for what a peer with other state may accept."""
 
 
 # Events: what the core is told.

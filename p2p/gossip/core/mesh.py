@@ -81,8 +81,8 @@ class Mesh:
     # Connections and subscriptions.
 
     def connected(self, peer: PeerId, dialled: bool) -> None:
-        """``peer`` connected; it will say to what it subscribes. ``dialled``: it is
-        outbound."""
+        """Add a connected peer; its subscriptions follow. ``dialled`` is True for outbound
+        peers."""
         self._topics_of.setdefault(peer, {})
         if dialled:
             self._outbound[peer] = None
@@ -94,7 +94,7 @@ class Mesh:
         self._outbound.pop(peer, None)
 
     def is_connected(self, peer: PeerId) -> bool:
-        """Whether there is a connection to ``peer``."""
+        """Return True if there is a connection to ``peer``."""
         return peer in self._topics_of
 
     def connected_peers(self) -> list[PeerId]:
@@ -141,8 +141,8 @@ class Mesh:
     # GRAFT and PRUNE of peers.
 
     def has_place_for(self, topic: str, peer: PeerId) -> bool:
-        """Whether a peer that sent GRAFT may join the mesh; ``outbound`` places are closed to
-        inbound peers."""
+        """Return True if a peer that sent GRAFT may join the mesh; ``outbound`` places are
+        closed to inbound peers."""
         config, mesh = self._config, self.meshes[topic]
         if peer in self._outbound:
             return len(mesh) < config.high
@@ -164,11 +164,12 @@ class Mesh:
         self._backoff[key] = max(self._backoff.get(key, now), now + backoff)
 
     def is_backed_off(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Whether a GRAFT by this peer comes too early."""
+        """Return True if a GRAFT by this peer comes too early."""
         return self._backoff.get((topic, peer), -math.inf) > now
 
     def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Whether a GRAFT of ours does not come too early for the peer (`BACKOFF_SLACK`)."""
+        """Return True if a GRAFT of ours does not come too early for the peer
+        (`BACKOFF_SLACK`)."""
         return not self.is_backed_off(topic, peer, now - BACKOFF_SLACK * self._config.interval)
 
     # Which peers get what.

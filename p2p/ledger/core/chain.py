@@ -100,7 +100,7 @@ class Entry:
         return pack([self._signed(), self.signature])
 
     def is_signed(self, verify: Verify) -> bool:
-        """Whether the author's signature is valid."""
+        """Return True if the author's signature is valid."""
         return verify(self.author, DOMAIN, self._signed(), self.signature)
 
 
@@ -192,7 +192,7 @@ class SignedHead:
         return [self.seqno, self.digest, self.signature]
 
     def is_signed(self, verify: Verify) -> bool:
-        """Whether the author's signature is valid."""
+        """Return True if the author's signature is valid."""
         signed = _head_signed(self.author, self.seqno, self.digest)
         return verify(self.author, HEAD_DOMAIN, signed, self.signature)
 

@@ -1,4 +1,4 @@
-"""Which authors' logs a node keeps, what it asks for and answers, and who has told two stories.
+"""Which authors' logs a node keeps, what it asks for and answers, and which authors equivocate.
 
 Theory of operation
 -------------------
@@ -69,7 +69,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a node has of an author's log, and what it does not want any more."""
+    """The entries of an author's log that a node has, and those that it no longer wants."""
 
     top: int = -1
     """The highest number of an entry; -1 without any."""
@@ -84,7 +84,7 @@ class Extent:
     spans: tuple[Span, ...] = ()
 
     def lacks(self, seqno: int) -> bool:
-        """Whether entry ``seqno`` is not there, as far as is said."""
+        """Return True if entry ``seqno`` is not there, as far as is said."""
         if seqno > self.top:
             return True
         if not self.low <= seqno <= self.high:
@@ -160,8 +160,8 @@ class Shelf:
         return Extent(self.top, digest, self._floor, low, high, named)
 
     def missing(self, extent: Extent) -> Iterator[Entry]:
-        """What is here and not there: what is new and what lasts in turn, then what fills
-        holes, newest first."""
+        """Return entries that the responder has and the requester lacks: new and lasting ones
+        in turn, then holes, newest first."""
         given: dict[int, None] = {}
         new = (self._window[at] for at in sorted(self._window) if at > extent.top)
         lasting = (
@@ -188,14 +188,14 @@ class Shelf:
         return b"" if said is None else said.bound.get(seqno, b"")
 
     def has(self, statement: Statement) -> bool:
-        """Whether it is here already: then its signature need not be looked at."""
+        """Return True if it is here already: then its signature need not be looked at."""
         if isinstance(statement, SignedHead):
             return self.digest(statement.seqno) == statement.digest
         kept = self._window.get(statement.seqno) or self._lasting.get(statement.seqno)
         return kept is not None and kept.digest == statement.digest
 
     def contradicted_by(self, statement: Statement) -> Equivocation[Statement] | None:
-        """The proof, if ``statement``, which is signed, is another story than what is here."""
+        """Return a proof of equivocation if a signed `statement` contradicts what is here."""
         for seqno in statement.bound:
             said = self.get(seqno)
             if said is not None and conflict(said.bound, statement.bound) is not None:
@@ -221,7 +221,7 @@ class Shelf:
         return seqno in self._window or seqno in self._lasting
 
     def _trim(self) -> None:
-        """Let go of what is too much."""
+        """Drop the entries beyond the author's budget."""
         while self._bytes > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
             self._bytes -= _size(self._window.pop(self._floor))
@@ -245,8 +245,8 @@ MAX_AUTHORS: Final = 256
 """Authors that a node follows: the first so many that its run names, trainers before
 validators. Each costs 90 bytes of every question."""
 MAX_SPANS: Final = 1024
-"""Spans of consecutive numbers by which a question says what it has: one for an author whose
-log has no holes, and one for each of its bans that is older."""
+"""Most spans of consecutive numbers in a question: one for an author without holes, and one for
+each older ban."""
 MAX_QUESTION: Final = 64 * KI
 """Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_SPANS` of 18 at
 most."""
@@ -286,7 +286,7 @@ class Answer:
     statements: Sequence[Statement] = ()
     forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
-    """Whether the one who asked has something that the one who answers lacks."""
+    """True if the one who asked has something that the one who answers lacks."""
     size: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
@@ -363,7 +363,7 @@ News = Entry | Equivocation[Statement]
 
 
 class Exchange:
-    """What one node knows of the logs of those that its run names."""
+    """The logs of the run's officers, as one node knows them."""
 
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
@@ -371,7 +371,7 @@ class Exchange:
         self._questions = 0
         self._answers = 0
         self.forks: dict[PeerId, Equivocation[Statement]] = {}
-        """Who has told two stories, and the proof."""
+        """Authors that equivocated, with the proof."""
 
     def follow(self, authors: Iterable[PeerId]) -> None:
         """Keep the logs of these from now on, and of no others."""
@@ -391,7 +391,7 @@ class Exchange:
 
     @property
     def authors(self) -> list[PeerId]:
-        """Whose logs are kept."""
+        """Authors whose logs are kept."""
         return list(self._shelves)
 
     def top(self, author: PeerId) -> int:
@@ -400,17 +400,18 @@ class Exchange:
         return -1 if shelf is None else shelf.top
 
     def size(self, author: PeerId) -> int:
-        """Bytes of what is kept of ``author``."""
+        """Return the bytes kept of an author."""
         shelf = self._shelves.get(author)
         return 0 if shelf is None else shelf.size
 
     def statements(self, author: PeerId) -> Iterator[Entry]:
-        """The entries of ``author``, by number; none of one that has told two stories."""
+        """Map numbers to entries of an author; empty if it equivocated."""
         shelf = self._shelves.get(author)
         return iter(()) if shelf is None or author in self.forks else iter(shelf)
 
     def take_untrusted(self, statement: Statement) -> News | None:
-        """Put it in; what is news of it. Raise `BadMessage` if its author did not sign it.
+        """Add statements of others and return those that are news. Raise `BadMessage` if one is
+        not signed by its author.
 
         A statement of one that is not followed is no one's fault: editions name others.
         """
@@ -452,8 +453,8 @@ class Exchange:
         return Question(extents, list(self.forks))
 
     def answer(self, question: Question) -> Answer:
-        """What is here and not there, as far as an answer has room. Each author has a part of
-        it; who comes first changes from one answer to the next."""
+        """Return the entries that the requester lacks, within the size of an answer. Each
+        author has a share, and the first author changes from one answer to the next."""
         known = dict.fromkeys(question.forked)
         forks = [fork for who, fork in self.forks.items() if who not in known]
         is_behind = any(who in self._shelves and who not in self.forks for who in known)
@@ -480,7 +481,7 @@ class Exchange:
         return authors[first:] + authors[:first]
 
     def _lacks(self, shelf: Shelf, extent: Extent) -> bool:
-        """Whether the one who asks has something of an author that is not here."""
+        """Return True if the one who asks has something of an author that is not here."""
         return extent.top > shelf.top or (
             extent.top >= 0 and shelf.digest(extent.top) not in (b"", extent.digest)
         )
@@ -493,8 +494,8 @@ class Exchange:
         yield from shelf.missing(extent)
 
     def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
-        """The proof, if a heartbeat's head is another story than what is here; and whether it
-        is ahead of what is here. Raise `BadMessage` if it is not signed."""
+        """Compare the head in a heartbeat with the log here. Return a proof of equivocation, if
+        it is one, and whether the head is ahead. Raise `BadMessage` if it is not signed."""
         news = self.take_untrusted(head)
         is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
         return (news if isinstance(news, Equivocation) else None), is_ahead

@@ -57,7 +57,7 @@ class Flaw:
 
     file: str
     offset: int
-    """The byte at which what is wrong begins."""
+    """Byte at which the damage begins."""
     entry: int
     """The number of the entry that it is about; -1 if it is about none."""
     what: str
@@ -86,7 +86,7 @@ class Inspection:
     torn: Flaw | None = None
     """What a crash left at the end, which was never acknowledged."""
     acknowledged: bytes | None = None
-    """Digest of the entry here that has the number of the one that ``synced`` names."""
+    """Digest of the entry here with the number that ``synced`` names."""
 
     def blame(self, flaw: Flaw) -> None:
         """Note a flaw."""

@@ -120,7 +120,8 @@ class MembershipCore:
         self._message_quotas = KeyedQuotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
         self._told_changes = 0
-        """`ActiveView.changes` when the driver was last told of our neighbours."""
+        """Value of `ActiveView.changes` when the neighbours were last reported to the
+        driver."""
         self._own_time = OwnTime(self._on_resume)
         self._due = math.inf
         self._resumed = -math.inf
@@ -139,7 +140,7 @@ class MembershipCore:
 
     @property
     def has_neighbour(self) -> bool:
-        """Whether we have a neighbour."""
+        """True if we have a neighbour."""
         return bool(self._active_view.neighbours)
 
     @property
@@ -148,7 +149,7 @@ class MembershipCore:
         return self._verifier.clock_off(len(self._members))
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is one of the `members`."""
+        """Return True if ``peer`` is one of the `members`."""
         return peer in self._members and self._verifier.may(peer)
 
     def shown_by(self, peer: PeerId) -> bytes:
@@ -482,8 +483,7 @@ class MembershipCore:
         self._active_view.fill(now)
 
     def _refute_suspicions(self, now: float) -> None:
-        """A sign of life to those who asked for one. A neighbour hears that we are neighbours
-        still."""
+        """Send a heartbeat to the peers that asked for a sign of life."""
         signed, peers = self._local.refute(now), self._local.take_suspecters()
         neighbours = self._active_view.neighbours
         ours = [peer for peer in peers if peer in neighbours]
@@ -504,7 +504,7 @@ class MembershipCore:
             )
 
     def _flush(self, now: float) -> None:
-        """Pass on floods and news, to each neighbour what it may not know."""
+        """Send floods and news to each neighbour that may lack them."""
         neighbours = self._active_view.neighbours
         for peers, floods in self._dissemination.take_floods(now, neighbours):
             suspected = tuple([flood.signed for flood in floods if flood.suspected])

@@ -1,4 +1,4 @@
-"""What goes into the membership core and what comes out of it; what a member is."""
+"""Events, effects and records of the membership core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EffectBuffer:
         self._effects: list[Effect] = []
 
     def put(self, effect: Effect) -> None:
-        """Any effect."""
+        """Add any effect."""
         self._effects.append(effect)
 
     def send(self, peer: PeerId, message: Message) -> None:
@@ -122,8 +122,7 @@ class Change(Enum):
     DIED = "died"
     """It fell silent."""
     FORGOTTEN = "forgotten"
-    """It may live, but there is no room for it, no news of it, or it is not admitted any
-    more."""
+    """The peer may live, but there is no room, no news, or no admission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,11 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Send heartbeats to these too, from now on; replaces what was said before."""
+    """Send heartbeats to these peers too, replacing the previous set."""
 
     peers: tuple[PeerId, ...]
     has_audience: bool = True
-    """Whether others that are no neighbours will send us heartbeats, so that each is kept: we
+    """True if others that are no neighbours will send us heartbeats, so that each is kept: we
     are an officer."""
 
 

@@ -78,7 +78,7 @@ class FailureDetector:
         self._checks: dict[PeerId, PendingCheck] = {}
         """By the suspected peer. The quotas of `FloodQuotas` bound them."""
         self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
-        """Who suspects a peer that we hear ourselves, and is to know what it says next."""
+        """Peers that suspect somebody whom we hear, and want its next sign of life."""
         self._probed_at: dict[PeerId, float] = {}
         """When we asked a peer that we hear because it was suspected, longest ago first."""
         self._quotas = quotas
@@ -236,7 +236,7 @@ class FailureDetector:
             self._effects.tell(change, member)
 
     def forget(self, peer: PeerId) -> None:
-        """There is no room for the peer, no news of it, or it is not admitted."""
+        """Forget a peer without room, news or admission."""
         member = self._members.drop(peer)
         if member is not None:
             self._effects.tell(Change.FORGOTTEN, member)

@@ -87,7 +87,7 @@ class KeyedQuotas:
         return True
 
     def has(self, peer: PeerId | bytes, now: float) -> bool:
-        """Whether ``peer`` has a token left."""
+        """Return True if ``peer`` has a token left."""
         emptied = self._emptied.get(peer)
         return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
@@ -119,7 +119,7 @@ costs no trust."""
 
 
 class FloodQuotas:
-    """Quotas of what is passed on, and of what is answered: tokens an interval, and at once."""
+    """Quotas of forwarded and answered messages: tokens per interval, and a burst."""
 
     def __init__(self, interval: float) -> None:
         self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
@@ -164,7 +164,7 @@ class FloodQuotas:
         self._answered_to_others = RateLimit(4.0 / interval, 8192.0)
 
     def trusts_suspicions(self, now: float) -> bool:
-        """Whether few suspicions were refuted lately."""
+        """Return True if few suspicions were refuted lately."""
         return self._trust.available(now) >= 1
 
     def count_refutation(self, peer: PeerId, ahead: int, now: float) -> None:

@@ -21,7 +21,7 @@ from p2p.offence import Offence
 
 
 class HeartbeatVerifier:
-    """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
+    """Verifies heartbeats, counts dropped ones, and penalises the peer at fault."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class HeartbeatVerifier:
         self._penalise = penalise
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
-        """Whether this is an open run."""
+        """True if this is an open run."""
         # Peers remembered that have shown their stamp: as many as connections are counted
         # (`quotas.MAX_QUOTAS`).
         self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
@@ -70,21 +70,21 @@ class HeartbeatVerifier:
         return False
 
     def is_signed(self, signed: SignedHeartbeat) -> bool:
-        """Whether the signature is good."""
+        """Return True if the signature is good."""
         wire = signed.wire
         return self._verify(
             signed.heartbeat.peer, PROTOCOL_ID, wire[:-SIGNATURE_BYTES], wire[-SIGNATURE_BYTES:]
         )
 
     def has_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` has shown its stamp, or needs none."""
+        """Return True if ``peer`` has shown its stamp, or needs none."""
         is_stamped = self._is_stamped
         if is_stamped is None or (peer in self._stamped and self.may(peer)):
             return True
         return is_stamped(peer, b"")
 
     def refuse_stamp(self, peer: PeerId) -> None:
-        """Count what is not heard, for lack of a stamp or of an admission."""
+        """Count a heartbeat that is ignored for lack of a stamp or an admission."""
         self.counters["no stamp" if self.may(peer) else "unadmitted"] += 1
 
     def refuse(self, reason: str, peer: PeerId, offence: Offence, detail: str = "") -> None:
@@ -102,9 +102,9 @@ class HeartbeatVerifier:
     def _shows_stamp(
         self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]
     ) -> bool:
-        """Whether the stamp in a heartbeat will do. Costs a hash, of an invite two signatures;
-        that of the heartbeat is verified after that. Another stamp than the last one is looked
-        at, and takes nothing away."""
+        """Return True if the stamp in a heartbeat will do. Costs a hash, of an invite two
+        signatures; that of the heartbeat is verified after that. Another stamp than the last
+        one is looked at, and takes nothing away."""
         peer, shown = signed.peer, signed.heartbeat.profile.stamp
         known = self._stamped.get(peer)
         if known == shown and self.may(peer):

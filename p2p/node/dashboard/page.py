@@ -21,7 +21,7 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
-"""By path: the file, and what it is."""
+"""Files of the page and their types, by path."""
 _LINKS: Final = re.compile(r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?")
 
 

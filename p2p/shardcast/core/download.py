@@ -1,4 +1,4 @@
-"""One version on its way to this node: what is here, asked for, late, and held by others.
+"""State of one version on its way to this node: present, requested, late, held by others.
 
 A `Download` decides what is late; `p2p.shardcast.core.repair` decides whom to ask for it. It
 ends as the record of a version that is whole, from which this node serves others.
@@ -72,13 +72,13 @@ class Availability:
         self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
 
     def needs(self, peer: PeerId, chunk: int) -> bool:
-        """Whether ``peer`` may still need this chunk, as far as this node knows."""
+        """Return True if ``peer`` may still need this chunk, as far as this node knows."""
         return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(
             peer, EMPTY
         )
 
     def is_rare(self, chunk: int) -> bool:
-        """Whether at most half of the known holders hold it.
+        """Return True if at most half of the known holders hold it.
 
         Half, so that one that boasts of all chunks does not keep an origin from giving them
         once more, and those given last before its death, which few hold, are given, too.
@@ -131,7 +131,7 @@ class LateChunks:
         self._turn = 0.0
         """Seconds between two chunks that the origin gave away, in the mean."""
         self.overdue = EMPTY
-        """Chunks that were passed over so long ago that the origin should hear of it."""
+        """Chunks passed over long enough ago that the origin should be asked."""
         self._passed: dict[int, float] = {}
         self._behind = Patience(ceiling=4 * stall)
         """How long after later ones the chunks that were passed over come: roots of unequal
@@ -181,7 +181,7 @@ class LateChunks:
                 self.note_urgent(chunk)
 
     def mark_late(self, now: float, patience: float) -> None:
-        """Make urgent what was seen ``patience`` ago."""
+        """Mark chunks as late that others have had for ``patience`` seconds."""
         while self._seen:
             chunk, seen = next(iter(self._seen.items()))
             if seen.when + patience > now:
@@ -228,14 +228,14 @@ class Download:
     def __init__(
         self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
     ) -> None:
-        """``encoding`` is what is fetched of the version; the anchor unless it is said."""
+        """``encoding`` is fetched; the anchor by default."""
         self.manifest = manifest
         self.encoding = encoding if encoding is not None else manifest.anchor
         self.count = self.encoding.chunks
         self.index: Index | None = None
         """None until it is known: no chunk can be judged before."""
         self.stored = False
-        """Whether it is whole, durable and assembled."""
+        """True if it is whole, durable and assembled."""
         self.pull_only = False
         """No peer will push it to this node: it pulls what any holder has."""
         self.failed = EMPTY
@@ -243,9 +243,9 @@ class Download:
         self.may_ask_origin = False
         """Whether to ask the origin for what no other peer is known to have."""
         self.name = manifest.name_of(self.encoding)
-        """The digest by which messages name what is fetched."""
+        """Digest by which messages name the fetched encoding."""
         self.is_patch = not self.encoding.is_anchor
-        """Whether it is no policy, but what makes one of another."""
+        """True if it is no policy, but what makes one of another."""
         self.wire_per_chunk = self.encoding.wire / self.count
         """Bytes of a chunk on the wire, in the mean."""
         self.all = ChunkSet.below(self.count)
@@ -304,8 +304,8 @@ class Download:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether other peers and the origin were asked again and again, nothing came, and none
-        of them has anything of what is missing."""
+        """Return True if peers and the origin were asked repeatedly, nothing came, and no peer
+        has a missing chunk."""
         needed = self.wanted - self.verified
         return (
             self.inquiries >= _MOST_INQUIRIES
@@ -320,12 +320,12 @@ class Download:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every chunk is verified."""
+        """True if every chunk is verified."""
         return not self._left
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more of it is fetched."""
+        """Return True if nothing more of it is fetched."""
         return self.is_whole or (
             self.wanted is not self.all and not self.wanted - self.verified
         )
@@ -344,7 +344,7 @@ class Download:
 
     @property
     def patience(self) -> float:
-        """Seconds that a chunk may lag behind others' possession of it before it is pulled."""
+        """Seconds for which a chunk may lag behind others' possession before it is pulled."""
         return self._pace.patience(self._left)
 
     @property
@@ -391,7 +391,7 @@ class Download:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether some chunk is urgent, asked for or not."""
+        """True if some chunk is urgent, asked for or not."""
         return bool(self._lateness.urgent)
 
     # What other peers hold
@@ -412,7 +412,7 @@ class Download:
         self._lateness.note_withheld(chunk)
 
     def lose(self, peer: PeerId) -> None:
-        """Forget ``peer``; what it was to bring is urgent now."""
+        """Forget `peer`; the chunks that it should bring become urgent."""
         self.availability.lose(peer)
         for chunk in [c for c, request in self.requests.items() if request.peer == peer]:
             self._give_up(chunk)

@@ -1,4 +1,4 @@
-"""What can happen to a `ShardcastCore`, and what it can ask its driver to do."""
+"""Events and effects of a `ShardcastCore`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ChunkCame:
     size: int
     """Its bytes on the wire."""
     is_right: bool = True
-    """Whether it unpacks to the span that the index names."""
+    """True if it unpacks to the span that the index names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """There is room for a policy, of this version, that was `Unusable` for lack of it."""
+    """There is room now for a version that was `Unusable` for lack of it."""
 
     policy: bytes
     manifest: Manifest
@@ -187,7 +187,7 @@ class Accept:
 
     span: Span
     is_expected: bool
-    """Whether it is no surprise: it was asked for, or the roster names its sender."""
+    """True if it is no surprise: it was asked for, or the roster names its sender."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class GiftStage(Enum):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the chunk is given before any new one."""
+        """True if the chunk is given before any new one."""
         return self in {GiftStage.LATE, GiftStage.AGAIN}
 
 
@@ -135,7 +135,7 @@ class GivenChunk:
 
 
 class Root:
-    """One root of the forest: what it was given, what it confirmed, how fast."""
+    """A root of the forest: chunks given and confirmed, and its speed."""
 
     def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
         """By their classes its children can take ``rate`` chunks a second."""
@@ -143,7 +143,7 @@ class Root:
         """None once it is the root of no stripe any more: it still confirms."""
         self.confirmed = 0
         self.trusted = True
-        """Whether it may be given more: not while a chunk of its own is late."""
+        """True if it may be given more: not while a chunk of its own is late."""
         self.patience = patience
         """How long to wait for its confirmations."""
         self._line = line
@@ -167,12 +167,12 @@ class Root:
 
     @property
     def is_open(self) -> bool:
-        """Whether it asks for more than it was given."""
+        """True if it asks for more than it was given."""
         return self.stripe is not None and self.trusted and self.given < self._granted
 
     @property
     def has_credit(self) -> bool:
-        """Whether it may be given a chunk more, by its own word and by what its line holds.
+        """True if it may be given a chunk more, by its own word and by what its line holds.
 
         Its class says what the line carries until its confirmations do.
         """
@@ -218,20 +218,21 @@ class Root:
 
     @property
     def late_at(self) -> float:
-        """When the first chunk that it owes is late; infinite if there is none, or it was late
-        already. One that has not left waits in the origin's own queue."""
+        """Time at which its first unconfirmed chunk is late; infinite if there is none, or it
+        was late already. Chunks in the origin's own queue do not count."""
         if not (self.trusted and self.pending):
             return math.inf
         oldest = self.gifts[self.confirmed]
         return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
 
     def distrust(self) -> list[Gift]:
-        """Give it nothing more until it has confirmed what it owes; returns that."""
+        """Give it nothing until it has confirmed its chunks; return those."""
         self.trusted = False
         return self.gifts[self.confirmed :]
 
     def at_risk(self) -> list[Gift]:
-        """What it may not have relayed if it is gone: what it owes, and what it got last."""
+        """Chunks that it may not have relayed if it is gone: unconfirmed ones and the last
+        ones."""
         return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
 
     def retire(self) -> list[Gift]:
@@ -258,9 +259,9 @@ class HandOut:
         lines: Lines,
         told: Availability | None = None,
     ) -> None:
-        """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
-        anchor. ``stall`` is the shortest of all waits. ``told`` is given if an earlier life
-        began the hand-out: what the peers say that they hold."""
+        """``encoding`` of ``version`` is handed out: a patch on the version before, or the
+        anchor. ``stall`` is the shortest wait. ``told`` has what peers hold, if an earlier life
+        began the hand-out."""
         self.version = version
         self.forest = forest
         self.progress = now
@@ -284,7 +285,7 @@ class HandOut:
         self.demoted: set[PeerId] = set()
         """Roots that lost their stripe by reports."""
         self._roots: dict[PeerId, Root] = {}
-        """Roots, and those that were by an earlier roster."""
+        """Roots, and former roots of earlier rosters."""
         self._back: dict[PeerId, None] = {}
         """Roots that were lost and came again: both sides count from the start."""
         self._began = now
@@ -299,7 +300,7 @@ class HandOut:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier life of the origin began it."""
+        """True if an earlier life of the origin began it."""
         return self._told is not None
 
     @property
@@ -313,7 +314,7 @@ class HandOut:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left that has to be given, or no root to give it to."""
+        """True if nothing is left that has to be given, or no root to give it to."""
         return (self._next == self._count and not self._again) or not self._active
 
     @property
@@ -382,7 +383,8 @@ class HandOut:
         return peer, root.stripe, number
 
     def _first_chunk(self) -> int | None:
-        """What to give next: what failed, then what is new, then what is doubted."""
+        """Return the next chunk to give: failed ones first, then new ones, then doubtful
+        ones."""
         if self._again:
             return next(iter(self._again))
         if self._next < self._count:
@@ -474,8 +476,8 @@ class HandOut:
         return True
 
     def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
-        """``peer`` has the whole version, and says which stripe brought how much of it. Whether
-        that is news, of a peer that was to be fed."""
+        """Note that `peer` has the whole version and how much each stripe brought. Return True
+        if that is news of a peer that was to be fed."""
         return any(
             peer in forest.roster.positions for forest in self._forests.values()
         ) and self._receipts.note(peer, receipt)

@@ -67,17 +67,17 @@ class Origin:
         """When the peers have reported on a hand-out, as far as they do."""
 
     def publish(self, download: Download, *, resumed: bool) -> None:
-        """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
-        out."""
+        """Make `download` the next version to hand out; ``resumed`` if an earlier life began
+        it."""
         self._next, self._resumed = download, resumed
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to start and nothing to give."""
+        """True if there is nothing to start and nothing to give."""
         return self._next is None and not self._handouts
 
     def start(self, now: float) -> list[ev.Effect]:
-        """Announce and hand out what is next, if it is its turn."""
+        """Announce and hand out the next version, if it is its turn."""
         download = self._next
         if download is None or now < self._turn_at:
             return []
@@ -109,11 +109,11 @@ class Origin:
 
     @property
     def _turn_at(self) -> float:
-        """When what is next starts at the latest: none of the others delays it any more."""
+        """Time at which the next version starts at the latest."""
         return max((h.delays_until for h in self._handouts.values()), default=-math.inf)
 
     def is_resumed(self, policy: bytes) -> bool:
-        """Whether an earlier life of this node began to hand out ``policy``."""
+        """Return True if an earlier life of this node began to hand out ``policy``."""
         handout = self._handouts.get(policy)
         return handout is not None and handout.is_resumed
 
@@ -182,8 +182,8 @@ class Origin:
             handout.note_left(peer, now)
 
     def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
-        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
-        Something is under way to ``lanes`` peers."""
+        """Return True if a chunk that ``by`` asks for is given along the forest, not to it
+        alone. Something is under way to ``lanes`` peers."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False

@@ -75,7 +75,7 @@ class Patience:
         self.usual += SMOOTHING * (sample - self.usual)
 
     def wait(self, floor: float = 0.0) -> float:
-        """Seconds after which it is late; at least ``floor`` whatever the ceiling."""
+        """Seconds after which a chunk is late; at least ``floor``, whatever the ceiling."""
         late = max(self._floor, self.usual + _DEVIATIONS * self._deviation)
         return max(floor, min(self._ceiling, late))
 
@@ -84,8 +84,8 @@ SLOW_LINK: Final = 1 * MIB
 """Bytes per second of a link that is slow and yet no fault. The time of a chunk is guessed from
 it until one has come: 4 s for the largest, 62 ms for 64 KiB."""
 IN_FLIGHT: Final = 16
-"""Chunks that may come before the one that is missed: each of eight parents may have one under
-way and one waiting. After so many chunk times without a chunk, what is missing is pulled."""
+"""Chunks that may come before a missed one: each of eight parents may have one under way and
+one waiting. After as many chunk times without a chunk, missing ones are pulled."""
 
 
 def shortest_wait(chunk_bytes: float, stall: float) -> float:
@@ -101,7 +101,7 @@ def longest_wait(chunk_bytes: float, stall: float) -> float:
 
 
 class ChunkPace:
-    """What the arrivals of one version teach about waiting for the rest of it."""
+    """Estimates from one version's arrivals how long to wait for the rest."""
 
     def __init__(self, chunk_bytes: float, now: float, stall: float) -> None:
         self.progress = now

@@ -67,11 +67,11 @@ class Peers:
         self._banned[peer] = None
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether this node never deals with ``peer`` again."""
+        """Return True if this node never deals with ``peer`` again."""
         return peer in self._banned
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Whether it is of no use to send ``peer`` anything."""
+        """Return True if it is of no use to send ``peer`` anything."""
         return peer in self._lost or peer in self._banned
 
 
@@ -93,7 +93,7 @@ class Flows:
         self._sent.renew(peer, self._sent.get(peer, 0) + size)
 
     def health(self) -> dict[str, dict[str, int]]:
-        """As plain values."""
+        """Health as plain values."""
         return {
             "from": {str(peer): size for peer, size in self._came.items()},
             "to": {str(peer): size for peer, size in self._sent.items()},

@@ -111,7 +111,7 @@ class Uplink:
             self._end(peer, now)
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """``peer`` is gone, and with it what was under way."""
+        """Forget `peer` and what was under way to it."""
         if peer in self._under_way:
             self._end(peer, now)
 
@@ -141,7 +141,7 @@ class _RootCredit:
     """What the origin gave this node of one version, and how much more it may give."""
 
     children: tuple[PeerId, ...] = ()
-    """The peers to which the last of it was relayed."""
+    """Peers to which the last chunk was relayed."""
     received: int = 0
     kept_up: int = 0
     """Chunks received when the children last kept up."""
@@ -258,8 +258,8 @@ class Upload:
         *,
         needed: bool,
     ) -> None:
-        """A child that lacks the chunk, or has children itself, is told that it is not
-        pushed."""
+        """Tell a child that a chunk is not pushed, if it lacks the chunk or has children
+        itself."""
         forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
             self._announcer.note_withheld(child, header, now)
@@ -324,8 +324,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell ``peer`` what is here, now and from now on; bring the index on the bulk stream
-        if it is wanted. Nothing if it has asked for more than it can need."""
+        """Tell `peer` what is here, now and from now on, and send the index if it is wanted.
+        Ignores peers that asked for more than they can need."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)
@@ -338,8 +338,7 @@ class Upload:
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
-        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too
-        many.
+        """Queue a requested chunk if it is here and `peer` has few waiting.
 
         One that is queued for it already goes to the front instead: it must not be sent twice.
         """
@@ -377,7 +376,7 @@ class Upload:
         return sum(queue.backlog > 0 for queue in self._queues.values())
 
     def has_room(self, root: PeerId) -> bool:
-        """Whether a root can be given a further chunk of a hand-out."""
+        """Return True if a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)
         return not self._peers.is_gone(root) and (queue is None or queue.backlog < CREDIT)
 

@@ -154,7 +154,7 @@ class AddressBook:
                 del self._crowds[network]
 
     def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
-        """The peer untouched for longest, among those that may be forgotten."""
+        """Return the least recently used peer that may be forgotten."""
         oldest = itertools.islice(book, _LOOK)
         first = next(iter(book))
         return next((peer for peer in oldest if not self._keeps(peer)), first)
@@ -261,7 +261,7 @@ class Scores:
         self._banned[peer] = None
 
     def is_refused(self, peer: PeerId, now: float) -> bool:
-        """Whether connections to and from ``peer`` are unwelcome."""
+        """Return True if connections to and from ``peer`` are unwelcome."""
         return peer in self._banned or now < self._refused.get(peer, -math.inf)
 
     def _faded(self, record: _Record, now: float) -> float:
@@ -333,8 +333,8 @@ class ConnectionGater:
         return tuple(addr.with_peer(peer) for addr in self.book.of(peer))
 
     def is_sure(self, peer: PeerId) -> bool:
-        """Whether a dial to ``peer`` is our own wish: the node wants to keep it, or its address
-        is its own signed word, or the owner's."""
+        """Return True if a dial to ``peer`` is our own wish: the node wants to keep it, or its
+        address is its own signed word, or the owner's."""
         return self.is_protected(peer) or bool(self.book.certain(peer))
 
     def places_to_dial(self, peer: PeerId, now: float) -> tuple[Multiaddr, ...]:
@@ -378,7 +378,8 @@ class ConnectionGater:
             raise PeerUnreachable(f"{peer} is refused for what it did")
 
     def may_send(self, peer: PeerId, now: float) -> bool:
-        """Whether a message to ``peer``, to which there is no connection, is worth a dial."""
+        """Return True if a message to ``peer``, to which there is no connection, is worth a
+        dial."""
         return (
             peer != self._own
             and not self.scores.is_refused(peer, now)
@@ -398,13 +399,11 @@ class ConnectionGater:
     # Whom to refuse, and whom to keep.
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
-        """Keep connections to ``peers``; replaces what was protected for the same
-        ``purpose``.
-        """
+        """Keep connections to `peers`, replacing those of the same ``purpose``."""
         self._protected[purpose] = frozenset(peers)
 
     def is_protected(self, peer: PeerId) -> bool:
-        """Whether the node keeps ``peer`` whatever strangers do."""
+        """Return True if the node keeps `peer` whatever strangers do."""
         return any(peer in peers for peers in self._protected.values())
 
     def _is_kept(self, peer: PeerId) -> bool:

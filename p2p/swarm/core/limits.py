@@ -133,9 +133,8 @@ class NetGroup:
     host: str
     network: str
     limited: bool
-    """Whether limits per host and network apply: not on loopback, nor where there are no
-    addresses.
-    """
+    """True if limits per host and network apply: not on loopback, nor where there are no
+    addresses."""
 
 
 UNKNOWN: Final = NetGroup("", "", limited=False)
@@ -193,11 +192,11 @@ class PendingHandshake:
     since: float
     abort: Callable[[], None]
     has_gone: Callable[[], bool] = bool
-    """Whether its dialer has hung up, where that can be known."""
+    """True if its dialer has hung up, where that can be known."""
     heard: bool = False
-    """Whether it has said anything."""
+    """True if it has said anything."""
     begun: bool = False
-    """Whether it had its turn: its cryptography was begun."""
+    """True once its cryptography was begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +212,7 @@ class Usage:
     """
 
     was_used: bool = False
-    """Whether anything was asked or said since the peer connected."""
+    """True if anything was asked or said since the peer connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -294,7 +293,8 @@ class Budget:
     # Handshakes.
 
     def begin_handshake(self, pending: PendingHandshake) -> PendingHandshake | None:
-        """Count a newcomer in; returns the one that must go for it, which is counted out."""
+        """Count a newcomer in; return the handshake that makes room for it, which is counted
+        out."""
         victim = None
         if self._handshakes:
             victim = self._handshake_victim(pending.group)
@@ -328,8 +328,8 @@ class Budget:
         return self._worst_handshake(self._handshakes)
 
     def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
-        """The oldest of the network with the most; a silent one, unless those hold less than a
-        quarter; else one that waits for its turn, unless those hold less than a quarter.
+        """Return the oldest handshake of the network with the most: a silent one, unless those
+        hold less than a quarter; else a waiting one, unless those hold less than a quarter.
 
         A dialer speaks first, in the packet behind its SYN, so who is silent after a moment
         waits for nothing of ours; yet every newcomer is silent for an instant, so a quarter of
@@ -354,7 +354,7 @@ class Budget:
     # Connections.
 
     def admit(self, held: HeldConnection) -> list[HeldConnection]:
-        """Count a connection in, and return those that must go for it, which are counted out.
+        """Count a connection in; return those that make room for it, which are counted out.
 
         Where everything else is protected, that is the newcomer itself.
         """
@@ -449,7 +449,7 @@ class Budget:
     # Streams.
 
     def serve(self, stream: ServedStream) -> ServedStream | None:
-        """Count a stream in; returns the one that must go for it, which is counted out.
+        """Count a stream in; return the one that makes room for it, which is counted out.
 
         A peer over its own share loses the newcomer. When all places are taken, the peer with
         the most loses its newest; protected peers come last.
@@ -528,7 +528,7 @@ class FadingCounts:
         self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(4096)
 
     def add(self, name: str, now: float) -> None:
-        """It happened once more."""
+        """Count one more event."""
         self._counts.renew(name, (self.count(name, now) + 1.0, now))
 
     def count(self, name: str, now: float) -> float:

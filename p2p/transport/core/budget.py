@@ -150,8 +150,8 @@ class HostBudget:
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers; kept by each `MuxQueue`, and, for what is sealed and waits
-        for the network, by each `p2p.transport.connection.Connection`."""
+        """Bytes queued for peers, kept by each `MuxQueue`, and by each
+        `p2p.transport.connection.Connection` for sealed bytes."""
         self.lingering = 0
         """Streams that are over for us only; kept by each `p2p.transport.core.yamux.Mux`."""
         self.evicted = 0

@@ -38,7 +38,7 @@ _GREETING: Final = line(HEADER)
 
 
 class _Lines:
-    """Splits bytes into lines and remembers what is not ours."""
+    """Splits bytes into lines and keeps what follows the negotiation."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -95,7 +95,7 @@ class Proposer:
         self._out = bytearray(_GREETING)
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """Whether what comes is not looked at any more; never, on this side."""
+        """True if what comes is not looked at any more; never, on this side."""
         self._propose()
 
     def _propose(self) -> None:
@@ -146,7 +146,7 @@ class Chooser:
         """What the peer has proposed so far."""
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """Whether what comes is not looked at any more: data of a protocol that was refused."""
+        """True if what comes is not looked at any more: data of a protocol that was refused."""
 
     @property
     def leftover(self) -> bytes:
@@ -154,9 +154,7 @@ class Chooser:
         return self._lines.rest
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the peer now; the header is there before anything was
-        received.
-        """
+        """Return what must be sent now; at first the header."""
         data = bytes(self._out)
         self._out.clear()
         return data

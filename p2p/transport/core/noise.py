@@ -212,7 +212,7 @@ class NoiseHandshake:
 
     @property
     def done(self) -> bool:
-        """Whether `session` may be asked for."""
+        """True if `session` may be asked for."""
         return self._session is not None
 
     @property
@@ -386,7 +386,7 @@ class NoiseSession:
         return opened
 
     def _complete_tail(self, view: memoryview, opened: list[bytearray]) -> memoryview:
-        """Fill up the unfinished record from ``view``; returns what is left of it."""
+        """Complete the unfinished record from `view`; return the rest."""
         tail = self.tail
         taken = 0
         if len(tail) < 2:
