@@ -1,4 +1,4 @@
-"""How a service drives its core: events in, effects carried out in order, one timer.
+"""Driver of a core: events in, effects carried out in order, one timer.
 
 Theory of operation
 -------------------

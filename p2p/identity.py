@@ -1,4 +1,4 @@
-"""Who a peer is: an Ed25519 key, its libp2p name, and signatures that mean one thing only.
+"""Identities: an Ed25519 key, its libp2p name, and signatures with a domain.
 
 A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key
 (specs/peer-ids), so the name *is* the key and needs no look-up. Everything signed

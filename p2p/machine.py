@@ -46,8 +46,8 @@ billions, and some libraries walk over all of them."""
 UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 """Errors of names that a file system cannot have."""
 _UNFINISHED: Final = ".shoal-"
-"""What files begin with that are renamed when they are whole. Not with the name that they get,
-which may be as long as a name can be."""
+"""Prefix of unfinished files, which are renamed when they are whole. The final name is left
+out, as it may already have the greatest length."""
 TRIM_EVERY: Final = 1.0
 """Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
 what was freed and what was taken anew add up."""
@@ -128,7 +128,7 @@ class RealTimer:
 
 
 class RealWorld:
-    """One node's share of this machine. Open it with `open_world`."""
+    """A node's share of this machine. Open it with `open_world`."""
 
     def __init__(
         self, signer: Signer, folder: Path, mounts: Mapping[str, Path] | None = None
@@ -212,7 +212,8 @@ class RealWorld:
         return self._workers.open(argv, name, confined)
 
     async def containment(self) -> Containment:
-        """How workers are contained on this machine; probed once. Raises `WorkerNotStarted`."""
+        """Return how workers are contained on this machine; probed once. Raises
+        `WorkerNotStarted`."""
         return await self._workers.containment()
 
     def trace(self, name: str, **fields: object) -> None:

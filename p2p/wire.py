@@ -251,9 +251,8 @@ def unpack_untrusted(
 
 
 def _counter(max_items: int) -> Callable[[_Container], _Container]:
-    """What msgpack calls with each list or table that it has read. It raises `ValueError` at
-    one too many.
-    """
+    """Return a hook that msgpack calls with each list or table; it raises `ValueError` at one
+    too many."""
     left = max_items + 1
 
     def count(container: _Container) -> _Container:
@@ -316,10 +315,10 @@ def message_untrusted(
 
 
 class Codec(NamedTuple):
-    """How one field of a message is written."""
+    """Encoding of a message's field."""
 
     kind: type
-    """Its type on the wire."""
+    """Its wire type."""
     encode: Callable[[Any], object] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
     """May raise `BadMessage`."""

@@ -70,7 +70,7 @@ class Origins:
         self, world: World, bases: Sequence[str], session: Any, folder: str, silence: float
     ) -> None:
         self.says = "waits for an answer"
-        """How it gets on, for people."""
+        """Progress, for people."""
         self._world = world
         self._bases = bases
         self._session = session

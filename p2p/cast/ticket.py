@@ -44,7 +44,7 @@ class Ticket:
 
     pusher: PeerId
     addrs: tuple[Multiaddr, ...]
-    """Where the pusher listens, without its name."""
+    """Addresses of the pusher, without its id."""
     secret: bytes = field(repr=False)
     name: str
     """The name of the file or folder, without a path."""

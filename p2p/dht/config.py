@@ -12,7 +12,7 @@ from p2p.door import check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtConfig:
-    """How hard lookups try, how many hold a record, and how often everything is refreshed."""
+    """Effort of lookups, number of holders of a record, and refresh intervals."""
 
     difficulty: int = DIFFICULTY
     """Leading zero bits of a work stamp. The same for all nodes of a swarm."""

@@ -94,12 +94,12 @@ class Dht:
 
     @property
     def contacts(self) -> int:
-        """How many contacts the routing table holds."""
+        """Number of contacts in the routing table."""
         return self._core.contacts
 
     @property
     def records(self) -> int:
-        """How many records we hold for the swarm."""
+        """Number of records held for the swarm."""
         return self._core.records
 
     async def bootstrap(self, peers: Sequence[Multiaddr | PeerId | str]) -> int:
@@ -183,8 +183,7 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, ev.Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` says it can be dialled, which the host learns as well; empty if no
-        node knows."""
+        """Look up the addresses of `peer`, which the host learns as well; empty if unknown."""
         check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [

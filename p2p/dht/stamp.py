@@ -39,7 +39,7 @@ def dht_id(peer: PeerId, nonce: bytes) -> bytes:
 
 
 def stamp_work(peer: PeerId, nonce: bytes) -> int:
-    """How many leading zero bits the stamp's second hash has."""
+    """Return the leading zero bits of the stamp's second hash."""
     return zero_bits(_WORK_DOMAIN + peer.digest, nonce)
 
 

@@ -63,7 +63,7 @@ MAX_BACKOFF: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class PubsubMessage:
-    """One published message. Absent fields are None: the bytes that were signed must be rebuilt
+    """A published message. Absent fields are None, as the signed bytes must be rebuilt
     exactly."""
 
     author: bytes
@@ -91,7 +91,7 @@ class PubsubMessage:
 
 @dataclass(slots=True)
 class Rpc:
-    """All that one peer sends another at a time: subscriptions, messages, control."""
+    """An RPC: subscriptions, messages and control of one peer."""
 
     subscriptions: list[tuple[str, bool]] = default(default_factory=list)
     """Topic, and whether the sender subscribes to it or leaves it."""

@@ -107,7 +107,7 @@ def _number(entry: Entry) -> int:
 
 
 def _read(name: str, data: bytes) -> list[News]:
-    """What a file holds, up to the first damage."""
+    """Return what a file holds, up to the first damage."""
     found: list[News] = []
     try:
         if name.endswith(_FORK):

@@ -99,7 +99,7 @@ class Ledger:
         return len(self._places)
 
     def count(self, kind: str) -> int:
-        """How many entries of ``kind`` there are."""
+        """Return the number of entries of ``kind``."""
         return sum(place.kind == kind for _, place in self._places)
 
     async def append(self, kind: str, body: bytes) -> Entry:
@@ -154,9 +154,8 @@ class Ledger:
         return entries, bytes(data), places, head
 
     async def read(self, seqno: int) -> Entry:
-        """One entry from the disk. Raises `IndexError` if there is none, `StorageError` if it
-        has rotted.
-        """
+        """Read an entry from the disk. Raises `IndexError` if there is none, `StorageError` if
+        it has rotted."""
         if not 0 <= seqno < len(self._places):
             raise IndexError(
                 f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}"
@@ -169,7 +168,7 @@ class Ledger:
             raise self._rot(segment, place.offset, str(error)) from None
 
     async def entries(self, kind: str | None = None, *, start: int = 0) -> AsyncIterator[Entry]:
-        """All entries from number ``start`` on, oldest first, optionally of one kind only."""
+        """Yield entries from number ``start`` on, oldest first, optionally of one kind."""
         for seqno in range(start, len(self._places)):
             if kind is None or self._places[seqno][1].kind == kind:
                 yield await self.read(seqno)
@@ -219,7 +218,7 @@ class Ledger:
             await self._settle_or_note()
 
     async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
-        """How much of the ledger was on disk, and whether that is certain."""
+        """Return how much of the ledger was on disk, and whether that is certain."""
         path = self._world.disk.locate(self._mark_path)
         size = await self._world.disk.size(self._mark_path)
         if size is None:

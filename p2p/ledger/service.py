@@ -53,7 +53,7 @@ ASK_BACK: Final = 1.0
 """Seconds between two questions at least, whoever has more than we: as many as a tenth of a
 swarm's nodes may ask one node in an interval."""
 ASK_SECONDS: Final = 20.0
-"""For an answer: 256 KiB at 128 kbit/s."""
+"""Seconds to wait for an answer: 256 KiB at 128 kbit/s."""
 QUESTIONS: Final = 0.5
 """Questions a second that one peer may ask: five in the interval in which it means to ask
 one."""
@@ -70,7 +70,7 @@ OWN_BATCH: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeConfig:
-    """Whether and how often nodes tell each other what the run's officers have signed."""
+    """Exchange of officers' ledgers between nodes."""
 
     is_on: bool = False
     """Off unless the run file says otherwise: all nodes of a run must agree."""
@@ -84,7 +84,7 @@ class ExchangeConfig:
 
 
 class LedgerExchange:
-    """What this node knows of others' ledgers. Open it with `open_exchange`."""
+    """Copies of officers' ledgers at this node. Open it with `open_exchange`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LedgerExchange:
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
-        """Who has more than we, if one said so."""
+        """A peer that claims to have more than we."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
         """Time until which such a claim of each peer is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
@@ -129,7 +129,7 @@ class LedgerExchange:
         return author in self._exchange.forks
 
     def statements(self, author: PeerId, kind: str) -> list[Entry]:
-        """What ``author`` has stated of that kind, as far as it is kept and counts."""
+        """Return the author's valid statements of a kind."""
         return [one for one in self._exchange.statements(author) if one.kind == kind]
 
     def top(self, author: PeerId) -> int:
@@ -234,7 +234,8 @@ class LedgerExchange:
         return is_news
 
     async def _ask(self, peer: PeerId) -> bool:
-        """One question; whether the answer was news. One that is away is none."""
+        """Ask a peer one question; return True if the answer held news. An absent peer has
+        none."""
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):

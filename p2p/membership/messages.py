@@ -127,7 +127,7 @@ class Heartbeats:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """After these, nothing came: who knows better?"""
+    """Suspicion of peers that were silent after these heartbeats."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 

@@ -1,4 +1,4 @@
-"""Who is in a run by invite.
+"""Peers that are in a run by invite.
 
 A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
 edition, for this run and this identity, not over, not taken back, and among the first so many
@@ -40,7 +40,7 @@ GUESTS: Final = "guests"
 MAX_GUESTS: Final = 4_096
 """Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
 MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
-"""Of one inviter."""
+"""Most guests of one inviter."""
 TIDY: Final = 60.0
 """Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
 MAX_KEPT: Final = MAX_PASS + 64
@@ -146,7 +146,7 @@ class GuestBook:
         self._of[shown.grant.inviter] += 1
 
     def _leave(self, peer: PeerId) -> None:
-        """It has the use of its invite no more, nor a place; harmless if it has none."""
+        """Remove a guest and its use of an invite; harmless if it has none."""
         shown = self._guests.pop(peer, None)
         if shown is None:
             return

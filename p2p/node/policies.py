@@ -1,4 +1,4 @@
-"""How a run's policies are announced, and who is on their roster.
+"""Announcement of a run's policies, and their rosters.
 
 It is what SHARDCAST takes from gossip and membership, in a node as in `p2p.cast`, which has no
 run document and no DHT.

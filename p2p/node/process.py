@@ -58,7 +58,7 @@ class TextFormatter(logging.Formatter):
     no line and moves no cursor: it is escaped as Python does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or more with a traceback."""
+        """Format a record as one line, or more with a traceback."""
         record.exc_text = None  # that of another handler, as it came
         return super().format(record)
 
@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
     """A record as one line of JSON: time, level, logger, message, and its event with fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As ASCII without line ends."""
+        """Format a record as ASCII without line ends."""
         name = EVENT.match(str(record.msg))
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),

@@ -133,7 +133,7 @@ class Expired(UnusableEdition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How a node finds its run and its fellows."""
+    """How a node finds its run and the run's members."""
 
     ask_interval: float = 2.0
     """Seconds before the bootstrap peers are asked again, while none has answered; then twice
@@ -224,7 +224,7 @@ class RunBook:
         self._hinted = Notifier()
         self._rivalry = Rivalry(world)
         self.guests = GuestBook(world)
-        """Who is in by invite."""
+        """Guests of the run."""
         self.own_pass = b""
         """The pass of this node, if it was invited."""
         self._stamp_grace: tuple[int, float] = (0, -math.inf)

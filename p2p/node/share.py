@@ -36,7 +36,7 @@ _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
-    """What a node may take of its machine. The defaults set no limit."""
+    """Limits of what a node takes of its machine; none by default."""
 
     upload: float = 0.0
     """Bytes of policies per second to all peers together; 0: as the line carries."""
@@ -94,12 +94,12 @@ def _minute_of_day(wall: float) -> int:
 
 
 PAUSED: Final = "paused"
-"""In the node's folder while it is paused."""
+"""File in a paused node's folder."""
 WHY_PAUSED: Final = "its owner has paused it; shoal resume lets it go on"
 
 
 class Rest:
-    """What the owner wants."""
+    """The owner's wish that the node rests."""
 
     def __init__(self, world: World, share: ShareConfig, told: Callable[[], None]) -> None:
         """``told`` is called whenever `why_not` changes."""

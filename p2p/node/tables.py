@@ -219,7 +219,7 @@ def parse_toml(data: bytes, where: str) -> Table:
 
 
 COLUMN: Final = 32
-"""Where comments begin."""
+"""Column of comments."""
 
 
 def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:

@@ -1,4 +1,4 @@
-"""What the services of a node learn from each other, and how a node finds its fellows.
+"""Connections between a node's services, and how it finds members.
 
 Theory of operation
 -------------------
@@ -114,8 +114,8 @@ async def _keep(world: World, data: bytes) -> None:
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
-    """What our heartbeats have to show: nothing while the run document names us. Beside an
-    invite in an open run the stamp as well: others may have seen all its uses taken."""
+    """Return the credential of our heartbeats: empty while the run document names us. In an
+    open run the stamp goes with an invite, whose uses others may have seen taken."""
     own, run = dht.contact.peer, book.run
     if run is None or (run.may(own, Capability.GOSSIP) and not run.needs_stamp(own)):
         return b""
@@ -456,9 +456,7 @@ class Wiring:
             self._wanted.set()
 
     async def _find(self) -> None:
-        """Every now and then, and at once when alone: look for members, and for a newer run
-        document.
-        """
+        """Look for members and a newer run document, regularly, and at once when alone."""
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()

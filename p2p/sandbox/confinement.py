@@ -1,4 +1,4 @@
-"""What a worker process may reach and use: a value, the same on every system."""
+"""Limits of a worker process: a value, the same on every system."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ class Mechanism(Enum):
     SEATBELT = "seatbelt"
     """macOS: ``sandbox-exec``."""
     NONE = "none"
-    """No containment: only resource limits of the process, at best."""
+    """No containment, except resource limits of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containment:
-    """How one machine contains workers, found by trying."""
+    """How a machine contains workers, as tried."""
 
     mechanism: Mechanism = Mechanism.NONE
     """The mechanism that works here."""

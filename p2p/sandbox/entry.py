@@ -1,4 +1,4 @@
-"""What runs first in a confined worker: ``python -m p2p.sandbox.entry LIMITS MODULE ...``.
+"""First module of a confined worker: ``python -m p2p.sandbox.entry LIMITS MODULE ...``.
 
 It takes from its own process what the worker must not have, in an order in which each step can
 still be made: amounts, the user, the right to ever gain privileges, system calls. Then it says

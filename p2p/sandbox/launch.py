@@ -1,5 +1,5 @@
-"""From a confinement to a command: what stands in front of a worker on this machine, and which
-way to contain it works here, found by trying.
+"""From a confinement to the command line of a worker, by the mechanism that works on this
+machine.
 
 On Linux ``bwrap`` gives a worker its own view of the machine, mount by mount: mounts are made
 in the order of the words, later ones on top of earlier ones. What runs strangers' code sees an
@@ -39,7 +39,7 @@ from p2p.sandbox.seccomp import ARCHITECTURES
 from p2p.sandbox.trial import MACHINE, MOST, namespaces
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-"""All that Python ever opens below ``/dev``."""
+"""Devices that Python opens."""
 KERNEL_FILES: Final = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
     "/proc/fs", "/proc/mtrr",
@@ -63,7 +63,7 @@ def bwrap_command(
     secrets: Sequence[str],
     aliases: Mapping[str, str],
 ) -> list[str]:
-    """What to put in front of a command.
+    """Return the arguments before a command.
 
     ``folder`` is the node's, and ``secrets`` files that no worker may read, which exist. All of
     these paths and of ``confined`` are free of links; ``aliases`` are other names by which some
@@ -285,7 +285,7 @@ class Launch:
 
 
 def machine_name() -> str:
-    """Whose system calls a filter is for: empty where none is installed."""
+    """Return the machine whose system calls a filter is for; empty where none is installed."""
     if sys.platform != "linux":
         return ""
     name = platform.machine()
@@ -305,8 +305,8 @@ def launch(
     folder: str,
     keys: Sequence[str] = (),
 ) -> Launch:
-    """How to run ``python -m`` ``argv``, which sees nothing of ``folder``, the node's, but what
-    ``confined`` says, and never ``keys``."""
+    """Return the launch of ``python -m`` ``argv``, which sees nothing of the node's ``folder``
+    but what ``confined`` grants, and never ``keys``."""
     installation = find_installation()
     named = [*confined.readable, *confined.writable]
     named += [folder] if confined.sees_machine else []

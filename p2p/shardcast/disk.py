@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class DiskHealth:
-    """Whether a disk takes data; one log line whenever that changes.
+    """State of a disk, with one log line whenever it changes.
 
     A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too
     small, or has gone read-only). Either way a node that can read goes on: it serves what it

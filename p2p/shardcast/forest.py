@@ -210,7 +210,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """One tree over all peers, which are named by their places in the roster."""
+    """A tree over all peers, named by their places in the roster."""
 
     root: int
     parent: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a policy consists of: files, laid end to end, and the spans in which they are checked.
+"""Index of a policy: files, laid end to end, and the spans in which they are checked.
 
 The files of a policy are one stream of raw bytes, cut in *spans* at the borders of files and of
 tensors (`layout`). The index lists the files and, per span, its BLAKE3, its bytes and its kind.
@@ -60,7 +60,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """One file of a policy: its path within it, and its bytes.
+    """A file of a policy: its path within it, and its bytes.
 
     The path of a policy that is one file is empty: the same weights are the same policy
     whatever their file is called at the publisher's.
@@ -96,10 +96,9 @@ class Index:
     data: bytes = field(repr=False)
     digest: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
-    """Where each span starts in the concatenation of all files; a last entry holds the
-    total."""
+    """Start of each span in the concatenation of all files; the last entry is the total."""
     starts: tuple[int, ...] = field(repr=False)
-    """Where each file starts in that concatenation."""
+    """Start of each file in that concatenation."""
 
     @classmethod
     def of(cls, files: Sequence[PolicyFile], spans: Sequence[Span]) -> Index:

@@ -1,4 +1,4 @@
-"""What a policy version is: a small signed manifest, and an index that it names by digest.
+"""A policy version: a small signed manifest, and an index that it names by digest.
 
 The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped
 to every node. It names the *index* (`p2p.shardcast.index`), the list of files and spans, by
@@ -95,7 +95,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class ManifestBody:
-    """What a publisher says about one version, before it is signed."""
+    """Signed content of a manifest."""
 
     run: bytes
     version: PolicyVersion
@@ -183,8 +183,8 @@ class Manifest:
 
     @property
     def handed_out(self) -> Encoding:
-        """What the origin brings to those it feeds: the patch on the version before, which
-        nearly all of them hold, if there is one; else the anchor. The others are pulled."""
+        """The encoding that the origin hands out: the patch on the version before if there is
+        one, else the anchor. Others are pulled."""
         previous = self.body.previous_version
         return next((one for one in self.patches if one.base == previous), self.anchor)
 

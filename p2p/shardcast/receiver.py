@@ -1,4 +1,4 @@
-"""What peers send in bulk: one stream of each is read, and a chunk only if it is wanted.
+"""Receiving in bulk: one stream of each peer is read, and a chunk only if it is wanted.
 
 A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
 is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has
@@ -50,7 +50,7 @@ class FrameBudget:
     def __init__(self, limit: int = MAX_UNFINISHED) -> None:
         self._limit = limit
         self._frames: dict[trio.CancelScope, tuple[bool, int]] = {}
-        """By frame: whether its sender is expected to send it, and the bytes that came."""
+        """By frame: True if its sender is expected to send it, and the bytes that came."""
         self.held = 0
         """Bytes held now."""
 

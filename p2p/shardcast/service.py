@@ -91,7 +91,7 @@ class Shardcast:
         """Policies whose spans a task writes down; it notifies when it has written some."""
         self._disk = DiskHealth(world, store.folder)
         self._room = trio.CancelScope()
-        """Of the task that waits for room for the newest version that has none."""
+        """Cancels the task that waits for room for the newest version."""
         self.trouble: StorageError | None = None
         """Why the disk refuses, while it does."""
         self._unfinished: list[_Job] = []
@@ -150,8 +150,8 @@ class Shardcast:
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """What is wrong with files that peers asked for, by absolute path: ``changed`` since
-        they were published, or why they cannot be read."""
+        """Damage of files that peers asked for, by absolute path: ``changed``, or why they
+        cannot be read."""
         return self._store.damaged
 
     @property
@@ -167,7 +167,7 @@ class Shardcast:
 
     @property
     def stats(self) -> ShardcastStats:
-        """What this node moved and dropped since it started."""
+        """Bytes and counts since the start."""
         return self._core.stats
 
     @property

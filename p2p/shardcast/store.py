@@ -140,7 +140,7 @@ class PolicyStore:
         self._run = run
         self.cores = Cores(world)
         self.folder = f"{config.folder}/{run.hex()[:16]}"
-        """Where the policies of this run are."""
+        """Folder of this run's policies."""
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
@@ -201,7 +201,7 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     def unwritten(self, policy: bytes) -> int:
-        """How many spans of a policy are only in memory."""
+        """Return how many spans of a policy are only in memory."""
         entry = self._entries.get(policy)
         return len(entry.unwritten) if entry is not None else 0
 
@@ -322,7 +322,7 @@ class PolicyStore:
     async def _read_patch(
         self, entry: StoredPolicy, base: StoredPolicy
     ) -> tuple[Index, list[PatchRun]]:
-        """What a patch leads to, and its runs. Raises `BadMessage`."""
+        """Return the index that a patch leads to, and its runs. Raises `BadMessage`."""
         size = entry.index.size
         tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
         room = size - table_bytes_untrusted(tail, size)

@@ -1,4 +1,4 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and closes some at limits.
+"""Connections of a host: dials, accepts, adopts and carries them, and closes some at limits.
 
 Two peers that dial each other at once end up with two connections. Both work; new streams use
 the newest (after a restart the oldest may be a ghost that only a time-out will find), and the
@@ -156,7 +156,7 @@ class _Ready(trio.abc.AsyncResource):
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a `Connector` tells its host; none may block."""
+    """Callbacks of a `Connector` to its host; none may block."""
 
     serves: Callable[[ProtocolId], bool]
     """True if an incoming stream of the protocol is welcome."""
@@ -175,7 +175,7 @@ class Callbacks:
 
 
 class _Turns:
-    """Who is next when incoming handshakes are more than the CPU time they may have.
+    """Order of incoming handshakes when they exceed their CPU time.
 
     `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
@@ -192,7 +192,7 @@ class _Turns:
         """More than ``many`` that wait are a crowd."""
         self._many = many
         self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
-        """By network and host, oldest first."""
+        """Waiting handshakes by network and host, oldest first."""
         self._networks: Counter[str] = Counter()
         self.calling = False
         """True if a timer is set that calls the next."""
@@ -351,7 +351,7 @@ class Connector:
         )
 
     def usage(self, peer: PeerId) -> Usage | None:
-        """How useful a connected peer has been."""
+        """Return how useful a connected peer has been."""
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:

@@ -33,7 +33,7 @@ trigger.
 
 
 class Server:
-    """One task that serves streams. Its owner starts `run` after the first `begin`."""
+    """A task that serves streams. Its owner starts `run` after the first `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 
@@ -110,7 +110,7 @@ class Lane:
         self.is_running = False
         """True if a task carries what waits."""
         self.scope = trio.CancelScope()
-        """That of the task, while there is one."""
+        """Scope of the task, while there is one."""
         self.waiting: list[bytes] = []
         self.sweeps = 0
         """Calls of `Outbox.sweep` since a message has left."""

@@ -538,7 +538,7 @@ class ConnectionConfig:
 
 
 class _Pace(TokenBucket):
-    """How fast a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
+    """Rate at which a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """
@@ -567,7 +567,7 @@ class _Pace(TokenBucket):
 
 
 class _Tail:
-    """What a connection holds beside its streams, as the host's budget counts it.
+    """Bytes of a connection beside its streams, as the host's budget counts them.
 
     That is the unfinished record, and, while the reader waits, the whole ones that it has yet
     to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up what
@@ -598,7 +598,7 @@ class _Tail:
         self._connection.budget.release(self, min(count, self.held))
 
     def let_go(self) -> None:
-        """It is finished, or the connection is."""
+        """Release everything: the record is complete, or the connection over."""
         self._connection.budget.forget(self)
 
     def evict(self) -> None:
@@ -618,11 +618,11 @@ class _Drains:
         self.sealed = 0
         """Bytes taken from the mux so far."""
         self.given = 0
-        """Those of them that the raw stream has taken."""
+        """Bytes that the raw stream has taken."""
         self.waiting: dict[MuxedStream, int] = {}
         """Which of the bytes have to leave for each."""
         self.looking: trio.CancelScope | None = None
-        """What to cancel if there is something to send while the writer waits for the line."""
+        """Scope to cancel if there is something to send while the writer waits for the line."""
 
     @property
     def left(self) -> int:
@@ -630,7 +630,7 @@ class _Drains:
         return self.given - (0 if self._meter is None else self._meter.unsent)
 
     def unsent(self, mark: int) -> int:
-        """How many of the first ``mark`` bytes are still here."""
+        """Return how many of the first ``mark`` bytes are still here."""
         return max(0, mark - self.left)
 
     def keep_short(self, burst: int) -> None:
@@ -685,7 +685,7 @@ class Connection:
         self.mux = Mux(dialer=dialer, budget=self.budget)
         self.mux.allowance = _CROWD
         self.remote_addr: Multiaddr | None = None
-        """Where the peer was dialled, or seems to come from."""
+        """Address of the peer, as dialled or seen."""
         self.is_circuit = False
         """True if it runs through a relay."""
         self.is_replaced = False

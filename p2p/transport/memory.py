@@ -36,7 +36,7 @@ class _Pipe:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """One end of a pair; make them with `memory_pair`."""
+    """One end of a pair; made by `memory_pair`."""
 
     def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
         self._in = incoming

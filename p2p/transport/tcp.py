@@ -40,8 +40,8 @@ overtaken by a heartbeat any more. Two records keep it busy while we seal the ne
 get less (`p2p.transport.core.budget`)."""
 _INT: Final = struct.Struct("i")
 _IFREQ: Final = struct.Struct("16s24s")
-"""Its argument: an interface's name, then a sockaddr, whose fifth byte is the IPv4 address'
-first."""
+"""Argument of the call: an interface's name, then a sockaddr, whose fifth byte is the IPv4
+address' first."""
 DNS_THREADS: Final = 4
 """Concurrent name lookups, in threads of their own: a silent name server holds one for half a
 minute, which must not delay the disk or the proofs."""
@@ -63,7 +63,7 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TcpStream(trio.abc.HalfCloseableStream):
-    """One connected socket (a `p2p.transport.wakeup.DirectStream`)."""
+    """A connected socket (a `p2p.transport.wakeup.DirectStream`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         """``sock`` is connected and non-blocking; the stream owns it from now on."""
@@ -74,7 +74,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self._low_water = NOT_SENT_LOW_WATER
         self._set_low_water(NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
-        """Whom the kernel says this is."""
+        """Address of the other end, by the kernel."""
 
     def has_gone(self) -> bool:
         """Return True if the other end has closed or reset its direction, as far as the kernel
@@ -159,7 +159,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
             self._set_low_water(self._low_water)
 
     def keep_short(self, low_water: int) -> None:
-        """From now on, take no more while ``low_water`` bytes are unsent."""
+        """Take no more while ``low_water`` bytes are unsent, from now on."""
         low_water = min(low_water, NOT_SENT_LOW_WATER)
         if low_water != self._low_water:
             self._low_water = low_water

@@ -110,8 +110,8 @@ class MeteredStream(Protocol):
         ...
 
     def keep_short(self, low_water: int) -> None:
-        """From now on, take no more while ``low_water`` bytes, or the usual most, are
-        unsent."""
+        """Take no more while ``low_water`` bytes, or the usual most, are unsent, from now
+        on."""
         ...
 
 

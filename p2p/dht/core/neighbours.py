@@ -155,7 +155,7 @@ class Neighbours:
     # Which contacts to ask, and which to believe.
 
     def eligible(self, contacts: Iterable[Contact], now: float) -> list[Contact]:
-        """Those worth asking: not ourselves, not lately dead.
+        """Return the contacts worth asking, without ourselves and lately dead ones.
 
         Of a peer in the table only its own word counts, which stamp it has and which addresses:
         in place of a contact that another peer names, the table's own is returned, or none if

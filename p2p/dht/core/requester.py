@@ -115,7 +115,7 @@ class PutOperation:
     """Storing one record at the nearest nodes of each of its keys."""
 
     token: int | None
-    """None for a renewal: no caller waits for it."""
+    """Id of the waiting caller; None for a renewal."""
     record: Record
     blob: bytes
     searches: int = 0
@@ -131,7 +131,7 @@ class JoinOperation:
     """Asking seeds for our own neighbourhood, then looking ourselves up."""
 
     token: int | None
-    """None for a refresh: no caller waits for it."""
+    """Id of the waiting caller; None for a refresh."""
     asked: int = 0
     """Seeds that have not answered yet."""
     search: Search | None = None
@@ -150,7 +150,7 @@ Operation = Awaited | RefreshOperation
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """One lookup on behalf of an operation."""
+    """A lookup on behalf of an operation."""
 
     lookup: Lookup
     operation: Operation

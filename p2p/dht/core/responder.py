@@ -45,8 +45,8 @@ class _PeerBuckets:
 
 
 class AnswerQuotas:
-    """How many requests each peer may make, and how many bytes of answers it and all peers of a
-    kind may have.
+    """Quotas of requests of each peer, and of bytes of answers to a peer and to all of its
+    kind.
 
     There are two kinds of peers: those in our routing table, and strangers. A peer in the table
     has answered us, holds one of few places and is of use to us, so it draws on another shared

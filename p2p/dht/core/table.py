@@ -83,8 +83,7 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         return halves
 
     def depth(self) -> int:
-        """How many leading bits all ids of this bucket share: 0 for the bucket of the whole id
-        space."""
+        """Leading bits that all ids of this bucket share; 0 for the whole id space."""
         low, high = self.range
         return int(_ID_BITS - (high - low).bit_length())
 
@@ -247,6 +246,6 @@ class RoutingTable:
         self._bucket(target).looked_up = now
 
     def stale_targets(self, before: float, rng: Random) -> list[int]:
-        """One random id in each bucket where nothing was looked up since ``before``."""
+        """Return a random id in each bucket without a lookup since ``before``."""
         stale = [bucket for bucket in self.buckets if bucket.looked_up < before]
         return [rng.randint(*bucket.range) for bucket in stale]

@@ -97,8 +97,8 @@ class RecordValidity(Enum):
 
 
 class PublisherKind(Enum):
-    """What this node knows about the publisher of a record. It decides about a place under the
-    record's key."""
+    """Relation of a record's publisher to this node, which decides about a place under the
+    key."""
 
     OFFICER = "officer"
     """Always has a place."""
@@ -115,15 +115,15 @@ class RecordPriority:
     (`p2p.dht.core.store`)."""
 
     reserved: bool = False
-    """It always has a place."""
+    """The publisher always has a place."""
     groups: tuple[str, ...] = ()
     """The address prefixes that it counts against (`prefixes`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What the records of one namespace may be. A namespace without a description takes any
-    value of any publisher.
+    """Rules for the records of a namespace. A namespace without rules takes any value of any
+    publisher.
 
     The callables are given well-signed records; `kind_of` and `places` only ones that are
     `valid`. They must not raise.
@@ -137,9 +137,9 @@ class Namespace:
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
     kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
-    """What this node knows about the publisher."""
+    """Returns the relation of a publisher to this node."""
     places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
-    """Where the record says that its publisher is; one address prefix gets few places under a
+    """Returns the addresses of the publisher by a record. One prefix gets few places under a
     key."""
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class RecordValidator:
     namespaces: dict[str, Namespace]
 
     def salts(self, namespace: str) -> int:
-        """How many keys the records of ``namespace`` live under."""
+        """Return the number of keys under which records of ``namespace`` live."""
         known = self.namespaces.get(namespace)
         return SALTS if known is None else known.salts
 

@@ -67,7 +67,7 @@ class Mesh:
 
     def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
         self.meshes: dict[str, Peers] = {}
-        """For each topic that this node subscribes to, its mesh."""
+        """Mesh of each topic that this node subscribes to."""
         self._config = config
         self._rng = rng
         self._scores = scores
@@ -98,7 +98,7 @@ class Mesh:
         return peer in self._topics_of
 
     def connected_peers(self) -> list[PeerId]:
-        """All connected peers, with or without subscriptions."""
+        """Connected peers, with or without subscriptions."""
         return list(self._topics_of)
 
     def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:
@@ -159,7 +159,8 @@ class Mesh:
             self.add_backoff(topic, peer, now, backoff)
 
     def add_backoff(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
-        """No GRAFT between us and ``peer`` for ``backoff`` seconds; a longer backoff stands."""
+        """Forbid GRAFT between us and `peer` for ``backoff`` seconds; a longer backoff
+        stays."""
         key = (topic, peer)
         self._backoff[key] = max(self._backoff.get(key, now), now + backoff)
 
@@ -291,7 +292,8 @@ class Mesh:
         count: int,
         accepts: Predicate = bool,
     ) -> list[PeerId]:
-        """At most ``count`` random subscribers of a topic that are not in ``without``."""
+        """Return at most ``count`` random subscribers of a topic that are not in
+        ``without``."""
         not_these = dict.fromkeys(without)
         others = (peer for peer in self.subscribers(topic) if peer not in not_these)
         peers = [peer for peer in others if self._scores.may_mesh(peer) and accepts(peer)]

@@ -45,7 +45,7 @@ class PeerScores:
     def __init__(self) -> None:
         self._penalties: dict[PeerId, float] = {}
         self._first_deliveries: dict[PeerId, float] = {}
-        """Of the connected peers."""
+        """First deliveries of connected peers."""
 
     def connected(self, peer: PeerId) -> None:
         """``peer`` may earn first deliveries from now on; penalties of earlier connections
@@ -151,12 +151,12 @@ class Promises:
         self._of.pop(peer, None)
 
     def may_ask(self, peer: PeerId) -> int:
-        """How many more ids ``peer`` may be asked for in this interval."""
+        """Return how many more ids `peer` may be asked for in this interval."""
         return MAX_ASKED - self._asked.get(peer, 0)
 
     def should_ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
-        """Whether to ask ``peer``, which advertises this id, although others were asked.
-        ``proven``: it has delivered messages first before."""
+        """Return True if `peer`, which advertises this id, should be asked although others
+        were. ``proven`` peers have delivered messages first before."""
         request = self._requests.get(identity)
         if request is None:
             return True

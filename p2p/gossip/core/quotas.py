@@ -1,4 +1,4 @@
-"""What each peer may cost us in bandwidth and CPU time, counted before decoding.
+"""Quotas of bandwidth and CPU time of each peer, counted before decoding.
 
 Units
 -----

@@ -56,7 +56,7 @@ from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 LASTING: Final = ("ban", "lie")
 """Kinds of entries that are kept beyond the window: they say who lied."""
 MAX_LASTING: Final = 256
-"""Of one author: as many proofs of bans as a trainer keeps. The newest are kept."""
+"""Most lasting entries of an author, the newest: as many as a trainer's proofs of bans."""
 MAX_LASTING_BODY: Final = 4 * KI
 """Bytes of an entry that is kept so long; a trainer's have under 100."""
 MAX_HEADS: Final = 64
@@ -74,13 +74,13 @@ class Extent:
     top: int = -1
     """The highest number of an entry; -1 without any."""
     digest: bytes = b""
-    """Of entry ``top``."""
+    """Digest of entry ``top``."""
     floor: int = -1
     """Up to here only entries of lasting kinds are wanted."""
     low: int = 0
     high: int = -1
-    """Of the numbers from ``low`` to ``high``, ``spans`` says which are there. Of others up to
-    ``top`` nothing is said, and nothing asked."""
+    """End of the range from ``low`` that ``spans`` describes. Of other numbers up to ``top``
+    nothing is said."""
     spans: tuple[Span, ...] = ()
 
     def lacks(self, seqno: int) -> bool:
@@ -105,7 +105,7 @@ def spans_of(numbers: Iterable[int]) -> list[Span]:
 
 
 class Shelf:
-    """Of one author. ``budget`` is in bytes."""
+    """Kept log of one author. ``budget`` is in bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -119,7 +119,7 @@ class Shelf:
         self._lasting_floor = -1
         self._heads: BoundedDict[int, SignedHead] = BoundedDict(MAX_HEADS)
         self._described = 0
-        """How many spans of a long row the last question has named."""
+        """Spans of a long list that the last question has named."""
 
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
@@ -142,12 +142,13 @@ class Shelf:
         self._trim()
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries, in the order of their numbers."""
+        """Iterate over the entries in the order of their numbers."""
         whole = self._window | self._lasting
         return (whole[seqno] for seqno in sorted(whole))
 
     def extent(self, room: int) -> Extent:
-        """What is here, in ``room`` spans at most; of more the others come in the next."""
+        """Describe what is here in at most ``room`` spans; later questions describe the
+        rest."""
         found = spans_of(sorted(self._window.keys() | self._lasting.keys()))
         start = 0
         if len(found) > room:
@@ -178,12 +179,12 @@ class Shelf:
                 yield entry
 
     def get(self, seqno: int) -> Statement | None:
-        """What says how entry ``seqno`` is: the entry, or a head, or the one behind it."""
+        """Return what attests entry ``seqno``: the entry, a head, or the entry behind it."""
         own = self._window.get(seqno) or self._lasting.get(seqno) or self._heads.get(seqno)
         return own or self._window.get(seqno + 1) or self._lasting.get(seqno + 1)
 
     def digest(self, seqno: int) -> bytes:
-        """Of entry ``seqno``, as far as anything here says; else empty."""
+        """Return the digest of entry ``seqno`` if anything here attests it; else empty."""
         said = self.get(seqno)
         return b"" if said is None else said.bound.get(seqno, b"")
 
@@ -235,7 +236,7 @@ def _size(entry: Entry) -> int:
 
 
 def _alternate(first: Iterator[Entry], second: Iterator[Entry]) -> Iterator[Entry]:
-    """Of either in turn, until both are at their end."""
+    """Yield from both in turn until both are exhausted."""
     for pair in zip_longest(first, second):
         yield from (entry for entry in pair if entry is not None)
 
@@ -261,11 +262,11 @@ MAX_ANSWER: Final = ANSWER_BYTES + 256 * KI
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the one who asks has."""
+    """Entries that the requester has."""
 
     extents: Mapping[PeerId, Extent]
     forked: Sequence[PeerId] = ()
-    """Whose forks it knows: nothing more of them is wanted."""
+    """Authors whose equivocation the requester can prove."""
 
     def to_bytes(self) -> bytes:
         """The wire form."""
@@ -281,7 +282,7 @@ def _row(author: PeerId, extent: Extent) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the one who answers has beyond that."""
+    """Entries that the responder has and the requester lacks."""
 
     statements: Sequence[Statement] = ()
     forks: Sequence[Equivocation[Statement]] = ()
@@ -354,12 +355,12 @@ TOTAL: Final = 16 * MIB
 """Bytes of entries that are kept of all authors together, in memory and, twice, on the disk:
 20,000 verdicts."""
 MOST: Final = 2 * MIB
-"""Of one author, where the run names few."""
+"""Most bytes of an author, where the run names few."""
 LEAST: Final = 64 * KI
-"""Of one author, where it names very many: the largest entry there can be, just."""
+"""Least bytes of an author, where the run names many: the largest entry."""
 
 News = Entry | Equivocation[Statement]
-"""What a merge brings: an entry that was not here, or the proof that an author lies."""
+"""Result of a merge: a new entry, or a proof that an author equivocated."""
 
 
 class Exchange:
@@ -443,8 +444,8 @@ class Exchange:
         return fork
 
     def question(self) -> Question:
-        """What is here of each author. Those that have no room for it come first in a later
-        question."""
+        """Return a question about all authors. Authors without room come first in a later
+        one."""
         extents, left = {}, MAX_SPANS
         self._questions += 1
         for author in self._in_turn(self._questions):
@@ -487,7 +488,7 @@ class Exchange:
         )
 
     def _beyond(self, shelf: Shelf, extent: Extent) -> Iterator[Statement]:
-        """What the one who asks lacks of one author: another story first."""
+        """Return the entries of an author that the requester lacks, contradictions first."""
         other = shelf.get(extent.top) if extent.top >= 0 else None
         if other is not None and shelf.digest(extent.top) != extent.digest:
             yield other

@@ -109,9 +109,9 @@ class ActiveView:
         self.changes = 0
         """Grows when `neighbours` changes."""
         self._chosen: dict[PeerId, None] = {}
-        """Those of `neighbours` that we chose ourselves, longest first."""
+        """Chosen neighbours, longest first."""
         self._pending: dict[PeerId, float] = {}
-        """Whom we have asked, and until when we wait."""
+        """Peers that we asked, with the time until which we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Members of `_pending` that we chose ourselves."""
         # Intervals between two urgent requests for which a neighbour is pushed out, after the
@@ -325,7 +325,7 @@ class ActiveView:
         self._send(peer, msg.Disconnect())
 
     def _release_guests(self, now: float) -> None:
-        """Those who got the guest seats have had them for long enough."""
+        """Free guest seats that were held for long enough."""
         guests = self._unchosen()[self._upper - len(self.neighbours) :]
         for peer in guests:
             member = self._members.get(peer)

@@ -1,4 +1,4 @@
-"""How suspicions, refutations, good-byes and newcomers reach all nodes: floods that end.
+"""Floods of suspicions, refutations, good-byes and newcomers, each of which ends.
 
 Each statement about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came
 after that" and "it left". A node passes a statement on only when its rank is higher than any it
@@ -193,8 +193,8 @@ class Dissemination:
     def take_floods(
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[Flood]]]:
-        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` floods
-        a wave."""
+        """Return the floods to pass on now, and to which of ``neighbours``: at most
+        `MAX_HEARTBEATS` a wave."""
         taken: list[tuple[list[PeerId], list[Flood]]] = []
         if self._first_at > now and self._second_at > now:
             return taken  # there are news only
@@ -257,7 +257,7 @@ class Dissemination:
 def _told(
     neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
-    """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
+    """Return the ``neighbours`` that lack some of the floods, grouped by what they lack."""
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []

@@ -37,7 +37,7 @@ class EffectBuffer:
         self._effects.append(MemberEvent(change, member))
 
     def take(self) -> list[Effect]:
-        """What was put here since the last time."""
+        """Return and clear the collected effects."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -48,13 +48,13 @@ class Member:
 
     peer: PeerId
     profile: Profile
-    """What it says of itself: shared by all its heartbeats that say the same."""
+    """Profile of the author, shared by all its heartbeats with the same content."""
     seen: float
     """When we first saw its newest heartbeat (as of `World.now`)."""
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where it can be dialled; each ends in ``/p2p/``."""
+        """Addresses of the peer; each ends in ``/p2p/``."""
         return self.profile.addrs
 
     @property
@@ -98,9 +98,9 @@ class ClockOff:
     """Our wall clock is not that of the others."""
 
     seconds: float
-    """By how much ours is ahead of theirs, at the median; negative if it is behind."""
+    """Median lead of our clock over theirs; negative if it is behind."""
     peers: int
-    """How many say so."""
+    """Number of peers that say so."""
 
     def __str__(self) -> str:
         return (
@@ -111,14 +111,14 @@ class ClockOff:
 
 
 class Change(Enum):
-    """What happened to a member."""
+    """Change of a member."""
 
     JOINED = "joined"
     """New, or alive again."""
     CHANGED = "changed"
-    """Its addresses, roles, run or policy are other ones."""
+    """Its addresses, roles, run or policy changed."""
     LEFT = "left"
-    """It said good-bye."""
+    """It sent a good-bye."""
     DIED = "died"
     """It fell silent."""
     FORGOTTEN = "forgotten"

@@ -1,4 +1,4 @@
-"""From silence to death: probe, suspect, confirm, as in SWIM.
+"""Failure detection as in SWIM: probe, suspect, confirm.
 
 The times are in `member_list`. The stages of a peer that sends us heartbeats itself:
 
@@ -76,7 +76,7 @@ class FailureDetector:
         self.checks_end = math.inf
         """When to call `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
-        """By the suspected peer. The quotas of `FloodQuotas` bound them."""
+        """Pending checks by suspected peer, bounded by `FloodQuotas`."""
         self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
         """Peers that suspect somebody whom we hear, and want its next sign of life."""
         self._probed_at: dict[PeerId, float] = {}
@@ -211,8 +211,7 @@ class FailureDetector:
             self._effects.send(member.peer, Suspect((member.signed,)))
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
-        """No address of ``peer`` answered: if it used to send us heartbeats, ask all
-        members."""
+        """No address of `peer` answered: if it used to send us heartbeats, suspect it."""
         member = self._members.get(peer)
         check = self._checks.pop(peer, None)
         if check is not None:

@@ -109,7 +109,7 @@ class LocalHeartbeat:
             self._backed_off[peer] = now + 6.0 * self._config.interval
 
     def interested(self, now: float) -> list[PeerId]:
-        """Who is to get our heartbeat now without being a neighbour."""
+        """Return peers beside the neighbours that get our heartbeat now."""
         return [peer for peer in self._interest if self._backed_off.get(peer, now) <= now]
 
     def add_suspecter(self, peer: PeerId, now: float) -> None:

@@ -84,7 +84,7 @@ death."""
 
 
 class Liveness(Enum):
-    """How far the judgement of a silent peer has come."""
+    """Stage of the judgement of a silent peer."""
 
     ALIVE = "alive"
     PROBED = "probed"
@@ -127,11 +127,12 @@ class MemberState:
     """The network that its addresses are in (`prefix.prefix_of`)."""
     peer: PeerId = field(init=False)
     seqno: int = field(init=False)
-    """Of its newest heartbeat: what digests are compared with, thousands of times a second."""
+    """Sequence number of its newest heartbeat, compared thousands of times a second."""
     policy: int = field(init=False)
-    """As its newest heartbeat says."""
+    """Policy of its newest heartbeat."""
     avoid_until: float = -math.inf
-    """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
+    """Time until which it is not asked to be a neighbour, since it refused or could not be
+    reached."""
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class MemberState:
         self.record_heartbeat(self.signed, self.seen)
 
     def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Its newest heartbeat has come."""
+        """Note its newest heartbeat."""
         heartbeat = signed.heartbeat
         self.signed, self.seen = signed, now
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
@@ -154,7 +155,7 @@ class MemberState:
 
     @property
     def liveness(self) -> Liveness:
-        """How far the judgement of its silence has come."""
+        """Stage of the judgement of its silence."""
         return Liveness.ALIVE if self.watch is None else self.watch.liveness
 
     @property
@@ -239,7 +240,7 @@ class MemberList:
         self._tombstones: dict[bytes, Tombstone] = {}
         """The dead, by key, longest dead first."""
         self._prefixes: Counter[bytes] = Counter()
-        """How many of the living are in each network."""
+        """Living members in each network."""
         self.has_audience = False
         """True if peers send us heartbeats that are no neighbours, because we are an officer of
         the run: they are kept beside the passive members."""
@@ -247,7 +248,7 @@ class MemberList:
         """When the last interval began in which a newcomer was met: what is noted as its first
         sight."""
         self._turns: list[MemberState] = []
-        """Whom `sample` is yet to name, before all have their turn again."""
+        """Members that `sample` has yet to return before it starts again."""
         self._directs = 0
         self._watched: list[tuple[float, int, MemberState]] = []
         self._pushes = 0
@@ -459,8 +460,7 @@ class MemberList:
 
     @property
     def room(self) -> int:
-        """How many more passive members fit without pushing one out; negative if it is
-        overfull."""
+        """Free places for passive members; negative if the view is overfull."""
         return self._capacity - len(self._members)
 
     def has_room(self) -> bool:
@@ -481,8 +481,8 @@ class MemberList:
     def evictee(
         self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
     ) -> PeerId | None:
-        """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
-        is too full.
+        """Return the member that must go for the newcomer ``keep``, if the view or its
+        network's share is too full.
 
         A network beyond its share changes only among itself. Of a full view a young member goes
         if the young have their share, else any; and of a few drawn at random one whose network
@@ -641,7 +641,7 @@ class MemberList:
 
 
 def _most_crowded(drawn: list[MemberState], otherwise: PeerId) -> PeerId:
-    """One of those ``drawn`` whose network or introducer is the most frequent among them."""
+    """Return a member of ``drawn`` whose network or introducer is the most frequent there."""
     introducers: dict[PeerId | None, int] = {}
     prefixes: dict[bytes, int] = {}
     for member in drawn:

@@ -1,4 +1,4 @@
-"""Whether to believe a heartbeat, and which peer is at fault if not.
+"""Verification of heartbeats, and blame for false ones.
 
 A forgery is the fault of the peer that sent it, whichever peer it names: every honest node
 verifies before it passes on. A wrong clock, or an old heartbeat of a third party, is no fault
@@ -33,7 +33,7 @@ class HeartbeatVerifier:
         is_stamped: Callable[[PeerId, bytes], bool] | None,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        """What was dropped, by reason."""
+        """Dropped heartbeats, by reason."""
         self.may: Final = may
         self._verify = verify
         self._wall = wall
@@ -45,13 +45,12 @@ class HeartbeatVerifier:
         # Peers remembered that have shown their stamp: as many as connections are counted
         # (`quotas.MAX_QUOTAS`).
         self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
-        """What each has shown that will do, longest ago first."""
+        """Accepted credentials of peers, oldest first."""
         self._clocks: dict[PeerId, float] = {}
-        """By how much our clock is ahead of that of peers whose own heartbeats we refused for
-        it."""
+        """Lead of our clock over that of peers whose own heartbeats were refused for it."""
 
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
-        """Whether to believe a heartbeat that ``source`` sent."""
+        """Return True if a heartbeat that `source` sent is genuine."""
         ahead = signed.heartbeat.expires - self._wall()
         # Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for
         # 30 minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours.

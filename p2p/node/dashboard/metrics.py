@@ -20,7 +20,7 @@ from p2p.node.plugins import NO_ROLE, ROLES
 from p2p.shardcast.config import ShardcastStats
 
 OTHER: Final = "other"
-"""How members are counted whose role is not installed here."""
+"""Label of members whose role is not installed here."""
 _UNITS: Final = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
 """Base units, as Prometheus names them."""
 _BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers")
@@ -81,7 +81,7 @@ class _Numbers:
 
 
 def _moved(health: Health) -> Iterator[Metric]:
-    """What SHARDCAST counts; nothing that is not in its status."""
+    """Return the counters of SHARDCAST that its status has."""
     stats = find(health, "shardcast")
     known: Health = stats if isinstance(stats, Mapping) else {}
     family = CounterMetricFamily(

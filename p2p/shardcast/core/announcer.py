@@ -1,4 +1,4 @@
-"""What this node tells peers about the chunks of each version, collected in few messages."""
+"""Announcements of chunks to peers, collected in few messages."""
 
 from __future__ import annotations
 

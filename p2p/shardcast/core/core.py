@@ -71,7 +71,7 @@ from p2p.shardcast.messages import (
 
 
 class ShardcastCore:
-    """One node's part in distributing policies: events and time in, effects out."""
+    """A node's part in distributing policies: events and time in, effects out."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ShardcastCore:
         self._local = local
         self._config = config
         self.statements = statements
-        """What publishers have signed, as far as this node knows."""
+        """Signed statements of publishers, as far as known."""
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
@@ -126,7 +126,7 @@ class ShardcastCore:
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """Every version that is held or being fetched."""
+        """Versions that are held or being fetched."""
         return tuple(self._downloads.values())
 
     @property

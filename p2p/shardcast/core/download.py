@@ -39,7 +39,7 @@ class Availability:
 
     @property
     def holders(self) -> Mapping[PeerId, ChunkSet]:
-        """What each peer is known to hold, in the order in which they were first heard of."""
+        """Chunks known at each peer, in the order in which peers were first heard of."""
         return self._holders
 
     def note_held(self, peer: PeerId, chunks: ChunkSet) -> ChunkSet:
@@ -92,7 +92,7 @@ class Availability:
         """
         most = len(self._holders) // 2 + 1
         held_by = [ChunkSet.below(count), *[EMPTY] * most]
-        """What so many holders have at least."""
+        """Chunks that so many holders have at least."""
         for held in self._holders.values():
             for number in range(most, 0, -1):
                 held_by[number] |= held_by[number - 1] & held
@@ -134,10 +134,10 @@ class LateChunks:
         """Chunks passed over long enough ago that the origin should be asked."""
         self._passed: dict[int, float] = {}
         self._behind = Patience(ceiling=4 * stall)
-        """How long after later ones the chunks that were passed over come: roots of unequal
-        strength bring theirs out of order."""
+        """Usual lateness of passed-over chunks: roots of unequal strength bring theirs out of
+        order."""
         self._frontier = 0
-        """One beyond the highest chunk that was pushed."""
+        """One beyond the highest pushed chunk."""
         self.urgent = EMPTY
         """Chunks to pull now, unless they are asked for already."""
         # In the order of time, since a chunk is entered once and leaves for good.
@@ -175,7 +175,8 @@ class LateChunks:
         return self._seen.pop(chunk, None)
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
-        """What ``peer`` was first to have is urgent, unless it is asked of another."""
+        """Make the chunks urgent that `peer` was first to have, unless they are requested
+        elsewhere."""
         for chunk, seen in self._seen.items():
             if seen.peer == peer and chunk not in requested:
                 self.note_urgent(chunk)
@@ -233,15 +234,15 @@ class Download:
         self.encoding = encoding if encoding is not None else manifest.anchor
         self.count = self.encoding.chunks
         self.index: Index | None = None
-        """None until it is known: no chunk can be judged before."""
+        """Index of the version; None until it is known."""
         self.stored = False
         """True if it is whole, durable and assembled."""
         self.pull_only = False
-        """No peer will push it to this node: it pulls what any holder has."""
+        """True if no peer pushes it to this node, which pulls what any holder has."""
         self.failed = EMPTY
         """Chunks that a peer was asked for and did not bring."""
         self.may_ask_origin = False
-        """Whether to ask the origin for what no other peer is known to have."""
+        """True if the origin is asked for chunks that no other peer is known to have."""
         self.name = manifest.name_of(self.encoding)
         """Digest by which messages name the fetched encoding."""
         self.is_patch = not self.encoding.is_anchor
@@ -249,24 +250,24 @@ class Download:
         self.wire_per_chunk = self.encoding.wire / self.count
         """Bytes of a chunk on the wire, in the mean."""
         self.all = ChunkSet.below(self.count)
-        """Every chunk that exists."""
+        """All chunks of the version."""
         self.wanted = self.all
-        """Every chunk that this node fetches."""
+        """Chunks that this node fetches."""
         self.verified = EMPTY
         """Chunks that are here."""
         self._requested = EMPTY
         self._left = self.count
         """The number of chunks that are not here."""
         self.availability = Availability()
-        """What each peer said that it holds, and that it needs no more."""
+        """Chunks that each peer claims to hold or no longer needs."""
         self.holders = self.availability.holders
-        """What each peer is known to hold."""
+        """Chunks known at each peer."""
         self._lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self.requests: dict[int, Request] = {}
         """The request under way for each chunk that was asked for."""
         self.inquiries = 0
-        """How often other peers were asked what they have since the last chunk came."""
+        """Inquiries among other peers since the last chunk came."""
         self.inquire_at = now + self.patience
         """When to ask other peers what they have, if nothing comes before."""
 
@@ -374,7 +375,7 @@ class Download:
         return min(due, self._lateness.due(self.patience))
 
     def mark_late(self, now: float) -> None:
-        """What others have had for longer than `patience` becomes urgent."""
+        """Make chunks urgent that others have had for longer than `patience`."""
         self._lateness.mark_late(now, self.patience)
 
     def late(self, now: float) -> ChunkSet:

@@ -60,7 +60,7 @@ class ChunkCame:
     peer: PeerId
     header: ChunkHeader
     size: int
-    """Its bytes on the wire."""
+    """Bytes on the wire."""
     is_right: bool = True
     """True if it unpacks to the span that the index names."""
 
@@ -106,7 +106,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """What the patch asked for by `Patch` made: the spans ``verified`` are here and right."""
+    """A patch was applied: the spans ``verified`` are right."""
 
     patch: bytes
     index: Index
@@ -115,8 +115,7 @@ class Patched:
 
 @dataclass(frozen=True, slots=True)
 class PatchFailed:
-    """Nothing could be made of the patch asked for by `Patch`: the version is to be fetched
-    another way."""
+    """A patch was of no use: the version must be fetched otherwise."""
 
     patch: bytes
 

@@ -1,4 +1,4 @@
-"""How an origin gives a version away: every chunk once, each to a root that has credit.
+"""Hand-out of a version by its origin: each chunk once, to a root with credit.
 
 BitTorrent calls it super-seeding: the origin gives each chunk to one peer, and gives the next
 one to the peer that got rid of the last. Here the peers are the roots of the forest, and a root
@@ -50,20 +50,20 @@ from p2p.shardcast.messages import Receipt
 
 
 class GiftStage(Enum):
-    """Where a chunk of a hand-out is in its life."""
+    """Stage of a chunk of a hand-out."""
 
     FRESH = auto()
-    """It was never given."""
+    """Never given."""
     EARLIER = auto()
     """An earlier life of the origin may have given it."""
     GIVEN = auto()
     CONFIRMED = auto()
     LATE = auto()
-    """Its root did not confirm it in time: to be given again, unless the root does so yet."""
+    """Not confirmed in time: to be given again unless its root confirms it."""
     AGAIN = auto()
-    """To be given again, ahead of all that is new."""
+    """To be given again before new chunks."""
     DOUBTED = auto()
-    """To be given again when all else has left."""
+    """To be given again after all others."""
 
     @property
     def is_urgent(self) -> bool:
@@ -72,7 +72,7 @@ class GiftStage(Enum):
 
 
 class GiftEvent(Enum):
-    """What happens to a chunk of a hand-out."""
+    """Event of a chunk of a hand-out."""
 
     GIVE = auto()
     CONFIRM = auto()
@@ -84,7 +84,7 @@ class GiftEvent(Enum):
     DEMOTE = auto()
     """Its root lost its stripe."""
     LACK = auto()
-    """After a restart: most peers do not hold it."""
+    """After a restart: most peers lack it."""
     HOLD = auto()
     """After a restart: most peers hold it."""
 
@@ -111,7 +111,7 @@ TRANSITIONS: Final = {
 
 @dataclass(slots=True, eq=False)
 class Gift:
-    """One chunk as it was given to one root."""
+    """A chunk as given to one root."""
 
     chunk: int
     root: PeerId
@@ -123,7 +123,7 @@ class Gift:
 
 @dataclass(slots=True)
 class GivenChunk:
-    """One chunk of a hand-out."""
+    """A chunk of a hand-out."""
 
     stage: GiftStage
     gift: Gift | None = None
@@ -138,14 +138,14 @@ class Root:
     """A root of the forest: chunks given and confirmed, and its speed."""
 
     def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
-        """By their classes its children can take ``rate`` chunks a second."""
+        """``rate`` is how many chunks a second its children can take by their classes."""
         self.stripe: int | None = stripe
-        """None once it is the root of no stripe any more: it still confirms."""
+        """Its stripe; None once it is no root, although it still confirms."""
         self.confirmed = 0
         self.trusted = True
         """True if it may be given more: not while a chunk of its own is late."""
         self.patience = patience
-        """How long to wait for its confirmations."""
+        """Time to wait for its confirmations."""
         self._line = line
         self._rate = rate
         self._granted = MAX_CREDIT
@@ -202,7 +202,8 @@ class Root:
             self._left += 1
 
     def confirm(self, received: int, granted: int, now: float) -> list[Gift]:
-        """It has ``received`` chunks in all; returns those for which that is news."""
+        """Note that it has ``received`` chunks in all; return those that are newly
+        confirmed."""
         news = self.gifts[self.confirmed : received]
         if news:
             took = now - news[-1].since
@@ -236,17 +237,17 @@ class Root:
         return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
 
     def retire(self) -> list[Gift]:
-        """It is no root any more; returns all that it was given."""
+        """Retire the root; return all that it was given."""
         self.stripe = None
         return self.gifts
 
     def move(self, stripe: int, rate: float) -> None:
-        """By the new roster it is the root of this stripe."""
+        """Make it the root of a stripe of the new roster."""
         self.stripe, self._rate = stripe, rate
 
 
 class HandOut:
-    """One version on its way out of its origin."""
+    """A version on its way out of its origin."""
 
     def __init__(
         self,
@@ -269,18 +270,18 @@ class HandOut:
         self._count = count = encoding.chunks
         self._told = told
         self._answered: tuple[PeerId, ...] = ()
-        """Those whose answers `_told` was last looked at with."""
+        """Peers whose answers `_told` was last computed with."""
         self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
         self._chunks: dict[int, GivenChunk] = {}
         self._again: dict[int, None] = {}
-        """What is `LATE` or to be given `AGAIN`, in that order."""
+        """Chunks that are `LATE` or to be given `AGAIN`, in that order."""
         self._doubted: dict[int, None] = {}
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
         self._reports: Counter[PeerId] = Counter()
-        """How many peers report each root."""
+        """Reports of each root, by peer."""
         self._reporters: set[PeerId] = set()
         self.demoted: set[PeerId] = set()
         """Roots that lost their stripe by reports."""
@@ -483,7 +484,7 @@ class HandOut:
         ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
-        """Who carried how much, as far as receipts have come since this was last asked."""
+        """Return who carried how much, by the receipts since the last call."""
         yield from self._receipts.judge(self._forests, self._given)
 
     def expire(self, now: float) -> None:

@@ -30,8 +30,8 @@ signed: others often come with it, as when a machine room starts."""
 
 
 class Origin:
-    """One version at a time: the next starts when the one before has left, those in between
-    never.
+    """Hands out one version at a time. The next starts when the one before has left; versions
+    in between are skipped.
 
     So a run that publishes faster than its links carry still delivers. Example: 40 versions of
     4 MiB in ten seconds over lines that carry one a second give each receiver eight to ten
@@ -59,7 +59,7 @@ class Origin:
         self._next: Download | None = None
         self._resumed = False
         self._unfed: Download | None = None
-        """What was announced while there was no roster: handed out when there is one."""
+        """Version announced while there was no roster, handed out with the first."""
         self._regroup_at = math.inf
         """When to ask for a new roster."""
         self._regrouped_at = -math.inf
@@ -150,7 +150,7 @@ class Origin:
         return min(self._regroup_at, self._reported_at)
 
     def is_roster_due(self, now: float) -> bool:
-        """Whether to ask for a new roster now; says so once."""
+        """Return True once if a new roster is due."""
         if now < self._roster_at:
             return False
         self._regroup_at, self._regrouped_at = math.inf, now
@@ -169,7 +169,7 @@ class Origin:
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
     ) -> Iterator[tuple[PeerId, ChunkHeader]]:
-        """What roots have credit for. ``has_room`` is asked anew before each chunk."""
+        """Give chunks to roots with credit. ``has_room`` is asked before each."""
         for name, handout in self._handouts.items():
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
@@ -198,7 +198,8 @@ class Origin:
             self._regroup_at = now
 
     def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
-        """What roots and their children say about a hand-out. False if it cannot be true."""
+        """Handle a message of roots or their children about a hand-out. Return False if it
+        cannot be true."""
         handout = self._handouts.get(message.policy)
         if handout is None:
             return True

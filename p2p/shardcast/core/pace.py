@@ -1,4 +1,4 @@
-"""How fast things come, and so how long to wait before one counts as late.
+"""Estimates of how fast things come, and so of when they are late.
 
 The forest pushes chunks that were never asked for, so there is no request to time. What tells
 that one is overdue is how the others come: a node that has lately had a chunk every 50 ms and
@@ -43,7 +43,7 @@ class SmoothedAverage:
 
 
 class Patience:
-    """How long to wait for something, judged by how long it has usually taken.
+    """How long to wait for something, by how long it usually took.
 
     This is the only estimator of "late" in SHARDCAST. It waits for what is usual plus four
     times what samples usually differ from that, at least ``floor`` and at most ``ceiling``
@@ -67,7 +67,7 @@ class Patience:
         self._deviation = usual / 2
 
     def observe(self, sample: float) -> None:
-        """It took ``sample`` seconds."""
+        """Note that it took ``sample`` seconds."""
         if not self.usual:
             self.reset(sample)
             return

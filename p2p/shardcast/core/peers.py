@@ -13,7 +13,7 @@ first."""
 
 
 class Peers:
-    """What a core knows of others' presence, from its driver and from what they send."""
+    """Presence of peers, by the driver and by their messages."""
 
     def __init__(self) -> None:
         self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
@@ -34,7 +34,7 @@ class Peers:
         self._connected[peer] = None
 
     def admit(self, peer: PeerId) -> bool:
-        """Whether to take what came from ``peer``: not if it is banned.
+        """Return True if a message of `peer` is taken: it is not banned.
 
         A peer that sends is connected, though its bulk stream may have broken a moment ago.
         """
@@ -45,8 +45,8 @@ class Peers:
         return True
 
     def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
-        """Whether to tell ``peer`` of the manifest ``newest`` (its digest) and of ``convicted``
-        publishers for its `Hello`: once per connection.
+        """Return True if `peer` should hear of the manifest ``newest`` (its digest) and of
+        ``convicted`` publishers for its `Hello`: once per connection.
 
         A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
         make this node send 3,600 times what it sends itself.

@@ -66,8 +66,7 @@ class Lines:
         self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
 
     def to(self, peer: PeerId) -> Line:
-        """What is known of the way to ``peer``; kept when the peer goes, since it may be
-        back."""
+        """Return the state of the way to `peer`, which is kept when the peer leaves."""
         line = self._lines.get(peer)
         if line is None:
             line = self._lines[peer] = Line()

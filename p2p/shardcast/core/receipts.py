@@ -1,4 +1,4 @@
-"""What peers say of each other to an origin: reports of roots, and receipts of versions.
+"""Reports of peers to an origin: of roots that relay nothing, and receipts of versions.
 
 A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and
 how long the version took (`StripeCounts`). The origin (`ReceiptBook`) knows how many chunks it
@@ -79,7 +79,7 @@ class StripeCounts:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What the children of one peer say about it."""
+    """Reports of a peer's children about it."""
 
     peer: PeerId
     rates: tuple[float, ...]
@@ -176,7 +176,7 @@ def _recent() -> deque[float]:
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of one peer."""
+    """What is known of a peer's upload."""
 
     carried: deque[float] = field(default_factory=_recent)
     ceiling: float = math.inf
@@ -190,7 +190,7 @@ class _Standing:
 
 
 class Capacities:
-    """What an origin believes that its peers can upload."""
+    """Upload of peers as an origin believes it."""
 
     def __init__(self) -> None:
         self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)

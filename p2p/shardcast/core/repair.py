@@ -73,7 +73,7 @@ class Source:
         return (WINDOW if self.last else 1) - self.owed
 
     def release(self) -> None:
-        """It need not bring a chunk any more."""
+        """Forget a chunk that it should bring."""
         self.owed = max(0, self.owed - 1)
 
     def deliver(self, request: Request, now: float) -> None:
@@ -172,7 +172,7 @@ class Repair:
         return peer != download.manifest.publisher and not self._peers.is_gone(peer)
 
     def _rate(self, download: Download, peer: PeerId) -> float:
-        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
+        """Return the expected uplink of `peer` in bytes per second; 0 if it is gone.
 
         Of a peer outside the roster nothing is known. One that claims nothing is given an
         eighth of a slow link: it may have had no time to measure.
@@ -244,8 +244,8 @@ class Repair:
             yield peer, chunk
 
     def _believable(self, download: Download, claims: Iterable[PeerId]) -> ChunkSet:
-        """What there is no need to ask the origin for: it is with a peer that has brought
-        something before, or with two.
+        """Return the chunks for which the origin need not be asked: those at a proven holder,
+        or at two.
 
         One that never has is asked for a single chunk as a trial, and the origin for the others
         that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children

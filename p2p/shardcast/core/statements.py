@@ -1,4 +1,4 @@
-"""What publishers have signed: manifests, rosters, and proofs of contradictions among them."""
+"""Signed statements of publishers: manifests, rosters, and proofs of equivocation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ while peers come an origin signs one every three seconds: those of the last half
 
 
 class _Stranger(ShoalError):
-    """Its author is no publisher of this run, as far as this node knows: the signature is not
-    even verified."""
+    """The author is no publisher of this run, as far as known; the signature is not
+    verified."""
 
 
 class Statements:

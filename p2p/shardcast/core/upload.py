@@ -1,4 +1,4 @@
-"""What this node sends in bulk: chunks it relays along stripes, and chunks it is asked for.
+"""Bulk sending: chunks relayed along stripes, and requested chunks.
 
 Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
 that comes along a stripe is queued for the children in that stripe at once, before it is on
@@ -51,7 +51,7 @@ SPARE_ANSWERS: Final = 64
 
 
 class Allowance:
-    """What each peer had of one version for asking.
+    """Requested amounts of a version, by peer.
 
     An honest peer asks for each chunk once, and again if the first answer was lost with its
     connection: twice the version is more than it can need. Without a limit a peer of a slow
@@ -138,7 +138,7 @@ keeps up has waiting. The child pulls the rest from a neighbour."""
 
 @dataclass(slots=True)
 class _RootCredit:
-    """What the origin gave this node of one version, and how much more it may give."""
+    """Chunks that the origin gave this node of a version, and its further credit."""
 
     children: tuple[PeerId, ...] = ()
     """Peers to which the last chunk was relayed."""
@@ -288,12 +288,12 @@ class Upload:
                 yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
-        """Whom this node will feed in the version after ``download``, if its number is the
-        next and the roster stays as it is."""
+        """Return whom this node will feed in the version after ``download``, if the roster
+        stays as it is."""
         return self._connect(download, PolicyVersion(download.manifest.version + 1))
 
     def prepare(self, download: Download) -> Iterator[ev.Connect]:
-        """Whom this node will feed in this version, by the newest roster.
+        """Return whom this node will feed in this version, by the newest roster.
 
         Dialled when the version is announced, before there is anything to send: if each relay
         waited for its first chunk, the hops of a stripe would dial one after another.

@@ -29,7 +29,7 @@ every version for the next and never have any; a third would share the line for 
 
 
 class Versions:
-    """Every version that is held, being fetched, or over."""
+    """Versions that are held, being fetched, or over."""
 
     def __init__(
         self, local: PeerId, statements: Statements, stall: float, selection: Selection | None
@@ -59,7 +59,7 @@ class Versions:
     # Questions
 
     def of(self, manifest: Manifest) -> list[Download]:
-        """What is held or being fetched of a version: itself, and patches that lead to it."""
+        """Return the held and fetched encodings of a version: itself, and patches to it."""
         return [d for d in self.downloads.values() if d.manifest.digest == manifest.digest]
 
     def is_old(self, manifest: Manifest) -> bool:
@@ -193,11 +193,11 @@ class Versions:
             download.wanted = self._selection.spans(download.index)
 
     def drop(self, name: bytes) -> Download | None:
-        """It is no longer held or fetched."""
+        """Forget a version that is no longer held or fetched."""
         return self.downloads.pop(name, None)
 
     def close(self, name: bytes) -> None:
-        """It is over: it is not fetched again."""
+        """End a version, which is not fetched again."""
         self._over[name] = None
 
     def reopen(self, name: bytes) -> None:

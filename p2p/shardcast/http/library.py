@@ -1,4 +1,4 @@
-"""What an HTTP edge offers: whole versions, each a list of files that never change."""
+"""Content of an HTTP edge: whole versions, each a list of files that never change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FileChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version that is whole here."""
+    """A version that is whole here."""
 
     version: PolicyVersion
     files: tuple[tuple[str, int], ...]
@@ -88,7 +88,7 @@ class Reader:
         self._batches = list(batches(index))
         self._starts = [index.offsets[first] for first, _ in self._batches]
         self._known: dict[int, tuple[DiskEntry | None, bool]] = {}
-        """By file: how it looked when it was last checked, and whether it was right."""
+        """State of each file at its last check, and whether it was right."""
 
     @property
     def is_changed(self) -> bool:

@@ -111,11 +111,9 @@ class _GuardedStream:
         return bytes(await self._stream.receive_some(most))
 
     async def send_eof(self) -> None:
-        """Like `trio.SocketStream.send_eof`."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Like `trio.SocketStream.aclose`."""
         await self._stream.aclose()
 
 

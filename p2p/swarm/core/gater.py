@@ -1,4 +1,4 @@
-"""Whom a host dials, talks to, refuses and keeps: the peer policy of every host, without I/O.
+"""Peer policy of every host, without I/O: whom it dials, talks to, refuses and keeps.
 
 Theory of operation
 -------------------
@@ -40,7 +40,7 @@ from p2p.swarm.core.limits import LOOPBACK, group_of, reach_of
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
 MAX_HEARSAY_ADDRS: Final = 4
-"""How many of these may be hearsay: two families, now and before the last move. A stranger
+"""Most hearsay addresses of a peer: two families, now and before the last move. A stranger
 causes a dial with each."""
 MAX_PEERS: Final = 10_000
 """Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
@@ -200,18 +200,16 @@ def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
 
 @functools.lru_cache(_MEMO)
 def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that
-    hold it.
-    """
+    """Return the places of ``addrs`` of `peer`, at most `MAX_ADDRS`; one tuple for all books
+    that hold it."""
     places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
     return tuple(places)[:MAX_ADDRS]
 
 
 @functools.lru_cache(_MEMO)
 def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Those of `_places` that can be dialled without asking a name server, which a stranger
-    could make slow, or watch.
-    """
+    """Return the places that can be dialled without a name server, which a stranger could make
+    slow or watch."""
     places = _places(peer, addrs)
     nameless = tuple([addr for addr in places if not addr.parts[0][0].startswith("dns")])
     return places if nameless == places else nameless
@@ -288,13 +286,13 @@ class ConnectionGater:
         self._is_connected = is_connected
         self.scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
-        """Until when a peer is not dialled for a message, oldest failure first."""
+        """Time until which a peer is not dialled for a message, oldest failure first."""
         self._failures: BoundedDict[tuple[PeerId, Multiaddr], tuple[int, float]] = BoundedDict(
             MAX_PEERS
         )
         """Failures in a row of an address, and until when it rests."""
         self._answered: BoundedDict[PeerId, Multiaddr] = BoundedDict(MAX_PEERS)
-        """Where a peer answered last."""
+        """Address at which a peer answered last."""
         self._protected: dict[str, frozenset[PeerId]] = {}
 
     def __repr__(self) -> str:
@@ -387,7 +385,8 @@ class ConnectionGater:
         )
 
     def dial_failed(self, peer: PeerId, now: float, longer: float = 0.0) -> None:
-        """No address answered: back off for `DIAL_BACKOFF` seconds, and ``longer``."""
+        """Note that no address answered: back off for `DIAL_BACKOFF` seconds, and
+        ``longer``."""
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
         self._unreachable[peer] = now + DIAL_BACKOFF + longer

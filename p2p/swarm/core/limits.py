@@ -1,4 +1,4 @@
-"""What strangers may hold of one node, and who makes room when it is full, without I/O.
+"""Limits of what strangers may hold of a node, and eviction when it is full, without I/O.
 
 Theory of operation
 -------------------
@@ -56,7 +56,7 @@ again and again."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimits:
-    """How much of this node strangers may hold."""
+    """Limits of what strangers may hold of this node."""
 
     connections: int = 1024
     """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest,
@@ -201,7 +201,7 @@ class PendingHandshake:
 
 @dataclass(slots=True, eq=False)
 class Usage:
-    """How useful a connected peer has been; kept while it has a connection."""
+    """Usefulness of a connected peer, kept while it has a connection."""
 
     since: float
     used_at: float
@@ -247,7 +247,7 @@ def _count(counts: Counter[str], name: str, change: int) -> None:
 
 
 class Budget:
-    """All that peers cause one node to hold."""
+    """Account of all that peers cause a node to hold."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Budget:
         return victim
 
     def end_handshake(self, pending: PendingHandshake) -> None:
-        """It is over, however it ended."""
+        """Count a handshake out, however it ended."""
         self._handshakes.pop(pending, None)
 
     def oldest_handshake(self) -> PendingHandshake | None:
@@ -387,7 +387,7 @@ class Budget:
         return victims
 
     def release(self, held: HeldConnection) -> None:
-        """It is over; harmless when it was counted out already."""
+        """Count a connection out; harmless if repeated."""
         if held in self._connections:
             self._count(held, -1)
 
@@ -473,7 +473,7 @@ class Budget:
         return victim
 
     def served_to_end(self, stream: ServedStream) -> None:
-        """It is over; harmless when it was counted out already."""
+        """Count a served stream out; harmless if repeated."""
         own = self._served.get(stream.peer)
         if own is None or stream not in own:
             return
@@ -538,7 +538,7 @@ class FadingCounts:
 
 
 class DialTargets:
-    """How often we dialled a host in vain because strangers named it."""
+    """Vain dials of a host that strangers named."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -547,7 +547,7 @@ class DialTargets:
         self._failed = FadingCounts(60.0)
 
     def begin(self, group: NetGroup, now: float) -> bool:
-        """Whether to dial; if so, `end` must follow."""
+        """Return True if the dial may begin; then `end` must follow."""
         if not group.limited:
             return True
         # Concurrent dials on hearsay to one network: as many as to two hosts.

@@ -29,7 +29,7 @@ MAX_PROPOSALS: Final = 32
 
 
 def line(text: str) -> bytes:
-    """One message of multistream-select."""
+    """Encode a line of multistream-select."""
     data = text.encode() + b"\n"
     return encode_varint(len(data)) + data
 
@@ -143,7 +143,7 @@ class Chooser:
         self._lines = _Lines()
         self._out = bytearray(_GREETING)
         self.proposals = 0
-        """What the peer has proposed so far."""
+        """Protocols that the peer has proposed."""
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
         """True if what comes is not looked at any more: data of a protocol that was refused."""

@@ -178,9 +178,8 @@ class Hello:
 
 
 class NoiseHandshake:
-    """One side of the three messages: `receive_data` in, `data_to_send` out, then a
-    `session`.
-    """
+    """One side of the three handshake messages: `receive_data` in, `data_to_send` out, then a
+    `session`."""
 
     def __init__(
         self,

@@ -160,9 +160,7 @@ Event = (
 
 
 class MuxStream:
-    """What the machine knows of one stream: plain fields, changed by `Mux` and `MuxQueue`
-    only.
-    """
+    """State of a stream: plain fields, changed by `Mux` and `MuxQueue` only."""
 
     __slots__ = (
         "abandoned",
@@ -393,7 +391,7 @@ _NOTHING: Final = bytearray()
 
 
 class Mux:
-    """One side of a yamux connection."""
+    """One side of a Yamux connection."""
 
     def __init__(
         self, *, dialer: bool, record: int = MAX_PLAINTEXT, budget: HostBudget | None = None
@@ -405,11 +403,10 @@ class Mux:
         """Frames and pieces of data that came so far, and, added by the streams, proposals:
         what the peer made us look at."""
         self.allowance = math.inf
-        """How much more `receive_data` may do: a frame or a piece costs one, a new stream
-        `STREAM_WORK`.
-        """
+        """Work that `receive_data` may still do: a frame or a piece costs one, a new stream
+        `STREAM_WORK`."""
         self.rest = bytearray()
-        """What the last `receive_data` did not look at, because its allowance was used up."""
+        """Bytes that the last `receive_data` left because its allowance was used up."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
@@ -509,13 +506,11 @@ class Mux:
         return 0 if stream is None else stream.queued
 
     def shorten(self, record: int) -> None:
-        """From now on make pieces of at most ``record`` bytes."""
+        """Make pieces of at most ``record`` bytes from now on."""
         self._queue.shorten(record)
 
     def room(self, stream_id: int) -> int:
-        """How many bytes `send` would take now; if none, `take_writable` will name the
-        stream.
-        """
+        """Bytes that `send` would take now; if none, `take_writable` will name the stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
@@ -548,7 +543,7 @@ class Mux:
                 self._refuse_more(stream)
 
     def _linger(self, stream: MuxStream) -> None:
-        """It is over for us; the peer has yet to end it."""
+        """Note a stream that is over for us and not yet ended by the peer."""
         ours = self._is_ours(stream.stream_id)
         own = self._lingering[ours]
         if stream.stream_id not in own:
