@@ -50,12 +50,16 @@ from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
+from p2p.reach.mapping import ReachConfig
+from p2p.reach.nat import NatConfig, open_nat
 from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
+PULLING: Final = NatConfig(reach=ReachConfig(map_port=False))
+"""A pull is short: it opens no port of the router."""
 _TEMPORARY: Final = ".shoal-part"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk on which there may be room later."""
@@ -278,6 +282,7 @@ async def _pull(options: argparse.Namespace) -> int:
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
+            await enter(open_nat(host, world.signer, PULLING))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(
