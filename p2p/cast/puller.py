@@ -14,7 +14,7 @@ import filecmp
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -105,13 +105,22 @@ class Replaces(ConfigError):
     """Files of the version would take the place of others that no pull has put there."""
 
 
-def check_replaced(index: Index, out: Path, name: str, weights: Path | None = None) -> None:
-    """Raise `Replaces` if files in ``out`` are others than those of a version, which lie at
-    ``weights``; None if they are still to come, and their sizes are known."""
+def check_replaced(
+    index: Index, out: Path, name: str, ours: Collection[int], weights: Path | None = None
+) -> None:
+    """Raise `Replaces` if files in ``out`` are others than those of a version.
+
+    Args:
+        index: Of the version.
+        out: Where its files go.
+        name: What it is called if it is one file.
+        ours: Inodes of what earlier pulls have put there.
+        weights: Where the version lies; None: it is still to come, and only sizes are known.
+    """
     others = []
     for file in index.files:
         target = out / (file.path or name)
-        if not target.is_file():
+        if not target.is_file() or target.stat().st_ino in ours:
             continue
         if weights is None:
             is_same = target.stat().st_size == file.size
@@ -233,7 +242,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--replace",
         action="store_true",
-        help="replace files that are there, without a question",
+        help="replace what is there without a question",
     )
     add("--exec", dest="command", metavar="CMD",
         help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
@@ -269,6 +278,7 @@ async def _pull(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
+            ours = {one.stat().st_ino for one in state.rglob("*") if one.is_file()}
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
@@ -289,7 +299,7 @@ async def _pull(options: argparse.Namespace) -> int:
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
             # What an earlier pull has put there may be replaced.
             asks = node.shardcast.newest == NO_POLICY and not options.replace
-            view = PullView(node, ticket, out, teller, unreachable, asks=asks)
+            view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
             here = view.last
             if selection is not None:
                 await _pull_some(node, ticket, selection, out, view)
@@ -322,7 +332,9 @@ async def _pull_all(
         if view.asks:
             place = Path(node.world.disk.locate(node.shardcast.weights(version)))
             try:
-                check_replaced(node.shardcast.index(version), out, ticket.name, place)
+                check_replaced(
+                    node.shardcast.index(version), out, ticket.name, view.ours, place
+                )
             except Replaces as trouble:
                 await _ask(trouble, options)
             view.asks = False
@@ -354,12 +366,14 @@ class PullView:
 
     def __init__(
         self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
-        unreachable: Mapping[Multiaddr, str], *, asks: bool,
+        unreachable: Mapping[Multiaddr, str], *, asks: bool, ours: Collection[int],
     ) -> None:  # fmt: skip
         """``unreachable`` says of each address why nothing comes from there."""
         self.teller = teller
         self.asks = asks
         """Whether files that are there may be replaced only after a question."""
+        self.ours = ours
+        """Inodes of what earlier pulls have put there, which need none."""
         self.last = CastState()
         """What was shown last; it is updated in place."""
         self._node = node
@@ -387,7 +401,7 @@ class PullView:
                 moved, moved_at = came, node.world.now()
             index = node.shardcast.fetching_index
             if self.asks and index is not None:
-                check_replaced(index, self._out, self._ticket.name)
+                check_replaced(index, self._out, self._ticket.name, self.ours)
             version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
             total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
             self.last.update(
