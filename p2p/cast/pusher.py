@@ -43,6 +43,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
 from p2p.policy import PolicyVersion
+from p2p.reach.nat import open_nat
 from p2p.shardcast import ShardcastConfig, ShardcastStats
 from p2p.shardcast.publisher import Digester, publish_alone, publish_next
 from p2p.shardcast.store import Cores
@@ -53,6 +54,9 @@ _MAX_WAITED: Final = 100_000
 """The most machines that a push may wait for: more than a roster names (4,096), so a larger
 number is a typing mistake."""
 
+ROUTER_SECONDS: Final = 1.0
+"""The longest that a ticket waits for the router's answer: one that maps ports answers within a
+tenth of that."""
 _LOOK: Final = 0.25
 """Seconds between two looks at who has it whole. A puller that is done says so in a heartbeat,
 serves for five seconds and leaves: a slower look would miss it and wait for ever."""
@@ -101,6 +105,7 @@ async def _push(options: argparse.Namespace) -> int:
                 teller.event("taken", f"{words} give your pullers the one below", port=port)
             for relay in options.relay:
                 await host.listen(relay.through)
+            nat = await enter(open_nat(host, world.signer, named=options.relay))
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )
@@ -111,6 +116,8 @@ async def _push(options: argparse.Namespace) -> int:
 
                 version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)
+            with trio.move_on_after(ROUTER_SECONDS):
+                await nat.router_answered.wait()
             given.stats = node.shardcast.stats
             manifest = node.shardcast.manifest(version)
             ticket = Ticket(
@@ -193,7 +200,10 @@ async def _wait_given(
                 )
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)
-    teller.event("given", f"given    {_machines(expected)} it", machines=expected)
+    teller.event(
+        "given", f"given    {_machines(expected)} it, gave {given.bytes / 1e6:,.1f} MB",
+        machines=expected, given=given.bytes,
+    )  # fmt: skip
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -18,16 +18,16 @@ import trio
 from p2p.errors import ConfigError
 from p2p.node.dashboard.commands import read
 from p2p.node.dashboard.page import write_report
-from p2p.node.dashboard.server import SOCKET
 from p2p.node.dashboard.snapshots import KEPT
-from p2p.node.usage import check_target, complain, expanded, say, write_text
+from p2p.node.folders import SOCKET, named_folder, node_of
+from p2p.node.usage import check_target, complain, say, write_text
 
 PARTS: Final = {"picture": dict, "panels": list, "curves": dict, "wall": float | int}
 
 
 def main(options: argparse.Namespace) -> int:
     """Write the report. Raises `ConfigError`."""
-    folder: Path = expanded(options.folder).absolute()
+    folder = (named_folder(options) or node_of(options)).absolute()
     check_target("-o", options.out)
     found = list(_found(folder))
     if not found:

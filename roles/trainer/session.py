@@ -5,9 +5,10 @@ Asynchronous GRPO, as INTELLECT-2 ran it.
 Theory of operation
 -------------------
 Accepted places go to disk, then into the buffer (`roles.trainer.intake`). A step takes the
-oldest groups that are fresh enough. After it, in this order: which groups it took, its
-weights and, every ``checkpoint_every`` steps, a checkpoint on disk; the policy published; the
-submissions removed that the older checkpoint covers.
+oldest groups that are fresh enough, and which it takes is on disk before the engine has them.
+After it, in this order: whose work it learnt from in the ledger; its weights and, every
+``checkpoint_every`` steps, a checkpoint on disk; the policy published; the submissions removed
+that the older checkpoint covers.
 
 A trainer that is killed anywhere goes on from its checkpoint: it takes the logged steps after
 it again, from the same groups (`roles.trainer.inbox`), and so comes to where it was; on a CPU
@@ -36,7 +37,7 @@ from roles.rl.learner import LearnerConfig
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk
-from roles.trainer.intake import Intake
+from roles.trainer.intake import ALIKE, Intake
 from roles.trainer.metrics import Metrics
 from roles.trainer.policies import PolicyFiles
 
@@ -88,7 +89,18 @@ class TrainerSession:
     @property
     def warning(self) -> str:
         """What goes wrong with learning, for people; empty if nothing does."""
-        return self.wrong or self.curve.unexamined
+        return self.wrong or self.curve.unexamined or self._why_nothing_is_learnt
+
+    @property
+    def _why_nothing_is_learnt(self) -> str:
+        alike, greedy = self.intake.alike, self.curve.learnt.greedy or 0.0
+        if alike < ALIKE or self.is_over:
+            return ""
+        remedy = "harder tasks" if greedy > 0.5 else "easier tasks, hints, or partial rewards"
+        return (
+            f"nothing is learnt: all answers to each of the last {alike:,} tasks earned the"
+            f" same. Give {remedy}; shoal eval --show 5 prints answers"
+        )
 
     @property
     def rate(self) -> float:
@@ -232,7 +244,7 @@ class TrainerSession:
         self.wrong = self._guards.why_wrong(report)
         if self._guards.is_news(self.wrong):
             logger.warning("%s", self.wrong)
-        await self.intake.mark_used(buffered, step)
+        await self.intake.note_learnt(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
         await self._policies.keep(step, is_last=step == self._steps)
         await self.curve.keep()
