@@ -140,8 +140,9 @@ __all__ = [
     "LocalProtocolError", "Member", "Membership", "MembershipConfig", "MemoryNetwork",
     "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Nat", "NatConfig",
     "Network", "PeerEvent", "PeerId", "PeerState", "PeerUnreachable", "ProtocolError",
-    "ProtocolId", "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError", "StorageError",
-    "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork", "Validity", "World",
-    "WrongPeer", "frame", "open_dht", "open_gossip", "open_host", "open_membership",
-    "open_nat", "open_world", "ping", "request", "send_frame", "serve_requests",
+    "ProtocolId", "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError",
+    "StorageError", "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork",
+    "Validity", "World", "WrongPeer", "frame", "open_dht", "open_gossip", "open_host",
+    "open_membership", "open_nat", "open_world", "ping", "request", "send_frame",
+    "serve_requests",
 ]  # fmt: skip
