@@ -19,14 +19,14 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2335,
-    "p2p/cast": 1406,
+    "p2p/cast": 1417,
     "p2p/circuit": 821,
     "p2p/dht": 2243,
     "p2p/gossip": 1147,
     "p2p/ledger": 1306,
     "p2p/membership": 2515,
-    "p2p/node": 4392,
-    "p2p/reach": 1026,
+    "p2p/node": 4404,
+    "p2p/reach": 1030,
     "p2p/sandbox": 877,
     "p2p/shardcast": 6980,
     "p2p/swarm": 2020,
