@@ -87,10 +87,13 @@ _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
 <meta name="viewport" content="width=device-width"><style>
 :root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto;
+  padding: 0 1rem }}
 table {{ width: 100%; border-collapse: collapse }}
-th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid #8886; overflow-wrap: anywhere }}
-th + th, td + td {{ text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal }}
+th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid #8886;
+  overflow-wrap: anywhere }}
+th + th, td + td {{ text-align: right; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal }}
 </style></head><body><main>{}</main></body></html>
 """
 
