@@ -110,7 +110,7 @@ def test_from_a_folder_of_text_to_a_sample(
             longer = draft.replace("outer_steps = 3", "outer_steps = 4")
             (folder / "draft.toml").write_text(longer)
         with terminal("-c", PLAY, "start", str(folder)) as played:
-            played.wait("held-out loss")
+            played.wait(" rounds, ")
             assert played.end() == 0
             said = played.said
         assert f"{rounds} of {rounds} rounds" in said
