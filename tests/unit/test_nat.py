@@ -89,8 +89,6 @@ def test_peers_are_told_the_likeliest_address_first() -> None:
 def test_an_asyncio_program_runs_a_host_as_the_document_says() -> None:
     text = EMBEDDING.read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(import asyncio\n.*?)```", text, re.DOTALL)
-        r"```python\n(import asyncio\n.*?)```", EMBEDDING.read_text(), re.DOTALL
-    )
     names: dict[str, Any] = {}
     exec(compile(code, str(EMBEDDING), "exec"), names)
 
