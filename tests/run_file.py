@@ -1,5 +1,25 @@
-"""Keys of run files but those of a recipe: ``python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of each field is
-here, the reasons are beside the fields.
+"""Keys of run files but those of a recipe: ``python -m tests.run_file --write``."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from roles.contract.core.trust import MAX_WINDOW
+
+ROOT: Final = Path(__file__).parent.parent
+PAGE: Final = ROOT / "docs" / "run-file.md"
+HEAD: Final = """# Run file: every key
+
+An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
+which all nodes follow. `[sampling]`, `[diloco]` and `learner.toml`, which is not signed, are in
+[recipe](recipe.md); [runs](runs.md) says how all are made and changed.
+`python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of
+each field is here, the reasons are beside the fields.
 """
 TABLES: Final = (
     ("Top level", "roles/contract/core/file.py", "Terms"),
