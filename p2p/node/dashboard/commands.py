@@ -199,7 +199,8 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = [f"{'peer':<54}{'roles':<22}{'policy':>7}  state"]
     for peer, row in order:
         roles = printable(", ".join(row["roles"]) or "none")
-        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}")
+        path = {"direct": ", direct", "relay": ", through a relay"}.get(row.get("path", ""), "")
+        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}{path}")
     return lines
 
 

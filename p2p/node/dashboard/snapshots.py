@@ -220,7 +220,11 @@ class OwnView:
         run, health = node.run, node.health(self._roles)
         linked = set(node.host.connected)
         members = {
-            str(one.peer): {**_said(one.profile), "linked": one.peer in linked}
+            str(one.peer): {
+                **_said(one.profile),
+                "linked": one.peer in linked,
+                "path": node.nat.path(one.peer) if node.nat is not None else "",
+            }
             for one in node.membership.members()
             if one.run in (b"", node.run.id)
         }
@@ -252,7 +256,13 @@ class OwnView:
         came = (
             f"yes: dialled {self._came:,} times" if self._came else "nobody has dialled it yet"
         )
-        return f"{came} (its address is for {where}); it dials others, too"
+        text = f"{came} (its address is for {where}); it dials others, too"
+        nat = None if self.node is None else self.node.nat
+        if nat is not None and nat.reachable:
+            text = f"yes: {nat.reachable[0]} answers from outside"
+        elif nat is not None and nat.relays:
+            text = f"through {len(nat.relays)} relays; directly where routers allow"
+        return text
 
 
 def lent(share: ShareConfig) -> str:

@@ -309,7 +309,7 @@ function drawPeer() {
   if (row.since !== undefined && state.began) facts.push(["known since", moment(state.began + row.since)]);
   if (row.version) facts.push(["software", row.version]);
   if (row.links !== undefined) facts.push(["connected to", row.links === 1 ? "1 peer" : number(row.links) + " peers"]);
-  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? "yes" : "no: heard of through others"]);
+  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? (row.path === "relay" ? "through a relay" : "yes") : "no: heard of through others"]);
   if (row.upload) facts.push(["says it uploads", number(row.upload, "bytes") + " a second"]);
   if (row.load !== undefined) facts.push(["load", number(row.load, "share")]);
   for (const [key, size] of Object.entries(state.picture.flows).sort((a, b) => b[1] - a[1])) {
