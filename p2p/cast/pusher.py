@@ -28,6 +28,7 @@ from p2p.cast.commandline import (
     join_secret,
     listen_again,
     mounted,
+    name_of,
     offering,
     relay_addr,
     run_command,
@@ -88,7 +89,7 @@ def _push_options(argv: Sequence[str]) -> argparse.Namespace:
 async def _push(options: argparse.Namespace) -> int:
     path = existing(options.path)
     state = state_of(path) if options.data is None else expanded(options.data)
-    teller = Teller(path.name, as_json=options.json)
+    teller = Teller(name_of(path), as_json=options.json)
     changes = Changes("run push again", teller, path.name if path.is_file() else "")
     config = ShardcastConfig(keep_versions=1)
     given = Given()
@@ -123,7 +124,7 @@ async def _push(options: argparse.Namespace) -> int:
             ticket = Ticket(
                 pusher=node.host.peer_id,
                 addrs=tuple(addr.transport for addr in node.host.addrs[:MAX_ADDRS]),
-                secret=secret, name=path.name, is_folder=source == SOURCE,
+                secret=secret, name=name_of(path), is_folder=source == SOURCE,
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
             _tell_ticket(ticket, manifest.size, teller)
@@ -200,7 +201,10 @@ async def _wait_given(
                 )
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)
-    teller.event("given", f"given    {_machines(expected)} it", machines=expected)
+    teller.event(
+        "given", f"given    {_machines(expected)} it, gave {given.bytes / 1e6:,.1f} MB",
+        machines=expected, given=given.bytes,
+    )  # fmt: skip
 
 
 def serve(argv: Sequence[str]) -> int:
