@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57958,
+    "tests": 58154,
 }
 
 NO_CODE = {
