@@ -14,7 +14,7 @@ from typing import Final
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.contract.core.sampling import SamplingTerms
-from roles.engines.base import Engine, EngineError, TrainingGroup
+from roles.engines.base import EngineError, Learner, TrainingGroup
 from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment, Sample, read_along
@@ -112,7 +112,7 @@ class LearningCurve:
         learnt.sample = (list(one.prompt), answer, one.rewards[0])
         return reward
 
-    async def evaluate(self, engine: Engine, step: int) -> None:
+    async def evaluate(self, engine: Learner, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
         end."""
         learnt, every = self.learnt, self._learner.evaluate_every
@@ -135,7 +135,7 @@ class LearningCurve:
         await self.keep()
 
     async def _examine(
-        self, engine: Engine
+        self, engine: Learner
     ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
         """Rewards on the held-out tasks, and what was said to the first of them, as tokens and
         as text.

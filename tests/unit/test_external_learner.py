@@ -1,0 +1,102 @@
+"""A trainer in another process: whoever is killed, nothing is learnt or published twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from roles.engines.base import TrainingGroup
+from roles.shared.exchange import decode_groups
+from tests.unit.external_trainer import Weights, learn, name
+from tests.unit.trainer_life import PUBLISHED, TOLD, lessons, place
+
+STEPS = 9
+NODE_DIES = ("planned:2", "given:3", "come:4", "written:5", "saved:6", "never")
+TRAINER_DIES = ("learnt:2", "written:5", "reported:7", "never")
+
+
+def start(module: str, *arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", f"tests.unit.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (folder / "trainer/weights").glob("*.safetensors")
+    }
+
+
+def told(folder: Path) -> dict[int, list[tuple[str, int]]]:
+    """What the node's log said of each step, in order; every life must say the same."""
+    steps: dict[int, list[tuple[str, int]]] = {}
+    for line in filter(None, (folder / TOLD).read_text().splitlines()):
+        rows = json.loads(line)
+        places = [(key, number) for key, number, _ in rows]
+        assert steps.setdefault(rows[0][2], places) == places
+    return steps
+
+
+def name_of(group: TrainingGroup) -> str:
+    texts = [np.array(group.prompt + one.tokens, "<u4") for one in group.completions]
+    return hashlib.sha256(b"".join(text.tobytes() for text in texts)).hexdigest()
+
+
+@pytest.mark.deep
+def test_every_group_is_learnt_once_and_every_version_written_once(tmp_path: Path) -> None:
+    exchange, out = tmp_path / "trainer/external", tmp_path / "out"
+    out.mkdir()
+    node_dies, trainer_dies = iter(NODE_DIES), iter(TRAINER_DIES)
+    node = start("trainer_life", tmp_path, STEPS, next(node_dies))
+    trainer = start("external_trainer", exchange, out, next(trainer_dies))
+    seen: dict[str, str] = {}
+    deaths = Counter[str]()
+    try:
+        while node.poll() != 0:
+            for who, process in (("node", node), ("trainer", trainer)):
+                if process.poll() == -signal.SIGKILL:
+                    deaths[who] += 1
+                    found = digests(tmp_path)
+                    assert {path: found.get(path, was) for path, was in seen.items()} == seen
+                    seen |= found
+                    if who == "node":
+                        node = start("trainer_life", tmp_path, STEPS, next(node_dies))
+                    else:
+                        trainer = start("external_trainer", exchange, out, next(trainer_dies))
+            assert node.poll() in (None, 0, -signal.SIGKILL)
+            os.sched_yield()
+    finally:
+        for process in (node, trainer):
+            process.kill()
+            process.wait()
+    assert deaths == {"node": len(NODE_DIES) - 1, "trainer": len(TRAINER_DIES) - 1}
+    published = (tmp_path / PUBLISHED).read_text().split()
+    assert published == [str(version) for version in range(STEPS + 1)]
+    steps = told(tmp_path)
+    places = [place for rows in steps.values() for place in rows]
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    assert len(set(places)) == len(places)
+    # What the trainer was given is what was logged, and each version on disk is what a trainer
+    # comes to that was not killed.
+    taught = {place(index).key.hex(): lessons(index) for index in range(60)}
+    weights: Weights = load_file(exchange / "model-000000/model.safetensors")
+    compared = 0
+    for step, rows in sorted(steps.items()):
+        groups = decode_groups((out / f"{step}.msgpack").read_bytes())
+        assert list(map(name, groups)) == [name_of(taught[key][at].group) for key, at in rows]
+        learn(weights, groups)
+        path = tmp_path / f"trainer/weights/{step:08d}.safetensors"
+        if path.exists():
+            assert all(np.array_equal(load_file(path)[key], weights[key]) for key in weights)
+            compared += 1
+    assert compared >= 7
