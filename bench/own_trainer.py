@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -135,6 +136,7 @@ def main() -> None:
     options = parse.parse_args()
     logging.basicConfig(level=logging.WARNING)
     options.folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     demo, folder = show(options), RunFolder(options.folder)
     trio.run(play, options, demo, folder, prepare(demo, 0, folder))
 

@@ -9,16 +9,25 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import trio
+from safetensors.numpy import load_file, save_file
 
+from p2p.machine import RealWorld
 from roles.engines.base import TrainingGroup
+from roles.engines.client import open_engine
+from roles.engines.external import ExternalLearner
 from roles.shared.exchange import decode_groups
+from roles.trl.run import SwarmRefused, SwarmRun
 from tests.unit.external_trainer import Weights, learn, name
-from tests.unit.trainer_life import PUBLISHED, TOLD, lessons, place
+from tests.unit.trainer_life import CONFIG, KEY, PUBLISHED, TOLD, lessons, place
 
 STEPS = 9
 NODE_DIES = ("planned:2", "given:3", "come:4", "written:5", "saved:6", "never")
@@ -100,3 +109,101 @@ def test_every_group_is_learnt_once_and_every_version_written_once(tmp_path: Pat
             assert all(np.array_equal(load_file(path)[key], weights[key]) for key in weights)
             compared += 1
     assert compared >= 7
+
+
+def names(weights: Weights) -> Weights:
+    first, *rest = weights
+    return {"other": weights[first], **{name: weights[name] for name in rest}}
+
+
+def shapes(weights: Weights) -> Weights:
+    return {name: weight[:1] for name, weight in weights.items()}
+
+
+def dtypes(weights: Weights) -> Any:
+    return {name: weight.astype("int8") for name, weight in weights.items()}
+
+
+def no_numbers(weights: Weights) -> Weights:
+    return {name: weight * np.float32("nan") for name, weight in weights.items()}
+
+
+BAD: list[tuple[Callable[[Weights], Weights], str]] = [
+    (names, "2 names differ, the first is "),
+    (shapes, "of shape (1"),
+    (dtypes, "is I8 of shape"),
+    (no_numbers, "holds NaN or infinity"),
+]
+
+
+async def refusal(run: SwarmRun) -> str:
+    """Return why the node wants another trainer."""
+    while True:
+        try:
+            run.greet()
+        except SwarmRefused as refused:
+            return str(refused)
+        await trio.lowlevel.checkpoint()
+
+
+async def there(path: Path) -> None:
+    while not path.exists():  # noqa: ASYNC240 - a tiny folder
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_trainer_that_errs_is_refused_with_a_sentence_and_another_goes_on(
+    tmp_path: Path,
+) -> None:
+    world, folder = RealWorld(KEY, tmp_path), tmp_path / "trainer/external"
+    this: Any = SimpleNamespace(id=bytes(32), name="this")
+    reports = []
+    async with (
+        open_engine(world, CONFIG, name="trainer") as engine,
+        trio.open_nursery() as nursery,
+    ):
+        learner = ExternalLearner(engine, world, CONFIG, this)
+
+        async def work() -> None:
+            await learner.open("trainer/checkpoint")
+            await learner.save("trainer/checkpoint", "trainer/weights/0.safetensors")
+            for step in (1, 2):
+                groups = [one.group for one in lessons(step)]
+                reports.append(await learner.step(groups))
+                await learner.save("", f"trainer/weights/{step}.safetensors")
+
+        nursery.start_soon(work)
+        await there(folder / "task.json")
+        assert "start it on" in learner.warning
+        other = SwarmRun(folder)
+        other.task["run"] = "ff"
+        other.begin(0)
+        assert "of another run than 'this'" in await refusal(other)
+        early = SwarmRun(folder)
+        early.begin(5)
+        assert "has learnt step 5, and was given none after 0" in await refusal(early)
+        assert learner.warning == await refusal(early)
+        weights: Weights = load_file(Path(early.model) / "model.safetensors")
+        for spoil, said in BAD:
+            run = SwarmRun(folder)
+            run.begin(0)
+            await there(folder / "groups-000001.msgpack")
+            run.publish(1, partial(save_file, spoil(weights)))
+            run.report(1, {"loss": 0.5})
+            assert said in await refusal(run)
+        run = SwarmRun(folder)
+        run.begin(0)
+        run.publish(7, partial(save_file, weights))
+        assert "handed in step 7, and was given none after 1" in await refusal(run)
+        run = SwarmRun(folder)
+        run.begin(0)
+        run.publish(1, partial(save_file, weights))
+        run.report(1, {"loss": 0.5, "odd": 3.0})
+        await there(folder / "groups-000002.msgpack")
+        assert (reports[0].step, reports[0].loss, reports[0].metrics) == (1, 0.5, {"odd": 3.0})
+        (folder / "weight_v000001").mkdir()
+        assert "version 1 a second time" in await refusal(run)
+        run = SwarmRun(folder)
+        run.begin(1)
+        run.publish(2, partial(save_file, weights))
+        run.report(2, {})
+    assert [report.step for report in reports] == [1, 2]
