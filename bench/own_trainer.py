@@ -47,7 +47,8 @@ class OwnTrainer(RewardDemo):
 def show(options: argparse.Namespace) -> OwnTrainer:
     shipped = arithmetic(options.model) if options.model else SORTING
     given = {one.name: getattr(shipped, one.name) for one in fields(shipped)}
-    learner = {"kind": "external", "groups": options.groups, "evaluate_every": 1}
+    learner = {"kind": "external", "groups": options.groups}
+    learner |= {"evaluate_every": options.every}
     learner |= {"evaluate_tasks": options.tasks}
     learner |= {"rate": options.rate} if options.rate else {}
     return OwnTrainer(**{**given, "steps": options.steps, "learner": learner})
@@ -65,7 +66,8 @@ class Teacher:
         command = [str(self._options.python), str(SCRIPT), str(self._exchange), f"{folder}/trl"]
         with (folder / "trl.log").open("ab") as log:
             command += ["--lora"] if self._options.lora else []
-            where = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])}
+            # Of several processes on one machine each computes with one thread.
+            where = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=where)
 
     def kill(self) -> None:
@@ -130,6 +132,7 @@ def main() -> None:
     parse.add_argument("--steps", type=int, default=12)
     parse.add_argument("--groups", type=int, default=8)
     parse.add_argument("--tasks", type=int, default=128)
+    parse.add_argument("--every", type=int, default=1, help="steps between evaluations")
     parse.add_argument("--rate", type=float)
     parse.add_argument("--kill", action="store_true")
     parse.add_argument("--lora", action="store_true")

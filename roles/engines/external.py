@@ -297,10 +297,10 @@ class ExternalLearner:
         """Tell the trainer's process to end, and forget ``names``."""
         logger.error("external_trainer_refused %s", reason)
         self._complaint, self._is_ready = reason, False
+        for name in names:  # first: the next trainer may write at once what it is told
+            await self._disk.remove(_at(name))
         if self._who:
             await self._replace(exchange.refused(self._who), {"reason": reason})
-        for name in names:
-            await self._disk.remove(_at(name))
 
     def _rows(self, groups: Sequence[TrainingGroup]) -> list[list[Row]]:
         ends, limit = self._config.end_tokens, self._config.sampling.max_new_tokens
