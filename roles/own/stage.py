@@ -151,10 +151,22 @@ async def _play(show: Show, make: Callable[[trio.Nursery], LocalNodes], stage: S
 async def _show(
     show: Show, nodes: LocalNodes, stage: Stage, seconds: Callable[[], float]
 ) -> None:
-    """Redraw on a terminal; elsewhere print lines as they come."""
+    """Redraw on a terminal, at least once a second; elsewhere print lines as they come."""
     if stage.console.is_terminal:
         with Live(console=stage.console, refresh_per_second=4) as live:
-            await show.act(nodes, lambda: live.update(show.draw(nodes, seconds())), stage.say)
+
+            def look() -> None:
+                live.update(show.draw(nodes, seconds()))
+
+            async def tick() -> None:
+                while True:
+                    look()
+                    await trio.sleep(1)  # noqa: TID251 - a command line tool
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tick)
+                await show.act(nodes, look, stage.say)
+                nursery.cancel_scope.cancel()
         return
     told = set[Hashable]()
 

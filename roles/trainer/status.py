@@ -14,7 +14,7 @@ from roles.trainer.session import TrainerSession
 WORDS: Final = {
     TrainerDoing.OPENS: "starting the engine",
     TrainerDoing.WARMS_UP: "warming up: the first policy is trained by examples",
-    TrainerDoing.EVALUATES: "examining the policy on held-out tasks",
+    TrainerDoing.EVALUATES: "examining the policy on held-out tasks: minutes, for a large one",
     TrainerDoing.LEARNS: "learning",
     TrainerDoing.OVER: "the run has all its steps: this node only relays",
 }
