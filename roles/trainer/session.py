@@ -89,7 +89,12 @@ class TrainerSession:
     @property
     def warning(self) -> str:
         """What goes wrong with learning, for people; empty if nothing does."""
-        return self.engine.warning or self.wrong or self.curve.unexamined or self._why_nothing_is_learnt
+        return (
+            self.engine.warning
+            or self.wrong
+            or self.curve.unexamined
+            or self._why_nothing_is_learnt
+        )
 
     @property
     def _why_nothing_is_learnt(self) -> str:
