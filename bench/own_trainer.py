@@ -34,6 +34,7 @@ class OwnTrainer(RewardDemo):
     """The cast of a small run."""
 
     cast: ClassVar[dict[str, str]] = {
+        "relay-1": "none",
         TRAINER: "trainer",
         "inference-1": "inference",
         "inference-2": "inference",

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,7 @@ def no_numbers(weights: Weights) -> Weights:
 BAD: list[tuple[Callable[[Weights], Weights], str]] = [
     (names, "2 names differ, the first is "),
     (shapes, "of shape (1"),
-    (dtypes, "is I8 of shape"),
+    (dtypes, "has an unknown dtype"),
     (no_numbers, "holds NaN or infinity"),
 ]
 
@@ -207,3 +208,34 @@ async def test_a_trainer_that_errs_is_refused_with_a_sentence_and_another_goes_o
         run.publish(2, partial(save_file, weights))
         run.report(2, {})
     assert [report.step for report in reports] == [1, 2]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("how", [(), ("--lora",)])
+def test_trl_learns_what_it_is_given_and_its_weights_arrive_merged(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    for package in ("trl", "peft"):
+        pytest.importorskip(package, reason="TRL learns with pip install 'shoal[trl]'")
+    exchange = tmp_path / "trainer/external"
+    node = start("trainer_life", tmp_path, 3, "never")
+    script = [sys.executable, "examples/trl/train.py", exchange, tmp_path / "trl", *how]
+    trainer = subprocess.Popen(script)
+    try:
+        while node.poll() is None:
+            assert trainer.poll() is None
+            os.sched_yield()
+    finally:
+        for process in (node, trainer):
+            process.kill()
+            process.wait()
+    assert (tmp_path / PUBLISHED).read_text().split() == ["0", "1", "2", "3"]
+    versions = [
+        load_file(tmp_path / f"trainer/weights/{version:08d}.safetensors")
+        for version in range(4)
+    ]
+    for before, after in pairwise(versions):
+        moved = {key for key in before if not np.array_equal(before[key], after[key])}
+        assert before.keys() == after.keys()
+        assert any("q_proj" in key for key in moved)
+        assert ("model.norm.weight" in moved) != bool(how)
