@@ -43,6 +43,7 @@ from p2p.cast.view import PIPED, CastState, Teller
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import Host
+from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived, unencodable
@@ -51,7 +52,7 @@ from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.reach.mapping import ReachConfig
-from p2p.reach.nat import NatConfig, open_nat
+from p2p.reach.nat import Nat, NatConfig, open_nat
 from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
@@ -282,7 +283,7 @@ async def _pull(options: argparse.Namespace) -> int:
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
-            await enter(open_nat(host, world.signer, PULLING))
+            nat = await enter(open_nat(host, world.signer, PULLING))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(
@@ -297,6 +298,7 @@ async def _pull(options: argparse.Namespace) -> int:
             stack.callback(nursery.cancel_scope.cancel)
             unreachable: dict[Multiaddr, str] = {}
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
+            nursery.start_soon(tell_path, nat, ticket.pusher, teller)
             # What an earlier pull has put there may be replaced.
             asks = node.shardcast.newest == NO_POLICY and not options.replace
             view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
@@ -359,6 +361,18 @@ async def _wait(
     await _ask(trouble[0], options)
     view.asks = False
     return await view.show(wait)
+
+
+async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
+    """Say that the pusher is reached through a relay, and when it is directly after that."""
+    told = "direct"
+    while True:
+        path = nat.path(pusher)
+        if path not in ("", told):
+            told = path
+            words = {"relay": "through a relay, which is slow", "direct": "direct"}[path]
+            teller.event("path", f"path     {words}", path=path)
+        await nat.news.wait()
 
 
 class PullView:

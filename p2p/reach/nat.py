@@ -76,6 +76,12 @@ class Nat:
         """Relays at which there is a reservation."""
         return self._host.network.relays
 
+    def path(self, peer: PeerId) -> str:
+        """Return how a connected peer is reached: ``direct`` or ``relay``; empty for others."""
+        if peer not in self._host.connected:
+            return ""
+        return "direct" if self._host.is_direct(peer) else "relay"
+
     @property
     def places(self) -> int:
         """Reservations that this host, as a relay, has left: 0 unless others can dial it."""
