@@ -64,11 +64,15 @@ class TorchLearner(TrainedModel):
     """A policy, its optimiser, and the step they are at."""
 
     def __init__(
-        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+        self,
+        config: EngineConfig,
+        device: torch.device = CPU,
+        rank: Rank = ALONE,
+        folder: Path | None = None,
     ) -> None:
         if config.learner is None:
             raise EngineError("an engine without a learner's configuration cannot learn")
-        super().__init__(config, device, rank)
+        super().__init__(config, device, rank, folder)
         self._recipe, self._sampling = config.learner, config.sampling
         self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
@@ -298,7 +302,7 @@ class TorchLearner(TrainedModel):
             with interrupted(Ration()):
                 examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = supervised(examples, self._device)
-            logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
+            logits = self.model.logits(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.gradient_norm)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,6 +19,7 @@ from roles.contract.core.shape import Dtype
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.torch.device import CPU, uses_bfloat16
+from roles.engines.torch.hosted import new_model
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.rank import ALONE, Rank
 from roles.engines.torch.sharding import local, put, shard, whole
@@ -32,9 +34,15 @@ class TrainedModel:
     _optimisers: Sequence[Optimizer]
 
     def __init__(
-        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+        self,
+        config: EngineConfig,
+        device: torch.device = CPU,
+        rank: Rank = ALONE,
+        folder: Path | None = None,
     ) -> None:
+        """``folder`` is that of the base, if there is one."""
         self._config, self._device, self._rank = config, device, rank
+        self._folder = folder
         self._is_autocast = uses_bfloat16(config, device)
         self.model = self._new_model()
         self._updates = 0
@@ -44,7 +52,8 @@ class TrainedModel:
         """Return a model without weights, this process's part of it."""
         mesh = self._rank.mesh
         # what is shared is laid out on the CPU: no device need hold all of it at a time
-        model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
+        device = CPU if mesh else self._device
+        model = new_model(self._config.shape, Dtype.FLOAT32, device, self._folder)
         model.recomputes = self._config.gpus.recompute
         if mesh is not None:
             shard(model, mesh, offload=self._config.gpus.offload)
@@ -85,7 +94,7 @@ class TrainedModel:
         self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
     ) -> TransformerModel:
         """A model of its own with all weights; of several processes only the first's is."""
-        model = TransformerModel(self.model.shape, dtype, device)
+        model = self.model.like(dtype, device)
         copies = dict(model.named_parameters())
         for name, weight in self.model.named_parameters():
             full = whole(weight)
