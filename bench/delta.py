@@ -62,7 +62,7 @@ class Coder:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure of docs/performance.md."""
+    """A figure of bench/README.md."""
 
     case: str
     subject: str

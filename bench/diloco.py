@@ -38,7 +38,7 @@ from bench.prime import prime_decode, prime_encode
 from bench.report import Report
 from p2p.identity import KeyPair
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
-from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
+from roles.demo.pretraining import DEMO_TERMS
 from roles.diloco.core.outer import Arithmetic
 from roles.diloco.core.pieces import shares, total_norm
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
@@ -46,6 +46,7 @@ from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
 from roles.diloco.pretrain import Pretrainer
 from roles.engines.config import EngineConfig
+from roles.own.pretraining import SHAPE
 
 MEMBERS: Final = 4
 DEMO_MEMBERS: Final = 3

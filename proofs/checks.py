@@ -61,12 +61,12 @@ class Reason(Enum):
 MEAN_POWER: Final = 0.75
 """The power by which the limit of a mean falls with the number of chunks
 (`Limits.mantissa_limit`): between 1/2, for normal errors, and 1, for a single outlier
-(docs/tuning.md)."""
+(bench/README.md)."""
 
 CHUNK_EXCESS: Final = 3.0
 """The worst chunk of a group may have so many times `Limits.mantissa_mean`. Now and then a
 state amplifies noise: of 320,000 honest chunks the worst had 6.4, the next 4.9 and 4.8, while
-no group of 16 answers had more than 1.6 in the mean (docs/tuning.md)."""
+no group of 16 answers had more than 1.6 in the mean (bench/README.md)."""
 
 MAX_LIMIT: Final = 1e9
 """The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
@@ -100,7 +100,7 @@ GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
 
 OVERDISPERSION: Final = 1.5
 """Variance of honest counts and sums over that of independent tokens: equal answers share their
-states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (docs/tuning.md)."""
+states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (bench/README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,53 +147,51 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What honest numerics may do. Calibrated per model, dtype and the engines of its nodes
-    into the run file: one set for all pairs of them, since a worker's engine is its own word.
+    """Limits of honest numerical error, calibrated per model, dtype and engines into the run
+    file. One set holds for all pairs of engines, since a worker may name any engine.
 
     `fp32` and `bf16` are starting points, measured on CPUs, decode against prefill
-    (docs/tuning.md). ``shoal calibrate`` measures a run's own.
+    (bench/README.md). ``shoal calibrate`` measures a run's own.
     """
 
     exponent_mismatches: int
-    """Mismatches allowed among the values of a chunk
-    (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
+    """Most exponents that may differ in a chunk, of its ``proof_values``."""
 
     mantissa_mean: float
-    """Of what is worth one chunk. This does the work: a constant polynomial agrees in 121 of
-    128 exponents. A chunk proves little in bf16; what other weights take is more chunks:
-    `mantissa_limit`. The worst of many may have more: `CHUNK_EXCESS`."""
+    """Largest mean mantissa error of a group that counts as one chunk. This test finds other
+    weights: a constant polynomial agrees in 121 of 128 exponents. The limit falls with the
+    number of chunks (`mantissa_limit`); the worst chunk may exceed it (`CHUNK_EXCESS`)."""
 
     mantissa_median: float
-    """Honest: 0 in fp32, where under 1 value in 100 differs at all."""
+    """Largest median mantissa error. In fp32 under 1 value in 100 differs."""
 
     draw_distance: float
-    """Rule CDF: of any token, a hard bound."""
+    """Rule CDF: largest distance of any token from its draw."""
 
     gap_max: float
-    """Rule Gumbel: of any token, a hard bound, extrapolated from the tail of honest gaps."""
+    """Rule Gumbel: largest gap of any token, in nats, extrapolated from honest gaps."""
 
     off: tuple[tuple[float, float], ...]
-    """Steps of `LADDER`, and the largest honest share of tokens that are further off than
-    each."""
+    """For each distance of `LADDER`: largest honest share of tokens beyond it."""
 
     gap_mean: float
-    """Rule Gumbel: largest honest mean gap of very many tokens."""
+    """Rule Gumbel: largest honest mean gap of many tokens, in nats."""
 
     gap_scale: float
-    """Rule Gumbel: of the exponential tail of honest gaps, in nats. With `gap_mean` it bounds
-    the sum of any number of them: `gap_limit`."""
+    """Rule Gumbel: scale of the exponential tail of honest gaps, in nats. With `gap_mean` it
+    bounds the sum of any number of them: `gap_limit`."""
 
     end_probability: float = 1e-12
-    """An honest seeded draw ends with a token of probability p in a share p of cases, so n
-    tokens fall below this with a chance of at most n times as much."""
+    """Least probability of an end token. An honest draw ends with a token of probability p in a
+    share p of cases, so n tokens fall below it with a chance of n times as much at most."""
 
     surprise: float = 20.0
-    """Standard deviations, either sign: a cross-check of the seeds that only gross lies fail. A
+    """Most standard deviations of the surprise of drawn tokens. Only gross lies fail it, as a
     policy that is nearly sure has a surprise with a heavy tail."""
 
     pooled_mantissa_mean: float
-    """Mean error allowed over many chunks: 1.2 times the honest mean. Between one and many see
-    `mantissa_limit`."""
+    """Largest mean mantissa error over many chunks: 1.2 times the honest mean. Between one and
+    many see `mantissa_limit`."""
 
     def __post_init__(self) -> None:
         numbers = [(name, getattr(self, name)) for name in self.__slots__ if name != "off"]
@@ -209,26 +207,27 @@ class Limits:
             )
 
     def mantissa_limit(self, chunks: float) -> float:
-        """The mean error allowed over so many independent chunks: `pooled_mantissa_mean`, plus
-        the excess of `mantissa_mean` over it divided by their number to the power
-        `MEAN_POWER`."""
+        """Return the largest mean error of `chunks` independent chunks.
+
+        It is `pooled_mantissa_mean`, plus the excess of `mantissa_mean` over it divided by
+        ``chunks ** MEAN_POWER``."""
         share = 1.0 if chunks <= 1 else chunks**-MEAN_POWER
         above = self.mantissa_mean - self.pooled_mantissa_mean
         return self.pooled_mantissa_mean + above * share
 
     def gap_limit(self, tokens: int, chance: float) -> float:
-        """What the sum of the gaps of so many honest tokens exceeds with this chance at most.
+        """Return the bound that the summed gaps of honest tokens exceed with `chance` at most.
 
-        Gaps are taken to come now and then (Poisson), each with an exponential size, in the
-        mean `gap_mean` a token. Chernoff's bound on such a sum is this square: one gap of
-        ``gap_scale`` ln(1 / chance) for few tokens, ``gap_mean`` each for many.
+        The model is compound Poisson: gaps of exponential size with the mean `gap_mean` a
+        token. The square is Chernoff's bound on their sum: ``gap_scale * ln(1 / chance)`` for
+        few tokens, ``gap_mean`` a token for many.
         """
         sure = OVERDISPERSION * self.gap_scale * math.log(1 / chance)
         return (math.sqrt(self.gap_mean * tokens) + math.sqrt(sure)) ** 2
 
     def off_limits(self, tokens: int, chance: float) -> dict[float, int]:
-        """How many of so many honest tokens are further off than each step, or more, with this
-        chance at most: clumps of `OVERDISPERSION` tokens, as Poisson has it."""
+        """Map each step to the count of honest tokens beyond it that is exceeded with `chance`
+        at most, by a Poisson model of clumps of `OVERDISPERSION` tokens."""
         clumps = {step: share * tokens / OVERDISPERSION for step, share in self.off}
         return {
             step: math.floor(OVERDISPERSION * poisson_limit(mean, chance))
@@ -301,13 +300,16 @@ class Shape:
     vocabulary: int
     """Tokens are 0 up to, not including, this."""
     end_tokens: frozenset[int]
-    """Any of them ends a completion."""
+    """Any of them ends a turn, and in a completion of one turn the completion."""
+    turns: int = 1
+    """Turns of a completion, at most."""
 
 
 def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
     """Judge the tokens of one group's completions by their shape alone.
 
-    A completion ends with an end token, the only one in it, or has exactly ``max_new_tokens``.
+    A completion ends with an end token, or has exactly ``max_new_tokens``; each end token in it
+    ends a turn. What the environment says to each turn is not looked at.
     """
     if len(tokens) != shape.group_size:
         return _rejected(Reason.GROUP_SIZE, len(tokens), shape.group_size)
@@ -319,14 +321,16 @@ def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
 
 
 def _check_tokens(completion: Sequence[int], shape: Shape) -> Judgement:
-    length = len(completion)
+    length, turns = len(completion), 1
     if not 1 <= length <= shape.max_new_tokens:
         return _rejected(Reason.LENGTH, length, shape.max_new_tokens)
     for position, token in enumerate(completion, start=1):
         if not 0 <= token < shape.vocabulary:
             return _rejected(Reason.TOKEN, token, shape.vocabulary)
         if token in shape.end_tokens and position < length:
-            return _rejected(Reason.AFTER_END, length, position)
+            turns += 1
+            if turns > shape.turns:
+                return _rejected(Reason.AFTER_END, length, position)
     if completion[-1] not in shape.end_tokens and length < shape.max_new_tokens:
         return _rejected(Reason.UNFINISHED, length, shape.max_new_tokens)
     return ACCEPTED

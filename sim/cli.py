@@ -45,6 +45,7 @@ from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.trace import EVERYTHING
 from sim.run.catalogue import THEMES, cost
 from sim.run.diff import Side, first_difference
+from sim.run.meanings import in_a_sentence
 from sim.run.observers import Progress as Report
 from sim.run.perfetto import write_perfetto
 from sim.run.report import report, sweep_report
@@ -340,6 +341,7 @@ def _write_result(options: argparse.Namespace, result: Result) -> None:
 
 def show(result: Result, console: Console) -> None:
     """Print a result for people."""
+    console.print(in_a_sentence(result), highlight=False, style="bold")
     table = Table("metric", "value", box=None, title=f"{result.scenario}, seed {result.seed}")
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))

@@ -7,7 +7,7 @@ file), ``stays`` (its last command runs on, until the page ends or types the sam
 
 Of a command's output a page shows the lines that matter, in their order. Numbers may differ;
 an id or an address stands for whatever the command printed in its place, in later commands
-too, and /home/you for the reader's home.
+too, and /home/you for the reader's home, /home/you/shoal for a checkout.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sybil.parsers.markdown import CodeBlockParser
 from tests.sweeps import DEEP
 
 ROOT: Final = Path(__file__).parent.parent
-PATIENCE: Final = 300
-"""Seconds for what a command is to print; a demo on a busy machine takes most of them."""
+PATIENCE: Final = 600
+"""Seconds for what a command is to print; a run on a busy machine takes most of them."""
 LANGUAGES: Final = ("console", "js", "python", "toml")
 MARK: Final = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->\n\Z")
 NAMES: Final = r"/ip4/\S+|12D3Koo\w+|\b[0-9a-f]{8,}\b"
@@ -41,7 +41,7 @@ class Reader:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._meant = {"/home/you": str(home)}
+        self._meant = {"/home/you": str(home), "/home/you/shoal": str(ROOT)}
         self._running: dict[str, subprocess.Popen[str]] = {}
         # What the page installs lies in this home, and models are not fetched for each home.
         cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))

@@ -42,7 +42,7 @@ the simulator.
 MIDDLE: Final = """
 ## Warnings and errors in the log
 
-`DIR/log` of a node. All events, those of lower levels too, are in [events](events.md).
+`DIR/log` of a node. All events, those of lower levels too, are in `docs/events.md`.
 
 | event | level | what to do |
 |---|---|---|

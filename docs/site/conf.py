@@ -21,7 +21,14 @@ include_patterns = [
     "docs/**", "deploy/*.md", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md",
     "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 ]  # fmt: skip
-exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__"]
+exclude_patterns = [
+    "docs/events.md",
+    ".*",
+    "build",
+    "dist",
+    "**/node_modules",
+    "**/__pycache__",
+]
 html_extra_path = ["root"]
 html_static_path = ["static"]
 html_js_files = ["reach.js"]

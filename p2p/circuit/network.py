@@ -264,6 +264,11 @@ class CircuitNetwork:
         if listener is not None and event.state is PeerState.DISCONNECTED:
             listener.offer(None)
 
+    async def release(self, relay: PeerId) -> None:
+        """Use the reservation at ``relay`` no more."""
+        if relay in self._listeners:
+            await self._listeners[relay].aclose()
+
     def forget(self, listener: CircuitListener) -> None:
         """The listener has closed."""
         if self._listeners.get(listener.relay) is listener:

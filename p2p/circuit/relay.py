@@ -86,7 +86,9 @@ async def _receive(stream: trio.abc.ReceiveStream, most: int) -> bytes:
     return bytes(data)
 
 
-class _Relay:
+class Relay:
+    """The relay of one host. Open it with `relaying`."""
+
     def __init__(
         self,
         world: World,
@@ -103,11 +105,18 @@ class _Relay:
         self._book = RelayBook(config)
         self._allowance = TokenBucket(float(config.total_rate), world.now())
 
+    @property
+    def places(self) -> int:
+        """Reservations that are left."""
+        return self._config.reservations - len(self._book.reserved)
+
     def on_peer(self, event: PeerEvent) -> None:
+        """The reservations of a peer end with its last connection."""
         if event.state is PeerState.DISCONNECTED:
             self._book.lost(event.peer)
 
     async def serve(self, stream: Stream) -> None:
+        """Answer one request, and carry the circuit that comes of it."""
         message = None
         with trio.move_on_after(PATIENCE):
             message = decode_hop_untrusted(await receive_message(stream))
@@ -220,11 +229,11 @@ def relaying(
     signer: Signer,
     config: RelayConfig | None = None,
     is_member: Callable[[PeerId], bool] = lambda _: False,
-) -> Iterator[None]:
+) -> Iterator[Relay]:
     """Relay for the length of the block: for members, and for strangers if ``config`` says so.
 
     The signer is the host's own.
     """
-    relay = _Relay(world, host, signer, config or RelayConfig(), is_member)
+    relay = Relay(world, host, signer, config or RelayConfig(), is_member)
     with host.serving(HOP_ID, relay.serve), host.watching(relay.on_peer):
-        yield
+        yield relay

@@ -76,7 +76,7 @@ class Profile:
     upload: int = 0
     """Measured upload in bytes per second; 0 while nothing was measured."""
     slots: int = 0
-    """How many more children or tasks it would take."""
+    """Peers for which it would relay (`p2p.circuit`): 0 unless others can dial it."""
     load: float = 0.0
     """Share of its capacity in use, 0 to 1; sent in thousandths."""
     version: str = ""

@@ -128,6 +128,10 @@ class SignedRun(Protocol):
         """Seconds since 1970 after which the document is void."""
 
     @property
+    def words(self) -> Sequence[tuple[str, str]]:
+        """What the run is for and its recipe, for people: label and text."""
+
+    @property
     def officers(self) -> tuple[PeerId, ...]:
         """Trainers and validators: every member sends them heartbeats, and finds them."""
 

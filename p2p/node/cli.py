@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -14,22 +16,21 @@ from typing import Final
 
 import trio
 
-from p2p.circuit.relay import relaying
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
-from p2p.identity import PeerId, verify
+from p2p.identity import verify
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.membership.heartbeat import MAX_NAME
 from p2p.node.admission import (
     MAX_TEXT,
     PREFIX,
-    Capability,
     SignedRun,
     decode_invite_untrusted,
 )
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.server import open_dashboard
+from p2p.node.folders import STARTED, add_folder, node_of
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
@@ -42,7 +43,7 @@ from p2p.node.process import (
     until_told_to_end,
 )
 from p2p.node.role import Role
-from p2p.node.rundoc import MAX_DOCUMENT, PATH, RunBook
+from p2p.node.rundoc import MAX_DOCUMENT, PATH
 from p2p.node.screen import ENDED, LiveScreen, Terminal
 from p2p.node.usage import (
     DATA,
@@ -58,8 +59,8 @@ from p2p.node.usage import (
     seconds,
     tell,
 )
-from p2p.reach.autonat import open_autonat
-from p2p.reach.mapping import PortMapping
+from p2p.node.wiring import is_member, relay_offers, seek_relays
+from p2p.reach.nat import open_nat
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.swarm.swarm import open_host
@@ -83,10 +84,11 @@ def node_main(argv: Sequence[str] | None = None) -> int:
 def key_main(argv: Sequence[str] | None = None) -> int:
     """Print the id of a node by its folder, and make its key if need be."""
     parser = CommandParser(prog="shoal key", description=key_main.__doc__)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what the node gets as --data")
+    add_folder(parser)
 
     def run() -> int:
-        path = expanded(parser.parse_args(argv).folder) / KEY
+        options = parser.parse_args(argv)
+        path = node_of(options) / KEY
         check_key_place(path)
         say(str(load_or_create_key(path).peer_id))
         return 0
@@ -117,7 +119,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(
             "Run a node: it joins a run, relays policies, and does the jobs that its roles say."
         ),
-        epilog="Everything else is in the TOML file (docs/running.md).",
+        epilog="Everything else is in the TOML file (docs/node.md).",
     )
     add = parser.add_argument
     # fmt: off
@@ -152,6 +154,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.invite = options.invite or ""  # argparse would read a default that is text
     options.data = expanded(options.data)
     options.json = options.json or options.status is not None
+    words = sys.argv[1:] if argv is None else argv
+    options.typed = f"shoal {shlex.join(['node', *words])}"
+    if options.die_with_parent:
+        options.typed = f"shoal run start {options.data.parent}"
     return options
 
 
@@ -194,30 +200,36 @@ async def _run_node(start: Start) -> None:
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
-            open_host(world=world, listen=config.listen, config=config.host) as host,
+            open_host(world=world, listen=config.places, config=config.host) as host,
             open_dashboard(world, host, start.roles, options.data, options.dashboard) as shown,
             AsyncExitStack() as stack,
         ):
+            (options.data / STARTED).touch(0o600)  # it may hold an invite
+            (options.data / STARTED).write_text(options.typed, encoding="utf-8")
             own, url = shown
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
             asking = bool(config.bootstrap)
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
             joined = False
-            runs: list[RunBook] = []
-            relay = relaying(world, host, world.signer, config.relay, partial(_is_member, runs))
+            nodes: list[Node] = []
             try:
-                stack.enter_context(relay)
-                autonat = await stack.enter_async_context(open_autonat(host, config.autonat))
-                if config.reach.map_port and (port := host.port_to_map) is not None:
-                    mapping = PortMapping(world, port)
-                    await stack.enter_async_context(mapping.kept(host.set_mapped))
+                nat = await stack.enter_async_context(
+                    open_nat(
+                        host,
+                        world.signer,
+                        config.nat,
+                        named=config.relays,
+                        is_member=partial(is_member, nodes),
+                        offers=partial(relay_offers, nodes),
+                        seek=partial(seek_relays, nodes),
+                    )
+                )
                 if not has_run and not config.bootstrap:
                     await trio.sleep_forever()
-                async with open_node(world, host, config, document=document) as opened:
-                    node = replace(opened, reachable=lambda: autonat.reachable)
+                async with open_node(world, host, config, document=document, nat=nat) as node:
                     joined = True
-                    runs.append(node.book)
+                    nodes.append(node)
                     with suppress(PackageNotFoundError):  # a checkout that is not installed
                         node.membership.me.update(version=version("shoal")[:MAX_NAME])
                     _report_run(options, node.run, host, has_run=has_run)
@@ -234,10 +246,6 @@ async def _run_node(start: Start) -> None:
                 if not joined and not options.json:
                     terminal.say(f"ended    no run was joined; {ENDED}")
                 raise
-
-
-def _is_member(runs: Sequence[RunBook], peer: PeerId) -> bool:
-    return any(book.may(peer, Capability.GOSSIP) for book in runs)
 
 
 def _configure(options: argparse.Namespace) -> NodeConfig:
@@ -289,7 +297,7 @@ def _report_start(
         lines.append(f"next     {ASKING}; nothing to do")
     elif not has_run:
         lines.append(f"next     {NO_RUN}")
-        lines.append("         (a run of your own: docs/running.md)")
+        lines.append("         (a run of your own: docs/runs.md)")
     tell("\n".join(lines))
 
 
@@ -301,7 +309,7 @@ REACH: Final = {
     ),
     PRIVATE: (
         "only this network can dial that: for others, forward a port and announce it,"
-        " docs/running.md"
+        " docs/node.md"
     ),
 }
 """What people are told about an address that not everyone can dial."""

@@ -20,6 +20,7 @@ from p2p.node.share import ShareConfig
 from p2p.node.tables import load_toml, read_table, write_table
 from p2p.reach.autonat import AutonatConfig
 from p2p.reach.mapping import ReachConfig
+from p2p.reach.nat import NatConfig
 from p2p.shardcast import ShardcastConfig
 from p2p.swarm.swarm import SwarmConfig
 
@@ -85,6 +86,21 @@ class NodeConfig:
         for name, table in self.role.items():
             if not isinstance(table, Mapping):
                 raise ValueError(f"role.{name} must be a table")
+
+    @property
+    def places(self) -> tuple[Multiaddr, ...]:
+        """Where to listen without a relay."""
+        return tuple(addr for addr in self.listen if addr.relay is None)
+
+    @property
+    def relays(self) -> tuple[Multiaddr, ...]:
+        """Relays through which to be dialled in any case."""
+        return tuple(addr.relay for addr in self.listen if addr.relay is not None)
+
+    @property
+    def nat(self) -> NatConfig:
+        """What to do about routers."""
+        return NatConfig(reach=self.reach, autonat=self.autonat, relay=self.relay)
 
     def with_components(self, shared: Mapping[str, Mapping[str, object]]) -> NodeConfig:
         """The same, with the settings on which all nodes of a run must agree. Raises

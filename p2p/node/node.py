@@ -57,6 +57,7 @@ from p2p.node.wiring import (
     take_invite,
     tell_stories,
 )
+from p2p.reach.nat import Nat
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 
@@ -72,6 +73,7 @@ async def open_node(
     document: bytes | None = None,
     bootstrap: Sequence[Multiaddr] = (),
     reader: RunReader = open_run_untrusted,
+    nat: Nat | None = None,
 ) -> AsyncIterator[Node]:
     """A node in its run, for the length of the block.
 
@@ -109,7 +111,7 @@ async def open_node(
     rest = Rest(world, config.share, book.tell_change)
     await rest.load()
     async with (
-        _open_services(world, host, config, book, rest, meter) as node,
+        _open_services(world, host, config, book, rest, meter, nat) as node,
         trio.open_nursery() as nursery,
     ):
 
@@ -133,6 +135,7 @@ async def _open_services(
     book: RunBook,
     rest: Rest,
     meter: StrangerMeter,
+    nat: Nat | None,
 ) -> AsyncIterator[Node]:
     run = book.run
     assert run is not None  # open_node has waited for it
@@ -181,6 +184,7 @@ async def _open_services(
                 ledger=ledger,
                 ledgers=ledgers,
                 clocks=PeerClocks(world, host, membership),
+                nat=nat,
             )
 
 

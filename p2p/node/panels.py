@@ -30,7 +30,8 @@ class Kind(Enum):
     TABLE = "table"
     """A line for each entry of the table ``rows``, a column for each value."""
     SAMPLES = "samples"
-    """Question, answer and reward, for each entry of the list ``rows``."""
+    """Question, answer and reward, for each entry of the list ``rows``; an entry may have an
+    earlier answer and its reward behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,11 @@ class Value:
     counts: bool = False
     """Whether it only grows while a node lives: a counter in ``/metrics``."""
     lead: bool = False
-    """Whether it stands at the top of the page, too: the few figures that people look for."""
+    """Whether it stands at the top of the page: the few figures that people look for."""
+    of: str = ""
+    """Of a count: the key of how many there will be."""
+    is_only_metric: bool = False
+    """Whether it stands in ``/metrics`` and not on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,13 @@ class Panel:
     """Of a curve: the key of what lies along the axis."""
     rows: str = ""
     """Of counts, a table and samples: the key of what has the entries."""
+    names: str = "peer"
+    """Of a table: what its rows are."""
+    lead: bool = False
+    """Whether it stands first and largest: what a run is for."""
+    tasks: str = ""
+    """Of a curve of shares: the key of how many tasks each was measured on, which gives its
+    error."""
 
 
 Panels = Mapping[str, tuple[Panel, ...]]

@@ -20,12 +20,12 @@ from p2p.identity import PeerId
 from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.meter import StrangerMeter
-from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.clock import PeerClocks
 from p2p.node.config import NodeConfig
 from p2p.node.rundoc import RunBook
 from p2p.node.share import Rest
+from p2p.reach.nat import Nat
 from p2p.shardcast import Shardcast
 from p2p.world import World
 
@@ -97,8 +97,8 @@ class Node:
     has nodes exchange it."""
     clocks: PeerClocks
     """What is known of this machine's clock."""
-    reachable: Callable[[], Sequence[Multiaddr]] = tuple
-    """Returns our addresses that peers have dialled when we asked them to."""
+    nat: Nat | None = None
+    """How this node stands to the outside; None in simulations."""
     guard: RoleGuard = field(default_factory=RoleGuard)
     """Where mistakes of roles that only show stop."""
 
@@ -159,7 +159,8 @@ class Node:
             },
             "clock": str(self.clocks),
             "connected": len(self.host.connected),
-            "reachable": [str(addr) for addr in self.reachable()],
+            "reachable": [str(addr) for addr in self.nat.reachable] if self.nat else [],
+            "relays": [str(peer) for peer in self.nat.relays] if self.nat else [],
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "two_stories": [str(author) for author in self.ledgers.forks],
             "flows": self.shardcast.flows,

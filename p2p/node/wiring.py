@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -55,6 +56,7 @@ from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
+from p2p.reach.nat import Nat
 from p2p.wire import pack, unpack_untrusted
 from p2p.world import World
 
@@ -193,6 +195,40 @@ def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None
         gossip.publish(topic, data)
 
 
+def is_member(nodes: Sequence[Node], peer: PeerId) -> bool:
+    """Return True if ``peer`` may take part in the run of one of ``nodes``."""
+    return any(node.book.may(peer, Capability.GOSSIP) for node in nodes)
+
+
+def relay_offers(nodes: Sequence[Node]) -> Iterable[tuple[PeerId, int]]:
+    """Return members that say that they relay, with the places that each has left."""
+    for node in nodes:
+        for member in node.membership.members():
+            if member.slots and member.run == node.run.id:
+                yield member.peer, member.slots
+
+
+async def seek_relays(nodes: Sequence[Node]) -> None:
+    """Connect to some peers that the DHT has for our run: identify tells which of them relay.
+    Returns when all have answered, or after a while."""
+    for node in nodes:
+        records = await node.dht.get(RUN_RECORDS.name, node.run.id)
+        others = [one for one in records if one.publisher not in node.host.connected]
+        chosen = node.world.rng("relays/seeds")
+        async with trio.open_nursery() as nursery:
+            for record in chosen.sample(others, min(4, len(others))):
+                addrs = places_untrusted(record)
+                node.host.add_addrs(record.publisher, addrs, AddrSource.SIGNED)
+                nursery.start_soon(_meet, node.host, record.publisher)
+
+
+async def _meet(host: Host, peer: PeerId) -> None:
+    with trio.move_on_after(MEETING), suppress(*PEER_TROUBLE):
+        await host.connect(peer)
+
+
+MEETING: Final = 5.0
+"""Seconds for a peer that may relay to answer."""
 RUN_ID_BYTES: Final = 32
 """A run's id is a SHA-256 digest."""
 RUN_LIFETIME: Final = 1800.0
@@ -288,6 +324,8 @@ class Wiring:
             nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
             nursery.start_soon(node.book.guests.keep_forever)
             nursery.start_soon(self._tell_policy)
+            if node.nat is not None:
+                nursery.start_soon(self._tell_places, node.nat)
             nursery.start_soon(
                 node.ledgers.run, lambda head: node.membership.me.update(ledger=head)
             )
@@ -336,6 +374,12 @@ class Wiring:
             if carried:
                 self._node.membership.me.update(upload=int(carried))
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
+
+    async def _tell_places(self, nat: Nat) -> None:
+        """Our heartbeat says how many peers we would relay for."""
+        while True:
+            self._node.membership.me.update(slots=nat.places)
+            await nat.news.wait()
 
     async def _join(self) -> None:
         async with trio.open_nursery() as nursery:

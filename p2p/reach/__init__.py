@@ -3,6 +3,7 @@
 The files, in the order in which to read them
 ---------------------------------------------
 `messages` has the wire format of AutoNAT v2. `autonat` asks peers and answers them. `mapping`
-asks the home router for a port, by PCP, NAT-PMP or UPnP. `core` judges what peers
-answer.
+asks the home router for a port, by PCP, NAT-PMP or UPnP. `relays` keeps reservations while
+nobody can dial us. `nat` is all of it in one block. `core` judges what peers answer, and
+chooses relays.
 """

@@ -132,7 +132,7 @@ class Autonat:
         """Ask whenever addresses change, and after a while, until cancelled."""
         wait = self._config.pause
         while True:
-            addrs, servers = self._candidates(), self._servers()
+            addrs, servers = self.candidates(), self._servers()
             if not addrs or len(servers) < MIN_ANSWERS:
                 await self._host.news.wait()
                 continue
@@ -141,11 +141,24 @@ class Autonat:
             wait = min(self._config.interval, self._config.interval if is_known else 2 * wait)
             await self._world.sleep(self._config.pause)
             with trio.move_on_after(wait - self._config.pause):
-                while set(self._candidates()) <= set(addrs):
+                while set(self.candidates()) <= set(addrs):
                     await self._host.news.wait()
 
     async def ask(self, addrs: Sequence[Multiaddr], servers: Sequence[PeerId]) -> None:
         """Ask each of ``servers`` about each of ``addrs``, and judge."""
+        answers = await self.survey(addrs, servers)
+        before, self._standing = self._standing, {}
+        for addr in addrs:
+            can = self._standing[addr] = judge(answers[addr])
+            if can is not None and can != before.get(addr):
+                word = "yes" if can else "no"
+                logger.info("autonat.judged addr=%s reachable=%s", addr, word)
+        self.news.notify_all()
+
+    async def survey(
+        self, addrs: Sequence[Multiaddr], servers: Sequence[PeerId]
+    ) -> dict[Multiaddr, list[bool | None]]:
+        """Return what ``servers`` say of ``addrs``; None for one that did not try."""
         answers: dict[Multiaddr, list[bool | None]] = {addr: [] for addr in addrs}
 
         async def ask_one(server: PeerId) -> None:
@@ -155,15 +168,10 @@ class Autonat:
         async with trio.open_nursery() as nursery:
             for server in servers:
                 nursery.start_soon(ask_one, server)
-        before, self._standing = self._standing, {}
-        for addr in addrs:
-            can = self._standing[addr] = judge(answers[addr])
-            if can is not None and can != before.get(addr):
-                word = "yes" if can else "no"
-                logger.info("autonat.judged addr=%s reachable=%s", addr, word)
-        self.news.notify_all()
+        return answers
 
-    def _candidates(self) -> list[Multiaddr]:
+    def candidates(self) -> list[Multiaddr]:
+        """Return our addresses that others may be asked about."""
         places = [addr.transport for addr in (*self._host.addrs, *self._host.observed)]
         return [addr for addr in dict.fromkeys(places) if self._may_dial(addr)][:MAX_OWN]
 

@@ -66,6 +66,9 @@ class ReachConfig:
     map_port: bool = True
     """Whether to ask the home router to forward the port at which the node listens."""
 
+    find_relays: bool = True
+    """Whether to find relays while nobody can dial this node."""
+
 
 @dataclass(frozen=True, slots=True)
 class Router:

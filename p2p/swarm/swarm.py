@@ -19,7 +19,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -134,6 +142,7 @@ class SwarmHost:
         self._is_over = False
         self._listeners: list[Listener] = []
         self._mapped: tuple[Multiaddr, ...] = ()
+        self._standing: dict[Multiaddr, bool | None] = {}
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
@@ -176,9 +185,38 @@ class SwarmHost:
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where others can dial us, each ending in ``/p2p/``."""
-        places = self._config.announce or [listener.addr for listener in self._listeners]
-        return tuple(place.with_peer(self.peer_id) for place in (*places, *self._mapped))
+        """Where others can dial us, the likeliest first, each ending in ``/p2p/``."""
+        places = list(self._config.announce) or [one.addr for one in self._listeners]
+        own = [place.transport for place in (*places, *self._mapped)]
+        if not self.is_announced:
+            own += [addr for addr, can in self._standing.items() if can]
+
+        def rank(addr: Multiaddr) -> tuple[int, bool, bool]:
+            denied = self._standing.get(addr) is False
+            return -reach_of(addr), denied, addr.relay is not None
+
+        own = sorted(dict.fromkeys(own), key=rank)
+        return tuple(place.with_peer(self.peer_id) for place in own)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the owner says which addresses others are told."""
+        return bool(self._config.announce)
+
+    @property
+    def listens(self) -> bool:
+        """Whether this host accepts connections that come without a relay."""
+        return any(one.addr.relay is None for one in self._listeners)
+
+    def set_standing(self, standing: Mapping[Multiaddr, bool | None]) -> None:
+        """Say which of our addresses others can dial, as far as that is known.
+
+        One that they can dial is told to others; one that they cannot comes behind the rest: it
+        is kept, because peers that lie must not be able to take an address from us.
+        """
+        if standing != self._standing:
+            self._standing = dict(standing)
+            self.news.notify_all()
 
     def set_mapped(self, addr: Multiaddr | None) -> None:
         """Tell others that a router forwards ``addr`` to us, or that none does any more."""
@@ -214,6 +252,12 @@ class SwarmHost:
         door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         return None if connection is None else connection.remote_addr
+
+    def has_dialled(self, peer: PeerId) -> bool:
+        """Return True if there is a connection to ``peer`` that we dialled without a relay."""
+        door.check("peer", peer, PeerId)
+        connection = self._connector.live(peer)
+        return connection is not None and connection.dialer and not connection.is_circuit
 
     def has_dialled_circuit(self, peer: PeerId) -> bool:
         """Return True if we dialled ``peer`` through a relay and have no direct connection."""

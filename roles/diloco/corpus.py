@@ -18,7 +18,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,30 @@ MAX_BYTES: Final = 4 << 30
 parts, each member its own."""
 SKIPPED: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
 """Folders of Python's library that differ from machine to machine, or are no program text."""
+
+
+class TextCodec:
+    """The tokenizer of a base, or bytes where there is no base."""
+
+    def __init__(self, base: Path | None) -> None:
+        self._tokenizer: Any = None
+        if base is not None:
+            from roles.models.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.open(base)
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return a document as tokens."""
+        if self._tokenizer is None:
+            return text.encode()
+        found: Sequence[int] = self._tokenizer.encode(text)
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return tokens as text for people."""
+        if self._tokenizer is None:
+            return bytes(one for one in tokens if one < 256).decode(errors="replace")
+        return str(self._tokenizer.decode(tokens))
 
 
 @dataclass(frozen=True, slots=True)

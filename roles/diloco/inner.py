@@ -194,9 +194,10 @@ class InnerEngine:
         """Nats a token of the weights that were loaded, on windows that are held out."""
         return float(await self._call("loss"))
 
-    async def write(self, text: str, count: int) -> str:
-        """What the model would write behind ``text``."""
-        return str(await self._call("write", text, count))
+    async def write(self, count: int) -> tuple[str, str]:
+        """Return the beginning of a text that is held out, and how the model goes on."""
+        prompt, text = await self._call("write", count)
+        return prompt, text
 
     async def restore(self, step: int) -> None:
         """Take up the optimiser's state that was saved with the update of ``step``, or else

@@ -96,6 +96,8 @@ class RoundFigures:
     summed: int
     loss: float | None = None
     """On what is held out, nats a token."""
+    sample: str = ""
+    """What the model writes then, behind the `MemberFigures.prompt`; of some rounds."""
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class MemberFigures:
     """Rounds that were begun again."""
     recovered_from: int = 0
     """Peers that the last state was fetched from."""
+    prompt: str = ""
+    """The beginning of a text that is held out, for samples."""
     rounds: list[RoundFigures] = field(default_factory=list)
 
     @property
@@ -183,7 +187,9 @@ class DilocoSession:
         self._rests = False
         """Whether its owner wants it to begin no round."""
         self.sample = ""
-        """What the final model writes."""
+        """What the newest model that was exported writes."""
+        self._is_finished = False
+        """Whether the final model was measured and exported."""
         self.core: RoundCore
         self._state: Blob
         self._events: deque[tuple[ev.Event, int]] = deque()
@@ -221,6 +227,7 @@ class DilocoSession:
             "step": core.held,
             "steps": self._terms.outer_steps,
             "done": self.is_over,
+            "finished": self._is_finished,
             "is_member": core.is_member,
             "is_stalled": core.is_stalled,
             "rests": self._rests,
@@ -280,6 +287,7 @@ class DilocoSession:
             found = 0, Blob(tuple(digests), file)
         if found is not None:
             held, self._state = found
+            self.is_over = held >= terms.outer_steps
         await self._engine.restore(held)
         self.core = RoundCore(
             world.signer,
@@ -592,7 +600,7 @@ class DilocoSession:
 
     def _may_begin(self) -> bool:
         core = self.core
-        if self.is_over and not self.sample:
+        if self.is_over and not self._is_finished:
             return core.held == core.record.step
         is_free = core.round.ready is None and not self._rests
         return core.is_member and is_free and not self.is_over
@@ -614,8 +622,12 @@ class DilocoSession:
         every = self._config.export_every
         if self.is_over or (every and record.step and record.step % every == 0):
             await self._export(record)
+            self.figures.prompt, self.sample = await self._engine.write(160)
+            for figures in self.figures.rounds:
+                if figures.step == record.step:
+                    figures.sample = self.sample
         if self.is_over:
-            self.sample = await self._engine.write("def ", 160) or " "
+            self._is_finished = True
             return
         window = part_of(
             record,

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.contract.core.pin import OPTIONAL, REQUIRED
 from roles.diloco.core.outer import Arithmetic, BadPiece, digests_of
-from roles.diloco.corpus import open_corpora
+from roles.diloco.corpus import TextCodec, open_corpora
 from roles.diloco.material import Rewards, Texts
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
@@ -33,6 +33,9 @@ from roles.envs.mix import EnvironmentSetup, open_mix
 from roles.models.bundle import CONFIG, INDEX
 from roles.models.byte_level import byte_files
 from roles.workers.server import serve
+
+PROMPT: Final = 40
+"""Tokens of a text that the model is given to go on with."""
 
 
 class InnerServer:
@@ -59,7 +62,7 @@ class InnerServer:
         self._engine, self._folder = engine, Path(base) if base else None
         folder = self._folder
         is_shared = engine.gpus.ranks > 1 or engine.gpus.offload
-        self._text = _TextCodec(base)
+        self._text = TextCodec(self._folder)
         self._material: Texts | Rewards
         rewards: Rewards | None = None
         if environments is None:
@@ -170,12 +173,14 @@ class InnerServer:
         """See `Pretrainer.loss`."""
         return float(self._call("loss", self._material.held_out()))
 
-    def write(self, text: str, count: int) -> str:
-        """Continue a text. A model of questions writes nothing: its reward says how well it
-        answers."""
+    def write(self, count: int) -> list[str]:
+        """Return the beginning of a text that no member learns from, and how the model goes on.
+        A model of questions writes nothing: its reward says how well it answers."""
         if isinstance(self._material, Rewards):
-            return ""
-        return self._text.decode(self._call("continue_text", self._text.encode(text), count, 0))
+            return ["", ""]
+        begun = self._material.held_out()[0][0][:PROMPT]
+        said = self._call("continue_text", begun.tolist(), count, 0)
+        return [self._text.decode(begun.tolist()), self._text.decode(said)]
 
     def export(self, folder: str) -> None:
         """See `Pretrainer.export`; with the files that make text of its tokens."""
@@ -190,30 +195,6 @@ class InnerServer:
         elif not isinstance(self._material, Rewards):
             for name, text in byte_files(self._engine.context, self._engine.end_tokens).items():
                 write_atomically(place / name, text.encode())
-
-
-class _TextCodec:
-    """The tokenizer of the base, or bytes where there is no base."""
-
-    def __init__(self, base: str) -> None:
-        self._tokenizer: Any = None
-        if base:
-            from roles.models.tokenizer import Tokenizer
-
-            self._tokenizer = Tokenizer.open(Path(base))
-
-    def encode(self, text: str) -> Sequence[int]:
-        """A document as tokens."""
-        if self._tokenizer is None:
-            return text.encode()
-        found: Sequence[int] = self._tokenizer.encode(text)
-        return found
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """For people."""
-        if self._tokenizer is None:
-            return bytes(one for one in tokens if one < 256).decode(errors="replace")
-        return str(self._tokenizer.decode(tokens))
 
 
 def _mapped(path: str) -> memoryview:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
-from p2p.errors import WrongPeer
+from p2p.errors import ConfigError, WrongPeer
 from p2p.host import request
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.node.clock import clock_ahead
+from p2p.node.config import ANY_PORT
 from p2p.node.rundoc import MAX_DOCUMENT, PROTOCOL_ID
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
+from p2p.reach.autonat import Autonat, AutonatConfig
+from p2p.reach.mapping import PortMapping
+from p2p.reach.messages import DIAL_BACK_ID, DIAL_REQUEST_ID
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmHost, open_host
 from p2p.wire import pack
@@ -109,6 +114,70 @@ async def _observed(host: SwarmHost, peer: PeerId) -> str:
         return ""
     kind, place = ("", "") if seen is None else seen.parts[0]
     return place if kind in ("ip4", "ip6") else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialIn:
+    """Whether the bootstrap peers can dial this machine."""
+
+    addr: str = ""
+    """Where they tried; empty if none did."""
+    yes: int = 0
+    no: int = 0
+    router: str = ""
+    """The home router's answer to a request for a port; empty if none stands between."""
+    is_mapped: bool = False
+    """Whether it forwards the port."""
+
+
+async def dial_in(
+    addrs: Sequence[Multiaddr], port: int, *, is_behind: bool, private: bool = False
+) -> DialIn:
+    """Listen for a moment at ``port``, or at a free one while another program has that, and let
+    the peers at ``addrs`` dial it; first ask the router for the port if this machine
+    ``is_behind`` one. ``private`` asks about private addresses, too."""
+    async with open_world() as world, AsyncExitStack() as stack:
+        try:
+            place = Multiaddr.tcp("0.0.0.0", port)
+            host = await stack.enter_async_context(open_host(world=world, listen=[place]))
+        except ConfigError:
+            host = await stack.enter_async_context(open_host(world=world, listen=[ANY_PORT]))
+        inside = host.port_to_map if is_behind else None
+        mapped = None if inside is None else PortMapping(world, inside)
+        if mapped is not None:
+            await mapped.renew()
+            host.set_mapped(mapped.addr)
+        autonat = Autonat(host, AutonatConfig(private=private), None)
+        with host.serving(DIAL_BACK_ID, autonat.serve_dial_back):
+            servers = await _meet_all(host, addrs)
+            found = await autonat.survey(autonat.candidates(), servers)
+        said = [
+            DialIn(addr=str(addr), yes=answers.count(True), no=answers.count(False))
+            for addr, answers in found.items()
+        ]
+        best = max(said, key=lambda one: (one.yes - one.no, one.no), default=DialIn())
+        if best.yes + best.no == 0:
+            best = DialIn()
+        if mapped is not None:
+            best = replace(best, router=mapped.said, is_mapped=mapped.addr is not None)
+            await mapped.release()
+        return best
+
+
+async def _meet_all(host: SwarmHost, addrs: Sequence[Multiaddr]) -> list[PeerId]:
+    """Connect to the peers, and return those that have said what they serve."""
+
+    async def meet(addr: Multiaddr) -> None:
+        with trio.move_on_after(ASK_SECONDS), suppress(*PEER_TROUBLE):
+            peer = await host.connect_addr(addr)
+            while host.info(peer) is None and peer in host.connected:
+                await host.news.wait()
+
+    async with trio.open_nursery() as nursery:
+        for addr in addrs:
+            nursery.start_soon(meet, addr)
+    infos = ((peer, host.info(peer)) for peer in host.connected)
+    return [peer for peer, info in infos if info and DIAL_REQUEST_ID in info.protocols]
 
 
 def local_address(host: str) -> str:

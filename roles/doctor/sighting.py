@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, Final
@@ -23,16 +24,15 @@ from typing import Any, Final
 import trio
 
 from p2p.errors import ConfigError, StorageError
-from p2p.machine import KEY, decode_key, open_world
+from p2p.machine import KEY, decode_key
 from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.commands import ASK_SECONDS, read
 from p2p.node.process import check_key_place
-from p2p.reach.mapping import PortMapping
 from p2p.sandbox import Containment
 from p2p.sandbox.launch import find_containment
 from p2p.shardcast.config import ShardcastConfig
 from roles.contract import Run
-from roles.doctor.asking import Answer, ask
+from roles.doctor.asking import Answer, DialIn, ask, dial_in
 from roles.engines.config import memory_needed
 from roles.engines.hardware import Gpu, cores, gpus
 
@@ -141,10 +141,10 @@ class Sighting:
     """Other distributions that bring a package of our names."""
     answers: tuple[Answer, ...] = ()
     """Of the bootstrap peers."""
-    router: str = ""
-    """The home router's answer to a request for a port; empty if none stands between."""
-    router_maps: bool = False
-    """Whether it forwards the port."""
+    came: DialIn = field(default_factory=DialIn)
+    """Whether the bootstrap peers can dial this machine."""
+    must_be_open: str = ""
+    """Why others have to be able to dial it; empty if a node here may do without."""
     scoring: Scoring | None = None
     """None if no node that scores runs in the folder."""
 
@@ -173,12 +173,18 @@ def look(
     run: Run | None = None,
     document: Path | None = None,
     bootstrap: Sequence[Multiaddr] = (),
+    is_open: bool = False,
 ) -> Sighting:
-    """This machine; ``document`` is the file of ``run``."""
+    """This machine; ``document`` is the file of ``run``, and ``is_open`` says that others are
+    to join through it."""
     ours = [Path(__file__), *([] if document is None else [document])]
     answers = ask(bootstrap)
     is_behind = any(one.observed not in ("", one.local) for one in answers)
-    router, router_maps = trio.run(ask_router) if is_behind else ("", False)
+    came = (
+        trio.run(partial(dial_in, bootstrap, port, is_behind=is_behind))
+        if answers
+        else DialIn()
+    )
     return Sighting(
         python=sys.version_info[:2],
         torch=ask_torch(),
@@ -198,22 +204,20 @@ def look(
         sandbox=_containment(folder),
         owners=tuple(other_owners()),
         answers=answers,
-        router=router,
-        router_maps=router_maps,
+        came=came,
+        must_be_open=_why_open(folder, run or _told(answers), is_open=is_open),
         scoring=ask_scorer(folder),
     )
 
 
-async def ask_router() -> tuple[str, bool]:
-    """Ask the home router for a port where nothing listens, and give it back."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        held.bind(("0.0.0.0", 0))
-        async with open_world() as world:
-            mapping = PortMapping(world, held.getsockname()[1])
-            await mapping.renew()
-            maps = mapping.addr is not None
-            await mapping.release()
-            return mapping.said, maps
+def _why_open(folder: Path, run: Run | None, *, is_open: bool) -> str:
+    if is_open:
+        return "others are to join through it"
+    try:
+        own = decode_key(folder / KEY, (folder / KEY).read_bytes()).peer_id
+    except (OSError, StorageError):
+        return ""
+    return "the run names it as trainer or validator" if run and own in run.officers else ""
 
 
 def ask_scorer(folder: Path) -> Scoring | None:
@@ -246,12 +250,17 @@ def _newest(run: Run | None, answers: Sequence[Answer]) -> Need | None:
     """What the newest edition asks for that is known of the run, or of the peers' if none was
     named: a node takes it from them."""
     told = [one.run for one in answers if one.run is not None]
-    named = run or next(iter(told), None)
+    named = run or _told(answers)
     if named is None:
         return None
     return need_of(
         max((named, *(one for one in told if one.id == named.id)), key=lambda one: one.epoch)
     )
+
+
+def _told(answers: Sequence[Answer]) -> Run | None:
+    """The run that the first peer which has one is in."""
+    return next((one.run for one in answers if one.run is not None), None)
 
 
 def ask_torch(python: str = sys.executable) -> Torch:

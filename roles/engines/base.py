@@ -59,6 +59,12 @@ class Sampling:
     proof_values: int = 62
     """`roles.contract.core.sampling.SamplingTerms.proof_values` of the run."""
 
+    turns: int = 1
+    """Turns of a completion, at most. After each but the last the environment may answer."""
+
+    heard: int = 0
+    """Tokens that it may insert in one completion."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
@@ -96,6 +102,8 @@ class Completion:
     """All but the last: none where the environment says nothing in between. Whoever replays a
     completion derives them (`with_inserted`); they are not on the wire, and there is neither a
     log-prob nor a proof of what was inserted."""
+    heard: bytes = b""
+    """As it came over the wire, the sender's digest of all that was inserted; else empty."""
 
     @property
     def text(self) -> tuple[tuple[int, ...], Sequence[int]]:
@@ -129,6 +137,18 @@ def with_inserted(
             f" {len(inserted)} insertions, some of them perhaps empty, do not fit them"
         )
     return replace(completion, turns=tuple(map(Turn, ends, inserted)))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A completion under way whose turn has ended: it waits for the environment's answer."""
+
+    group: int
+    slot: int
+    """Which of the group's completions."""
+    tokens: tuple[int, ...]
+    """In `Generator.waiting` all that were drawn so far; in `Generator.hear` the answer, empty
+    if the completion is over."""
 
 
 Answers = tuple[tuple[int, ...], ...]
@@ -222,6 +242,16 @@ class Generator(Protocol):
 
         `EngineError` if it cannot: all that was under way is dropped then.
         """
+        ...
+
+    @property
+    def waiting(self) -> Sequence[Row]:
+        """Completions that cannot go on before `hear`, as of the last `advance`: empty unless
+        ``Sampling.turns`` is above 1."""
+        ...
+
+    async def hear(self, answers: Sequence[Row]) -> None:
+        """Go on with some of `waiting`: read what each of them is told."""
         ...
 
     async def drop(self) -> None:

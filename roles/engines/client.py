@@ -28,6 +28,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Placement,
+    Row,
     Sampling,
     Scored,
     StepReport,
@@ -147,6 +148,7 @@ class WorkerEngine:
         self._scratch, self._durable = scratch, durable
         self._has_room = True
         self._under_way = 0  # groups
+        self._waiting: list[Row] = []
 
     @property
     def writes_waiting(self) -> int:
@@ -177,7 +179,8 @@ class WorkerEngine:
     async def _advance(self) -> list[Group]:
         async with self._scratch.files() as (answer, _):
             try:
-                self._has_room, file = await self._call("advance", answer, TURN)
+                self._has_room, rows, file = await self._call("advance", answer, TURN)
+                self._waiting = codec.rows_from_wire(rows)
             except StorageError:
                 raise
             except ShoalError:
@@ -189,13 +192,22 @@ class WorkerEngine:
                 await self.drop()  # the worker has them no more
                 raise EngineError(f"the answer of the engine is lost: {error}") from error
 
+    @property
+    def waiting(self) -> Sequence[Row]:
+        return self._waiting
+
+    async def hear(self, answers: Sequence[Row]) -> None:
+        heard = {(row.group, row.slot) for row in answers}
+        self._waiting = [one for one in self._waiting if (one.group, one.slot) not in heard]
+        await self._call("hear", codec.rows_to_wire(answers))
+
     async def drop(self) -> None:
         await self._call("drop")
         self._forget()
 
     def _forget(self) -> None:
         """Nothing is under way, in this process or in the next."""
-        self._under_way, self._has_room = 0, True
+        self._under_way, self._has_room, self._waiting = 0, True, []
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling

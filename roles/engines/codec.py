@@ -21,6 +21,7 @@ from roles.engines.base import (
     Completion,
     Group,
     GroupTask,
+    Row,
     Scored,
     TrainingGroup,
     Turn,
@@ -76,15 +77,43 @@ def decode_answers(record: bytes) -> Answers:
     return tuple(map(_tokens, msgpack.unpackb(record)))
 
 
+def encode_turns(groups: Sequence[Sequence[Sequence[Turn]]]) -> bytes:
+    """What was inserted in each completion of some groups."""
+    return _pack([[_turns(one) for one in completions] for completions in groups])
+
+
+def decode_turns(data: bytes) -> tuple[tuple[tuple[Turn, ...], ...], ...]:
+    """Raise ValueError or TypeError if they are no such."""
+    groups = msgpack.unpackb(data)
+    return tuple(tuple(map(_read_turns, completions)) for completions in groups)
+
+
+def rows_to_wire(rows: Sequence[Row]) -> list[object]:
+    return [[row.group, row.slot, _numbers(TOKEN, row.tokens)] for row in rows]
+
+
+def rows_from_wire(values: Sequence[Any]) -> list[Row]:
+    return [Row(group, slot, _tokens(tokens)) for group, slot, tokens in values]
+
+
 def _columns(completions: Sequence[Completion]) -> list[list[object]]:
     return [
-        [_numbers(TOKEN, one.tokens), _numbers(LOGPROB, one.logprobs), one.proof, _turns(one)]
+        [
+            _numbers(TOKEN, one.tokens),
+            _numbers(LOGPROB, one.logprobs),
+            one.proof,
+            _turns(one.turns),
+        ]
         for one in completions
     ]
 
 
-def _turns(completion: Completion) -> list[list[object]]:
-    return [[turn.after, _numbers(TOKEN, turn.inserted)] for turn in completion.turns]
+def _turns(turns: Sequence[Turn]) -> list[list[object]]:
+    return [[turn.after, _numbers(TOKEN, turn.inserted)] for turn in turns]
+
+
+def _read_turns(values: Sequence[Any]) -> tuple[Turn, ...]:
+    return tuple(Turn(after, _tokens(inserted)) for after, inserted in values)
 
 
 def _completions(columns: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
@@ -93,7 +122,7 @@ def _completions(columns: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
             _tokens(tokens),
             tuple(array(LOGPROB, logprobs)),
             proof,
-            tuple(Turn(after, _tokens(inserted)) for after, inserted in turns),
+            _read_turns(turns),
         )
         for tokens, logprobs, proof, turns in columns
     )

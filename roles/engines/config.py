@@ -23,7 +23,7 @@ GIB: Final = 1024**3
 """Bytes of a gibibyte."""
 ROWS: Final = 256
 """Completions that an engine decodes together. In a CPU second 64 draw 57,000 tokens, 128
-72,000, 256 99,000 (docs/performance.md): below 64 dispatch dominates, above 256 nothing is
+72,000, 256 99,000 (bench/README.md): below 64 dispatch dominates, above 256 nothing is
 gained."""
 BATCH_TOKENS: Final = 1024
 """Positions that a learner, or a scorer, reads in one pass, padding included. A pass with
@@ -129,7 +129,8 @@ def memory_needed(
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
     copy = 4 if learner is not None and learner.options.get("kl_reference") else 0
     training = (18 + copy) * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
-    answers = ROWS * sampling.max_new_tokens * cache_bytes(shape, 4)
+    longest = sampling.max_new_tokens + sampling.heard
+    answers = ROWS * longest * cache_bytes(shape, 4)
     cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))
     rotary = 2 * context * 2 * 4 * shape.head_width
     return max(training, 4 * shape.parameters + cache + rotary)

@@ -37,6 +37,7 @@ from roles.engines.base import (
     EngineError,
     Group,
     GroupTask,
+    Row,
     Sampling,
     Scored,
     StepReport,
@@ -180,6 +181,15 @@ class FakeEngine:
         if self._under_way and self._world.buggify("fake/long answer"):
             self._under_way[0] = [groups.pop(), *self._under_way[0]]
         return groups
+
+    @property
+    def waiting(self) -> Sequence[Row]:
+        """See `roles.engines.base.Generator`: none, as it draws one turn only."""
+        return ()
+
+    async def hear(self, answers: Sequence[Row]) -> None:
+        """See `roles.engines.base.Generator`."""
+        raise EngineError("the engine fake draws completions of one turn only")
 
     async def drop(self) -> None:
         """See `roles.engines.base.Generator`."""

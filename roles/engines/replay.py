@@ -59,10 +59,9 @@ class GroupReplay:
             ]
         )
         last = np.cumsum(self._lengths) - 1
-        self._ended = last[
-            (np.array(self._lengths) < sampling.max_new_tokens)
-            & np.isin(self._tokens[last], list(end_tokens))
-        ]
+        ends = np.isin(self._tokens, list(end_tokens))
+        ends[last[np.array(self._lengths) == sampling.max_new_tokens]] = False
+        self._ended = np.flatnonzero(ends)
         self._draws = DrawStatistics(sampling.temperature, rule)
         self._logprobs = np.empty(len(self._tokens))
         self.activations = [top_values(sampling.proof_values) for _ in group.completions]

@@ -22,6 +22,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Placement,
+    Row,
     Sampling,
     Scored,
     StepReport,
@@ -51,6 +52,11 @@ class LocalEngine(Protocol):
     def advance(self, seconds: float) -> list[Group]:
         """See `Generator.advance`: for so long, and one token of each row at least."""
         ...
+
+    @property
+    def waiting(self) -> Sequence[Row]: ...
+
+    def hear(self, answers: Sequence[Row]) -> None: ...
 
     def drop(self) -> None: ...
 
@@ -145,17 +151,24 @@ class EngineServer:
         self._engine.submit(_tasks(tasks), Sampling(*sampling))
         return self._engine.has_room
 
-    def advance(self, answer: str, seconds: float) -> tuple[bool, RecordFile | None]:
-        """Return whether there is room, and the file of what has ended, if anything has."""
+    def advance(
+        self, answer: str, seconds: float
+    ) -> tuple[bool, list[object], RecordFile | None]:
+        """Return whether there is room, the rows that wait for an answer, and the file of what
+        has ended, if anything has."""
         with ExitStack() as failing:
             failing.callback(self.drop)
             self._ended += self._engine.advance(seconds)
             failing.pop_all()
+        rows = codec.rows_to_wire(self._engine.waiting)
         if not self._ended:
-            return self._engine.has_room, None
+            return self._engine.has_room, rows, None
         file = write_records(answer, map(codec.encode_group, self._ended))
         self._ended.clear()
-        return self._engine.has_room, file
+        return self._engine.has_room, rows, file
+
+    def hear(self, rows: list[Any]) -> None:
+        self._engine.hear(codec.rows_from_wire(rows))
 
     def drop(self) -> None:
         self._ended.clear()

@@ -6,10 +6,14 @@ which runs foreign ones in a process (`worker`, `frames`) with limits on time an
 (`ration`); `contained` turns any exception or invalid reward into one error type; `installed`
 computes the digest of code that a run pins, `data` reads the files that it pins.
 
-These come with Shoal: `sort` for models without a base; `arithmetic`, `questions` (``math`` and
-``math-exact``, from a file of this machine) and `gym` (reasoning-gym) for those with one.
-`answers` finds the final answer in a completion, and `formulas` compares it, where that is
-cheap. `check` tries the laws of all of them: rewards that repeat, answers that earn themselves.
+An environment may answer the model within a completion (`turns`): only what the model draws
+travels, and whoever replays it asks the environment again.
+
+These come with Shoal: `sort` and `guess` for models without a base; `arithmetic`, `questions`
+(``math`` and ``math-exact``, from a file of this machine), `gym` (reasoning-gym) and, in turns,
+`calculator` for those with one. `answers` finds the final answer in a completion, and
+`formulas` compares it, where that is cheap. `check` tries the laws of all of them: rewards that
+repeat, answers that earn themselves.
 
 How data flows: seeds that no node chooses go in, tasks come out; completions go in, rewards
 come out, computed again by the validator and by the trainer.

@@ -1,7 +1,7 @@
 """Arithmetic in words for small models: ``What is 27 + 82?`` is answered by ``27 + 82 = 109``.
 
 Two-digit addition is what a chat model of 135 M parameters can learn within minutes: it knows
-how, and does it seldom (greedy one in four right, docs/performance.md). Trained alone it costs
+how, and does it seldom (greedy one in four right, bench/README.md). Trained alone it costs
 the model what it knew beside it (the times table fell from 0.55 to nothing), so the mix
 practises other kinds too. Three-digit addition is measured and not trained, unless a run asks
 for it: what rises there was not learnt by heart.

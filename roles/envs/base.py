@@ -26,13 +26,17 @@ ENTRY_POINTS: Final = "shoal.envs"
 
 _BUILT_IN: Final = {
     "sort": "roles.envs.sort:SortEnvironment",
+    "calculator": "roles.envs.calculator:CalculatorEnvironment",
+    "guess": "roles.envs.guess:GuessEnvironment",
     "arithmetic": "roles.envs.arithmetic:ArithmeticEnvironment",
     "math": "roles.envs.questions:MathEnvironment",
     "math-exact": "roles.envs.questions:ExactEnvironment",
     "reasoning-gym": "roles.envs.gym:GymEnvironment",
 }
 
-EVALUATES_NOTHING: Final = frozenset({"sort", "arithmetic", "math-exact"})
+EVALUATES_NOTHING: Final = frozenset(
+    {"sort", "guess", "arithmetic", "calculator", "math-exact"}
+)
 """Those that come with Shoal and compare text or tokens, no more: no parser of another package
 reads an answer. A machine that contains no process runs these alone, unless its owner says
 otherwise."""
@@ -115,6 +119,31 @@ class Environment(Protocol):
 
     def evaluation(self) -> list[Task]:
         """The fixed held-out tasks that progress is measured on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """What a run says of completions of several turns."""
+
+    most: int
+    """Turns of a completion."""
+    heard: int
+    """Tokens that may be inserted in a completion."""
+    max_new_tokens: int
+    """Tokens that are drawn in a completion."""
+    end_tokens: tuple[int, ...]
+    """Each ends a turn."""
+
+
+@runtime_checkable
+class TurnEnvironment(Environment, Protocol):
+    """An environment that answers the model within a completion (`roles.envs.turns`)."""
+
+    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+        """What the model hears behind ``tokens``, all that it has drawn, of which the last ends
+        a turn: 1 to ``room`` tokens, and no end token among them. None: the completion is
+        over. A function of its arguments: strangers compute it again."""
         ...
 
 

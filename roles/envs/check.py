@@ -19,7 +19,7 @@ import trio
 
 from roles.envs.answers import is_fragment, key
 from roles.envs.contained import EnvironmentFailed, call_contained
-from roles.envs.text import TextEnvironment, TextTask, TokenizedEnvironment
+from roles.envs.text import TextEnvironment, TextTask, TokenizedEnvironment, is_turns
 
 REPEATED: Final = 64
 """Tasks of an evaluation whose rewards are computed twice."""
@@ -94,7 +94,8 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
 
     def pay() -> float:
         if isinstance(task, TextTask):
-            return float(trio.run(environment.reward, task, said, True))
+            words = (said,) if is_turns(environment) else said
+            return float(trio.run(environment.reward, task, words, True))
         return float(environment.reward(task, said))
 
     paid: float | str = _outcome(environment, pay)

@@ -21,7 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
@@ -36,6 +36,7 @@ from roles.envs.base import (
     EnvironmentLimits,
     Ration,
     Task,
+    TurnLimits,
     check_pins,
     environment_places,
     evaluates_nothing,
@@ -47,6 +48,7 @@ from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
     Tally,
+    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -54,6 +56,7 @@ from roles.envs.contained import (
 from roles.envs.frames import (
     ITEMS_AROUND,
     TOKENS,
+    heard_untrusted,
     payment_untrusted,
     sentence_untrusted,
     task_to_wire,
@@ -62,6 +65,7 @@ from roles.envs.frames import (
 )
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import LengthTargets, TextModel
+from roles.envs.turns import Heard
 from roles.workers.calls import MAX_FRAME, MAX_ITEMS
 from roles.workers.client import Remote
 
@@ -89,6 +93,11 @@ class ContainedEnvironment(Protocol):
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """The task of each seed. Raises `EnvironmentFailed`."""
+        ...
+
+    async def hear(self, answers: Answers) -> list[Heard]:
+        """What the environment says within each completion, whole or under way, in order.
+        Raises `EnvironmentFailed`."""
         ...
 
     async def rewards(self, answers: Answers) -> list[float]:
@@ -139,6 +148,14 @@ class LocalEnvironment:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._tally = Tally()
+
+    async def hear(self, answers: Answers) -> list[Heard]:
+        mix: Any = self._environment
+        return [
+            call_contained(mix, "respond", partial(mix.hear, task, tokens))
+            for task, given in answers
+            for tokens in given
+        ]
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         return [task_of(self._environment, seed) for seed in seeds]
@@ -242,6 +259,19 @@ class WorkerEnvironment:
         items = min(MAX_ITEMS, (most + 1) * (self._context + ITEMS_AROUND))
         return await self._ask(
             method, *arguments, read=read, max_items=items, patience=patience
+        )
+
+    async def hear(self, answers: Answers) -> list[Heard]:
+        turns = self._setup.turns
+        count = sum(len(given) for _, given in answers)
+        if turns is None or not count:
+            return [()] * count
+        read = partial(
+            heard_untrusted, count=count, most=turns.heard, vocabulary=self._vocabulary
+        )
+        items = ITEMS_AROUND + count * (turns.heard + 2 * turns.most + 2)
+        return await self._ask(
+            "hear", _rows(answers), read=read, max_items=min(MAX_ITEMS, items)
         )
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
@@ -407,7 +437,7 @@ def _require(containment: Containment, setup: EnvironmentSetup) -> None:
     if not containment.holds:
         raise ConfigError(
             f"this machine contains no process ({containment.reason}), and the environment"
-            f" {setup} may evaluate what strangers write: make bwrap work (docs/running.md), or"
+            f" {setup} may evaluate what strangers write: make bwrap work (docs/node.md), or"
             " start the node with --trust-environments if nothing on this machine is worth"
             " stealing"
         )
@@ -436,7 +466,7 @@ def setup_of(
 ) -> EnvironmentSetup:
     """How the environments of ``run`` are opened on this machine. Raises `ConfigError` if a run
     of text has no ``folder``."""
-    model = run.terms.model
+    model, sampling = run.terms.model, run.terms.sampling
     if model.base and folder is None:
         raise ConfigError(
             f"run {run.name!r} speaks text: its environments need the folder of its base"
@@ -446,7 +476,13 @@ def setup_of(
         end_tokens=model.end_tokens,
         vocabulary=model.shape.vocabulary,
         context=model.context,
-        max_new_tokens=run.terms.sampling.max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens + sampling.heard,
+    )
+    turns = TurnLimits(
+        most=sampling.turns,
+        heard=sampling.heard,
+        max_new_tokens=sampling.max_new_tokens,
+        end_tokens=model.end_tokens,
     )
     parts = tuple(
         EnvironmentPart(
@@ -464,5 +500,6 @@ def setup_of(
     )
     folder_of_data = machine.environment_data
     return EnvironmentSetup(
-        parts=parts, model=text if model.base else None, folder=folder_of_data
-    )
+        parts=parts, model=text if model.base else None, folder=folder_of_data,
+        turns=turns if sampling.turns > 1 else None,
+    )  # fmt: skip

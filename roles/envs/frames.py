@@ -15,6 +15,7 @@ from p2p.wire import fields_untrusted
 from roles.contract.core.shape import MAX_CONTEXT
 from roles.envs.base import Task
 from roles.envs.contained import MAX_READ, Payment
+from roles.envs.turns import Heard
 from roles.workers.calls import MAX_SAID_UNTRUSTED
 
 ITEMS_AROUND: Final = 16
@@ -52,6 +53,26 @@ def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
     pairs = (fields_untrusted(one, str, str, what="texts") for one in
              _listed_untrusted(value, count, count))  # fmt: skip
     return [(question[-MAX_READ:], answer[-MAX_READ:]) for question, answer in pairs]
+
+
+def heard_untrusted(
+    value: object, count: int, *, most: int, vocabulary: int = TOKENS
+) -> list[Heard]:
+    """What is said within as many completions: ``most`` tokens in each. Raises
+    `BadMessage`."""
+    found = list[Heard]()
+    for said in _listed_untrusted(value, count, count):
+        if not isinstance(said, list) or not all(isinstance(words, list) for words in said):
+            raise BadMessage("what is said within a completion is a list of lists")
+        tokens = [token for words in said for token in words]
+        if len(tokens) > most:
+            raise BadMessage(f"a completion hears {len(tokens)} tokens, over {most}")
+        if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
+            raise BadMessage(f"what is said has token ids below {vocabulary:,}")
+        if not all(said[:-1]):
+            raise BadMessage("something is said behind the end of a completion")
+        found.append(tuple(map(tuple, said)))
+    return found
 
 
 def payment_to_wire(payment: Payment) -> list[object]:

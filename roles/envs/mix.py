@@ -24,6 +24,7 @@ from roles.envs.base import (
     ReadableEnvironment,
     Task,
     TeachingEnvironment,
+    TurnLimits,
     make_environment,
 )
 from roles.envs.contained import EnvironmentFailed
@@ -33,8 +34,11 @@ from roles.envs.text import (
     LengthTargets,
     TextModel,
     TokenizedEnvironment,
+    TokenizedTurns,
     is_text,
+    is_turns,
 )
+from roles.envs.turns import Heard, hear
 from roles.models.errors import BadModel
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
@@ -74,6 +78,9 @@ class EnvironmentSetup:
     folder: str = ""
     """Where the files lie that parts read, on this machine."""
 
+    turns: TurnLimits | None = None
+    """Of completions of several turns; None: of one."""
+
     def __str__(self) -> str:
         return " and ".join(repr(part.name) for part in self.parts)
 
@@ -81,8 +88,13 @@ class EnvironmentSetup:
 class MixedEnvironment:
     """Several environments of tokens as one."""
 
-    def __init__(self, parts: Mapping[str, tuple[float, Environment]]) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[float, Environment]],
+        turns: TurnLimits | None = None,
+    ) -> None:
         """Weights and environments by their names in the run file."""
+        self._turns = turns
         self.name = " and ".join(parts)
         self._names = list(parts)
         self.environments = {name: environment for name, (_, environment) in parts.items()}
@@ -100,6 +112,13 @@ class MixedEnvironment:
         if environment is None:
             raise EnvironmentFailed(f"a task is of the environment {task.environment!r:.80}")
         return environment.reward(task, tokens)
+
+    def hear(self, task: Task, tokens: Sequence[int]) -> Heard:
+        """What is said within a completion, by the task's own environment."""
+        environment = self.environments.get(task.environment)
+        if environment is None or self._turns is None:
+            raise EnvironmentFailed(f"nothing answers in a task of {task.environment!r:.80}")
+        return hear(environment, task, tokens, self._turns)
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
         """What people read of tokens: as their environment says, or by its
@@ -145,7 +164,7 @@ def open_mix(setup: EnvironmentSetup) -> MixedEnvironment:
         }
     except BadModel as error:
         raise ConfigError(f"the run's model cannot be used: {error}") from error
-    return MixedEnvironment(parts)
+    return MixedEnvironment(parts, setup.turns)
 
 
 def _open(
@@ -155,10 +174,17 @@ def _open(
     if part.data is not None:
         options["data"] = read_data(part.data, setup.folder)
     environment = make_environment(part.name, **options)
+    if hasattr(environment, "respond") and setup.turns is None:
+        raise ConfigError(
+            f"the environment {part.name!r} answers the model, and this run has completions of"
+            " one turn: set turns and heard in [sampling], such as 4 and 256"
+        )
     if not is_text(environment) and tokenizer is None:
         tokens: Environment = environment
         return tokens
     if is_text(environment) and tokenizer is not None and setup.model is not None:
+        if is_turns(environment):
+            return TokenizedTurns(environment, tokenizer, setup.model, part.lengths)
         return TokenizedEnvironment(environment, tokenizer, setup.model, part.lengths)
     raise ConfigError(
         f"the environment {part.name!r} is of {'tokens' if tokenizer else 'text'}, the run's"

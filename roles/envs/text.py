@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Final, Protocol, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 import trio
 
@@ -145,8 +145,47 @@ class TextEnvironment(Protocol):
         ...
 
 
+class TurnTextEnvironment(Protocol):
+    """A conversation: the model speaks, the environment answers, until it ends the completion.
+
+    All three methods are functions of their arguments, which strangers call again. ``said`` is
+    what the model said so far, turn by turn, as `TextEnvironment.reward` has its text.
+    """
+
+    name: str
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        """See `TextEnvironment`."""
+        ...
+
+    async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
+        """What the model is told now, as words of a user; None ends the completion."""
+        ...
+
+    async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
+        """What the completion earns, 0 to 1; ``ended``: the model ended its last turn."""
+        ...
+
+    def evaluation(self) -> list[TextTask]:
+        """See `TextEnvironment`."""
+        ...
+
+
+class Tail(Protocol):
+    """What is asked of a `roles.models.tokenizer.Tail`."""
+
+    @property
+    def foot(self) -> str: ...
+
+    def tokens(self, words: str, room: int) -> tuple[int, ...] | None: ...
+
+
 class ChatTokenizer(Protocol):
     """What is asked of a `roles.models.tokenizer.Tokenizer`."""
+
+    def tail(self, end_tokens: Collection[int]) -> Tail:
+        """How a conversation goes on when somebody answers the model."""
+        ...
 
     def require(self, tokens: Iterable[int]) -> None:
         """Raise `roles.models.errors.BadModel` unless it has all of ``tokens``."""
@@ -190,6 +229,11 @@ class PromptTooLong(ValueError):
 def is_text(environment: object) -> TypeGuard[TextEnvironment]:
     """Whether an environment is one of text: its reward is ``async``."""
     return inspect.iscoroutinefunction(getattr(environment, "reward", None))
+
+
+def is_turns(environment: object) -> TypeGuard[TurnTextEnvironment]:
+    """Return True if an environment of text answers the model."""
+    return is_text(environment) and hasattr(environment, "respond")
 
 
 def is_held_out(question: str) -> bool:
@@ -238,6 +282,8 @@ class TokenizedEnvironment:
     ) -> None:
         """Raises `roles.models.errors.BadModel` if the tokenizer lacks an end token."""
         tokenizer.require(model.end_tokens)
+        self._foot = ""
+        """What the model reads before a later turn."""
         self.name = environment.name
         self._environment = environment
         self._tokenizer = tokenizer
@@ -277,19 +323,37 @@ class TokenizedEnvironment:
         nursery ends with it.
         """
         ended = bool(tokens) and tokens[-1] in self._model.end_tokens
-        text = self._tokenizer.decode(tokens[:-1] if ended else tokens)
-        prompt = self._tokenizer.decode(task.prompt[-OPENING:])
-        text = open_thought(prompt) + text
+        source = self._source(task)
+        paid = trio.run(self._environment.reward, source, self._words(task, tokens), ended)
+        if self._lengths is None:
+            return paid
+        return self._lengths.paid(paid, source.length, len(tokens))
+
+    def _source(self, task: Task) -> TextTask:
         try:
-            source = unpack_text_task_untrusted(task.source)
+            return unpack_text_task_untrusted(task.source)
         except BadMessage as error:
             raise EnvironmentFailed(
                 f"a task of the environment {self.name!r} comes back as none: {error}"
             ) from error
-        paid = trio.run(self._environment.reward, source, text, ended)
-        if self._lengths is None:
-            return paid
-        return self._lengths.paid(paid, source.length, len(tokens))
+
+    def _words(self, task: Task, tokens: Sequence[int]) -> Any:
+        """Return what an author's reward gets of a completion."""
+        return self._turns(task, tokens)[0]
+
+    def _turns(self, task: Task, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each turn, without its end token; one at least."""
+        said, turn = list[str](), list[int]()
+        opening = self._tokenizer.decode(task.prompt[-OPENING:])
+        for token in tokens:
+            if token in self._model.end_tokens:
+                said.append(open_thought(opening) + self._tokenizer.decode(turn))
+                opening, turn = self._foot, []
+            else:
+                turn.append(token)
+        if turn or not said:
+            said.append(open_thought(opening) + self._tokenizer.decode(turn))
+        return said
 
     @property
     def plain(self) -> TextEnvironment:
@@ -324,3 +388,30 @@ class TokenizedEnvironment:
                 f" {model.vocabulary - 1}: the run pins the tokenizer of another model"
             )
         return Task(prompt, (), source=pack_text_task(task), kind=task.kind)
+
+
+class TokenizedTurns(TokenizedEnvironment):
+    """A conversation as an environment of tokens (`roles.envs.base.TurnEnvironment`)."""
+
+    def __init__(
+        self,
+        environment: TurnTextEnvironment,
+        tokenizer: ChatTokenizer,
+        model: TextModel,
+        lengths: LengthTargets | None = None,
+    ) -> None:
+        """Raises `roles.models.errors.BadModel` if the chat template cannot carry turns."""
+        untyped: Any = environment
+        super().__init__(untyped, tokenizer, model, lengths)
+        self._talks = environment
+        self._tail = tokenizer.tail(model.end_tokens)
+        self._foot = self._tail.foot
+
+    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+        """Not within a running trio, as `reward`."""
+        said = self._words(task, tokens)
+        words = trio.run(self._talks.respond, self._source(task), said)
+        return None if words is None else self._tail.tokens(words, room)
+
+    def _words(self, task: Task, tokens: Sequence[int]) -> Any:
+        return tuple(self._turns(task, tokens))

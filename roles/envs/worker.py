@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from p2p.errors import ConfigError, MissingDependency
 from p2p.node.tables import read_table
 from roles.envs.base import Ration, Task
 from roles.envs.check import why_not_repeatable
-from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of, texts_of
+from roles.envs.contained import (
+    EnvironmentFailed,
+    Payment,
+    call_contained,
+    evaluation_of,
+    task_of,
+    texts_of,
+)
 from roles.envs.frames import payment_to_wire, task_from_wire, task_to_wire
 from roles.envs.mix import EnvironmentSetup, open_mix
 from roles.envs.ration import begin_call, end_calls
@@ -50,6 +58,14 @@ class EnvironmentServer:
 
     def texts(self, answers: list[Any]) -> list[object]:
         return [texts_of(self._environment, *one) for one in self._each(answers)]
+
+    def hear(self, answers: list[Any]) -> list[object]:
+        """Return what the environment says within each completion."""
+        mix = self._environment
+        return [
+            call_contained(mix, "respond", partial(mix.hear, *one))
+            for one in self._each(answers)
+        ]
 
     def rewards(self, answers: list[Any]) -> list[object]:
         payment = Payment()

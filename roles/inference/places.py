@@ -14,10 +14,12 @@ would take that for a choice among draws (`roles.validator.core.sequence`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roles.engines.base import Group, GroupTask
+from roles.envs.base import Task
 from roles.protocol.core.assignment import DrawOrder
+from roles.protocol.core.groups import UNHEARD
 
 
 @dataclass(slots=True)
@@ -27,7 +29,11 @@ class OpenPlace:
     order: DrawOrder
     index: int
     tasks: Sequence[GroupTask]
+    asked: Sequence[Task] = ()
+    """The same, as the environment made them."""
     ended: dict[int, Group] = field(default_factory=dict)
+    unheard: set[tuple[int, int]] = field(default_factory=set)
+    """Groups and slots of completions that the environment failed to answer."""
 
     @property
     def is_full(self) -> bool:
@@ -36,7 +42,16 @@ class OpenPlace:
 
     def groups(self) -> tuple[Group, ...]:
         """All of a full place, in the order of its tasks."""
-        return tuple(self.ended[task.group] for task in self.tasks)
+        return tuple(self._marked(self.ended[task.group]) for task in self.tasks)
+
+    def _marked(self, group: Group) -> Group:
+        slots = {slot for number, slot in self.unheard if number == group.group}
+        if not slots:
+            return group
+        completions = list(group.completions)
+        for slot in slots:
+            completions[slot] = replace(completions[slot], heard=UNHEARD)
+        return replace(group, completions=tuple(completions))
 
 
 class OpenPlaces:
@@ -64,6 +79,10 @@ class OpenPlaces:
         """These have ended."""
         for group in groups:
             self._of.pop(group.group).ended[group.group] = group
+
+    def of(self, group: int) -> OpenPlace:
+        """Return the place of a group that has not ended."""
+        return self._of[group]
 
     def take_full(self) -> OpenPlace | None:
         """The first of them, if it is full; those behind it wait for it."""

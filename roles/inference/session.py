@@ -20,18 +20,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import trio
 
+from p2p.concurrency import open_bare_nursery
 from p2p.errors import WorkerDied
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.contract import Run
-from roles.engines.base import Engine, EngineError, Group
+from roles.engines.base import Engine, EngineError, Group, Row
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.glance import Glance
@@ -46,7 +48,7 @@ from roles.protocol.core.statements import EARNED_KIND
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, claim_of, content_digest
-from roles.protocol.replay import answers_of
+from roles.protocol.replay import answers_of, with_heard
 from roles.protocol.standing import RoleStanding
 from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
@@ -178,7 +180,42 @@ class InferenceSession:
             elif (place := self._places.take_full()) is not None:
                 return await self._keep(place)
             elif not await self._begin_next():
-                self._note(await self.engine.advance())
+                self._note(await self._decode())
+
+    async def _decode(self) -> list[Group]:
+        """Decode for a moment; what waits for the environment is answered meanwhile."""
+        waiting = list(self.engine.waiting)
+        if not waiting:
+            return await self.engine.advance()
+        answers = list[Row]()
+
+        async def answer() -> None:
+            answers.extend(await self._hear(waiting))
+
+        async with open_bare_nursery() as nursery:
+            nursery.start_soon(answer)
+            groups = await self.engine.advance()
+        await self.engine.hear(answers)
+        return groups
+
+    async def _hear(self, waiting: Sequence[Row]) -> list[Row]:
+        """Return what the environment says to completions whose turn has ended."""
+        places = [self._places.of(row.group) for row in waiting]
+        asked = [
+            (place.asked[row.group - place.tasks[0].group], [row.tokens])
+            for place, row in zip(places, waiting, strict=True)
+        ]
+        try:
+            heard = await self._environment.hear(asked)
+        except EnvironmentFailed as error:
+            self._failures.tell(error, "completions that it does not answer prove nothing")
+            for place, row in zip(places, waiting, strict=True):
+                place.unheard.add((row.group, row.slot))
+            heard = [()] * len(waiting)
+        return [
+            replace(row, tokens=said[-1] if said else ())
+            for row, said in zip(waiting, heard, strict=True)
+        ]
 
     def _note(self, groups: Sequence[Group]) -> None:
         """These have ended."""
@@ -197,6 +234,7 @@ class InferenceSession:
         await self._standing.wait_run()
         node, order = self.node, place.order
         groups = self.groups_of(place) if place.tasks else ()
+        groups = tuple(with_heard(group, self.run) for group in groups)
         content = encode_groups(groups) if groups else NOTHING
         kept = FullPlace(
             *(self.run.id, terms_digest(self._standing.run), order.version, order.policy),
@@ -291,7 +329,7 @@ class InferenceSession:
                 self._failures.recover()
                 self._failed_tasks = None
                 tasks = [task for _, task in order.with_draws(index, plain)]
-                return OpenPlace(order, index, tasks)
+                return OpenPlace(order, index, tasks, plain)
             if self._places:
                 return None
             self.counts.doing = Doing.WAITS_FOR_NEWER

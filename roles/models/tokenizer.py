@@ -11,8 +11,10 @@ else: what environments ask is theirs to clean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -191,6 +193,53 @@ class Tokenizer:
             if self._text([*self._before, token], keeps_special=True) == f"{before}\n"
         )
 
+    def tail(self, end_tokens: Collection[int]) -> Tail:
+        """Return how the template goes on when somebody answers the assistant.
+
+        Raises:
+            BadModel: What it puts around the answer depends on what was said before, or does
+                not begin with an end token: turns cannot be told apart then.
+        """
+        if self._template is None:
+            raise BadModel(NO_TEMPLATE)
+        asked = [{"role": "user", "content": _ASKED}]
+        later = [
+            *asked,
+            {"role": "assistant", "content": "No"},
+            {"role": "user", "content": "7"},
+        ]
+        found = set[tuple[str, str]]()
+        for before, said, told in product((asked, later), (_SAID, "Tide"), ("Reef", "x = 12")):
+            more = [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+            _, is_there, behind = self._template.render([*before, *more]).rpartition(said)
+            if not is_there or behind.count(told) != 1:
+                raise BadModel(
+                    "the chat template does not show an answer of a user behind the assistant's"
+                    " words as they are: a run of several turns needs another template"
+                )
+            head, _, foot = behind.partition(told)
+            found.add((head, foot))
+        if len(found) > 1:
+            raise BadModel(
+                "what the chat template puts around an answer depends on what was said before:"
+                " a run of several turns needs another template"
+            )
+        ((head, foot),) = found
+        first, *_ = self.encode(head + "x" + foot)
+        added = self._core.get_added_tokens_decoder()
+        if first not in end_tokens or not (first in added and added[first].special):
+            raise BadModel(
+                "the chat template ends the assistant's turn with"
+                f" {head.lstrip()[:24]!r}, which is no special token among the run's"
+                " end_tokens: name it there, or turns cannot be told apart"
+            )
+        spellings = [
+            one.content
+            for one in added.values()
+            if one.special or any(sign.isalnum() for sign in one.content)
+        ]
+        return Tail(self, head, foot, sorted(spellings, key=len, reverse=True), set(added))
+
     def _turn_ends(self) -> tuple[int, ...]:
         if self._template is None:
             return ()
@@ -221,6 +270,50 @@ class Tokenizer:
                     f"tokenizer.json has no token {token}, which is named as an end token: no"
                     " answer could end with it; name one of its own"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a conversation goes on when somebody answers the assistant."""
+
+    tokenizer: Tokenizer
+    head: str
+    """From the end token of the assistant's turn to the answer."""
+    foot: str
+    """From the answer to where the assistant speaks again."""
+    spellings: Sequence[str]
+    """Of added tokens: an answer must not spell them."""
+    added: Collection[int]
+    """Their ids."""
+
+    def tokens(self, words: str, room: int) -> tuple[int, ...] | None:
+        """Return the tokens from behind the end token to where the assistant speaks again.
+
+        Args:
+            words: The answer. It is stripped, spelled added tokens get a blank inside, and what
+                does not fit is cut.
+            room: Tokens that there may be.
+
+        Returns:
+            None if not even an empty answer fits.
+        """
+        frame = self._encoded("")
+        for one in self.spellings:
+            words = words.replace(one, f"{one[:1]} {one[1:]}")
+        words = words.encode(errors="replace")[: max(0, room - len(frame))].decode(
+            errors="ignore"
+        )
+        tokens = self._encoded(words)
+        marks = sum(token in self.added for token in frame)
+        while words and (
+            len(tokens) > room or sum(token in self.added for token in tokens) != marks
+        ):
+            words = words[: len(words) // 2]
+            tokens = self._encoded(words)
+        return tokens if 0 < len(tokens) <= room else None
+
+    def _encoded(self, words: str) -> tuple[int, ...]:
+        return self.tokenizer.encode(self.head + words.strip() + self.foot)[1:]
 
 
 def _core_untrusted(data: bytes, path: Path) -> tokenizers.Tokenizer:

@@ -5,7 +5,8 @@ fits the model, and the signed run file. `drafts` writes that draft, or complete
 given; `trial` sends a task the whole way of a node's work before anything is signed; `layout`
 names what lies where. `play` starts every node of the folder on this machine; started again
 they go on where they were. `nodes` are their processes, `status` sums up what these say, `view`
-draws that, and `stage` shows it in a terminal and on a page, and ends all in order. `report`
+draws that, and `stage` shows it in a terminal and on a page, and ends all in order. Of a run
+that pre-trains, `pretraining` writes the draft and `rounds` is what people see. `report`
 writes the page of a run as one file, `export` its model as a folder. `envs` is ``shoal envs
 check``: what an environment pays, tried before a run is made of it. `pending` says what is
 edited and not yet in force.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from p2p.node.folders import add_folder
 from p2p.node.usage import host_port, whole_number
 
 MAX_NODES: Final = 64
@@ -53,15 +55,26 @@ def add_arguments(commands: Any) -> None:
     init.add_argument(
         "--nodes",
         type=whole_number(1, MAX_NODES),
-        default=2,
         metavar="N",
-        help="inference nodes (default 2)",
+        help="inference nodes (default 2); with --diloco trainers (default 3)",
+    )
+    init.add_argument(
+        "--diloco",
+        action="store_true",
+        help="pre-train on text instead: several trainers average their updates now and then",
+    )
+    init.add_argument(
+        "--corpus",
+        action="append",
+        metavar="PATH",
+        help="text for --diloco, or NAME=PATH: a file or a folder of .txt, .md, .rst, .py,"
+        " .jsonl or .parquet; several are mixed (default: the library of this Python)",
     )
     start = commands.add_parser("start", help="play all nodes of such a folder here")
     start.add_argument("folder", type=Path, metavar="DIR", help="what init made")
     add_dashboard(start)
     report = commands.add_parser("report", help="write the page of a run as one file")
-    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
+    add_folder(report, "of a node, or of several")
     report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
                         help="where the page goes")  # fmt: skip
     export = commands.add_parser("export", help="write the model of a run as a folder")

@@ -296,11 +296,11 @@ def check_calibrated(terms: Terms) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the tasks of an environment come from."""
+    """Where the tasks of an environment, or the text of a corpus, come from."""
 
     name: str
     file: Path | None = None
-    """Its questions, for those that read some."""
+    """Its questions, for those that read some; its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +311,7 @@ class Plan:
     model: str = ""
     """As ``--model``; empty: a network without a base."""
     sources: tuple[Source, ...] = ()
+    """Environments, or the corpora of a run that pre-trains."""
 
 
 def read_source(text: str) -> Source:
@@ -343,7 +344,7 @@ def write_draft(plan: Plan) -> str:
     notes: Sequence[str] = ()
     if folder is None:
         kind = NETWORK
-        model = {"seed": 0, "end_tokens": [0], "shape": _without_defaults(SORTER)}
+        model = {"seed": 0, "end_tokens": [0], "shape": without_defaults(SORTER)}
     else:
         config = read_config(folder)
         found = need_end_tokens(folder, config)
@@ -368,15 +369,17 @@ def write_draft(plan: Plan) -> str:
     }
     if folder is None:
         table["delivery"] = {"chunk_bytes": 32_768}
-    head = [
-        "# What all nodes of the run agree on. Change it, and shoal run start signs it again.",
-        f"# Who is in the run stands in {PEOPLE}, how its trainer learns in {LEARNER}.",
-        *(f"# {note}" for note in notes),
-    ]
-    return "\n".join(head) + "\n" + write_toml(table, REASONS)
+    head = [f"# How its trainer learns stands in {LEARNER}.", *(f"# {note}" for note in notes)]
+    return HEAD + "\n".join(head) + "\n" + write_toml(table, REASONS)
 
 
-def _without_defaults(shape: ModelShape) -> dict[str, object]:
+HEAD: Final = f"""\
+# What all nodes of the run agree on. Change it, and shoal run start signs it again.
+# Who is in the run stands in {PEOPLE}.
+"""
+
+
+def without_defaults(shape: ModelShape) -> dict[str, object]:
     usual = {one.name: one.default for one in fields(shape)}
     return {key: value for key, value in write_table(shape).items() if value != usual[key]}
 

@@ -7,17 +7,19 @@ import json
 import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.tables import load_toml, parse_toml, write_toml
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, patience, remark, say
 from roles.contract import Run, Terms
+from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import MAX_NAME
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
@@ -25,6 +27,7 @@ from roles.models.fetch import MODELS, base_folder
 from roles.own.draft import (
     DAY,
     Plan,
+    Source,
     check_calibrated,
     check_environments,
     data_files,
@@ -37,6 +40,7 @@ from roles.own.draft import (
 from roles.own.editions import SignedBefore, draft_of, sign_edition, write_edition
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
 from roles.own.people import load_run
+from roles.own.pretraining import EXPORTS, open_text, read_corpora, write_pretraining
 from roles.own.trial import try_run
 from roles.protocol.model_files import FOLDER
 from roles.rl.learner import FILE as LEARNER, write_learner
@@ -52,15 +56,20 @@ def main(options: argparse.Namespace) -> int:
     """Make the folder, and say how each node is started; the exit code."""
     try:
         check_platform()
-        if options.draft is not None and (options.model or options.env):
+        if options.draft is not None and (options.model or options.env or options.diloco):
             raise ConfigError(
-                "--draft says what --model and --env say: give the one or the others"
+                "--draft says what --model, --env and --diloco say: give the one or the others"
             )
+        if options.corpus and not (options.diloco or options.draft):
+            raise ConfigError("--corpus is text to pre-train on: add --diloco")
+        if options.env and options.diloco:
+            raise ConfigError("--diloco learns from text: give --corpus PATH instead of --env")
         folder = RunFolder(expanded(options.folder).absolute())
-        text, place = _draft(options, folder)
+        corpora = read_corpora(options.corpus or ())
+        text, place = _draft(options, folder, corpora)
         beside = place / LEARNER if options.draft is not None else None
         rules = beside.read_text("utf-8-sig") if beside and beside.exists() else ""
-        run = make(folder, text, place, options.nodes, rules)
+        run = make(folder, text, place, options.nodes, rules, corpora)
     except (ConfigError, BadModel) as error:
         complain(error)
         return WRONG_USAGE
@@ -71,7 +80,9 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _draft(options: argparse.Namespace, folder: RunFolder) -> tuple[str, Path]:
+def _draft(
+    options: argparse.Namespace, folder: RunFolder, corpora: Mapping[str, Path]
+) -> tuple[str, Path]:
     """Return the text of the draft, without ids, and where its files are named from. Raises
     `ConfigError`."""
     if options.draft is not None:
@@ -85,10 +96,20 @@ def _draft(options: argparse.Namespace, folder: RunFolder) -> tuple[str, Path]:
         return options.draft.read_text(encoding="utf-8-sig"), options.draft.parent
     name = "".join(sign for sign in folder.path.name if sign.isprintable())[:MAX_NAME]
     sources = tuple(read_source(text) for text in options.env or ())
-    return write_draft(Plan(name or "run", options.model or "", sources)), Path()
+    if options.diloco:
+        sources = tuple(Source(*one) for one in corpora.items())
+    plan = Plan(name or "run", options.model or "", sources)
+    return (write_pretraining if options.diloco else write_draft)(plan), Path()
 
 
-def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "") -> Run:
+def make(
+    folder: RunFolder,
+    text: str,
+    place: Path,
+    nodes: int | None,
+    learner: str = "",
+    corpora: Mapping[str, Path] = MappingProxyType({}),
+) -> Run:
     """Make keys, draft, run file and what each node needs.
 
     The run file is written last: without it the folder is not a run's, and the same command
@@ -98,8 +119,9 @@ def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "
         folder: Of the run.
         text: The draft, without ids.
         place: Where the draft's files of questions are named from.
-        nodes: Inference nodes.
+        nodes: Inference nodes; in a run of DiLoCo trainers. None: 2 and 3.
         learner: Text of a ``learner.toml``; empty: with the numbers for this kind of model.
+        corpora: Where the text of a run that pre-trains lies.
 
     Raises:
         ConfigError: No node could work on such a run.
@@ -116,19 +138,36 @@ def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder.path} cannot be made: {error.strerror}") from None
-    names = [TRAINER, VALIDATOR, *folder.workers(nodes)]
-    peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
-    _copy_data(folder, data_files(tomllib.loads(text), place))
-    people = {"trainers": [str(peers[TRAINER])], "validators": [str(peers[VALIDATOR])]}
-    now = time.time()  # noqa: TID251 - a tool for people, outside any node
     where, table = str(folder.draft), tomllib.loads(text)
+    is_diloco = table.get("algorithm") == Algorithm.DILOCO.value
+    many = TRAINER if is_diloco else INFERENCE
+    count = nodes or (3 if is_diloco else 2)
+    names = [] if is_diloco else [TRAINER, VALIDATOR]
+    names += [f"{many}-{number}" for number in range(1, count + 1)]
+    peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
+    _copy_data(folder, data_files(table, place))
+    people = {
+        f"{role}s": [str(peer) for name, peer in peers.items() if name.startswith(role)]
+        for role in (TRAINER, VALIDATOR)
+    }
+    now = time.time()  # noqa: TID251 - a tool for people, outside any node
     base = table.get("model", {}).get("base")
     if base is not None and base not in MODELS and not expanded(Path(base)).is_absolute():
         raise ConfigError(f"{where}: write base = {base!r:.80} as a whole path, from / or ~ on")
     terms = read_draft({**table, **people}, where, now, folder.path)
     check_calibrated(terms)
     check_environments(terms, folder.data)
-    rules = _learner(folder, terms, learner)
+    is_text = is_diloco and terms.diloco.goal is Goal.TEXT
+    rules = "" if is_text else _learner(folder, terms, learner)
+    if is_text:
+        places = {name: str(path) for name, path in corpora.items()}
+        with patience("reading the text ..."):
+            found = open_text(terms, base_folder(base, "base") if base else None, places)
+        learnt = terms.diloco.total_steps * terms.diloco.sequences * count
+        remark(
+            f"{found.tokens.size:,} tokens of text: {count} trainers go"
+            f" {learnt / found.starts.size:.1f} times over them"
+        )
     owner = load_or_create_key(folder.owner)
     try:
         run = sign_edition(terms, owner, folder.owner, folder.document)
@@ -138,12 +177,15 @@ def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "
         ) from None
     folder.draft.write_text(text, encoding="utf-8")
     folder.people.write_text(PEOPLE_HEAD + write_toml(people), encoding="utf-8")
-    folder.learner.write_text(rules, encoding="utf-8")
-    folder.config.write_text(_config(folder, run), encoding="utf-8")
-    if base is not None:
-        lay_base(base_folder(base, "base"), folder.node(TRAINER) / FOLDER, run)
+    for trainer in folder.trainers:
+        if rules:
+            (trainer / LEARNER).write_text(rules, encoding="utf-8")
+        if base is not None:
+            lay_base(base_folder(base, "base"), trainer / FOLDER, run)
+    folder.config.write_text(_config(folder, run, corpora), encoding="utf-8")
+    if base is not None and not is_text:
         remark("one task goes through chat template, tokenizer, engine and reward ...")
-        try_run(run, folder.node(TRAINER), str(folder.data))
+        try_run(run, folder.trainers[0], str(folder.data))
     write_edition(run, folder.owner, folder.document, digest_of(folder.draft))
     return run
 
@@ -228,15 +270,25 @@ def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
     return f"{head}# {kind.source}\n{rules}"
 
 
-def _config(folder: RunFolder, run: Run) -> str:
+def _config(folder: RunFolder, run: Run, corpora: Mapping[str, Path]) -> str:
     """For every node of the folder: a node reads the table of its own role."""
     every = 10 if run.terms.model.base else 1
     lines = [
         "# Where each node has a machine for itself, threads = 0 takes all cores less one.",
         "[role.trainer]",
         "threads = 1",
-        f"{f'checkpoint_every = {every}':<32}# steps taken again, at most, after a crash",
     ]
+    if run.terms.algorithm is Algorithm.DILOCO:
+        texts = {name: str(path) for name, path in corpora.items()}
+        exports = max(1, run.terms.diloco.outer_steps // EXPORTS)
+        lines += ["", "[role.trainer.corpora]", "# Where this machine has the text."]
+        lines += write_toml(texts).splitlines() if texts else []
+        lines += ["", "[role.trainer.diloco]",
+                  f"{f'export_every = {exports}':<32}# rounds, to diloco/export"]  # fmt: skip
+        return "\n".join(lines) + "\n"
+    lines.append(
+        f"{f'checkpoint_every = {every}':<32}# steps taken again, at most, after a crash"
+    )
     lines += ["", "[role.validator]", "threads = 1", "", "[role.inference]", "threads = 1"]
     if folder.data.exists():
         for role in (TRAINER, VALIDATOR, INFERENCE):
@@ -253,31 +305,41 @@ def describe(folder: RunFolder, run: Run) -> Iterator[str]:
     model = run.terms.model
     kind = kind_of(model.shape.parameters, has_base=bool(model.base))
     tasks = ", ".join(pin.name for pin in run.terms.environments)
+    diloco = run.terms.diloco if run.terms.algorithm is Algorithm.DILOCO else None
+    drawn = "drawn from a seed, a token is a byte"
+    what = kind.name if diloco is None or model.base else drawn
     yield f"run      {run.name}, id {run.id.hex()[:16]}"
-    yield f"model    {model.shape.parameters:,} parameters: {kind.name}"
-    yield f"tasks    {tasks}"
-    yield f"recipe   {run.terms.sampling.steps} steps at a rate of {kind.learner.rate:g}"
+    yield f"model    {model.shape.parameters:,} parameters: {what}"
+    yield f"tasks    {tasks}" if tasks else f"text     {', '.join(run.terms.diloco.corpora)}"
+    if diloco is not None:
+        yield (
+            f"recipe   {diloco.outer_steps} rounds of {diloco.inner_steps} steps at a rate of"
+            f" {diloco.rate:g}"
+        )
+    else:
+        yield f"recipe   {run.terms.sampling.steps} steps at a rate of {kind.learner.rate:g}"
     yield f"draft    {folder.draft}: shoal run start signs what you change in it"
-    yield f"learner  {folder.learner}: rate, algorithm, evaluation; no one signs it"
+    if folder.learner.exists():
+        yield f"learner  {folder.learner}: rate, algorithm, evaluation; no one signs it"
     yield f"owner    {folder.owner}: whoever has it owns the run; no node needs it"
     yield ""
     yield f"next     shoal run start {folder.path}"
-    yield "         plays all nodes on this machine. Each by itself, the trainer first:"
+    yield "         plays all nodes on this machine. Each by itself, the first one first:"
     yield ""
     yield from start_lines(folder, run)
     yield ""
     yield "         On other machines: copy the node's folder there, with node.toml, and write"
-    yield "         the trainer's address for 127.0.0.1."
+    yield "         the first one's address for 127.0.0.1."
 
 
 def start_lines(folder: RunFolder, run: Run) -> Iterator[str]:
     """The command of each node."""
-    (trainer,) = run.terms.trainers
+    trainer = run.terms.trainers[0]
     tried = range(PORT, PORT + PORTS)
     port = next((one for one in tried if not try_port(one)), PORT)
     for name, role in folder.cast().items():
         line = f"shoal node --role {role} --data {folder.node(name)} --config {folder.config}"
-        if role == TRAINER:
+        if name == next(iter(folder.cast())):
             yield f"{line} --run {folder.document} --listen /ip4/0.0.0.0/tcp/{port}"
         else:
             yield f"{line} --bootstrap /ip4/127.0.0.1/tcp/{port}/p2p/{trainer}"

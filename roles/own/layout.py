@@ -41,15 +41,18 @@ class RunFolder:
 
     def cast(self) -> Mapping[str, str]:
         """The nodes of this folder with their roles, the trainer first."""
-        found = [path.parent.name for path in self.path.glob(f"{INFERENCE}-*/key")]
-        workers = sorted(found, key=lambda name: (len(name), name))
-        names = [TRAINER, VALIDATOR, *workers]
+        several = {role: self._numbered(role) for role in (TRAINER, INFERENCE)}
+        names = several[TRAINER] or [TRAINER, VALIDATOR, *several[INFERENCE]]
         return {name: name.partition("-")[0] for name in names}
 
-    @staticmethod
-    def workers(count: int) -> list[str]:
-        """The names of so many inference nodes."""
-        return [f"{INFERENCE}-{number}" for number in range(1, count + 1)]
+    def _numbered(self, role: str) -> list[str]:
+        found = [path.parent.name for path in self.path.glob(f"{role}-*/key")]
+        return sorted(found, key=lambda name: (len(name), name))
+
+    @property
+    def trainers(self) -> list[Path]:
+        """The folders of the trainers: one, or each of a run of DiLoCo."""
+        return [self.node(name) for name, role in self.cast().items() if role == TRAINER]
 
 
 def lay_base(source: Path, target: Path, run: Run) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,13 +19,16 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.node.process import check_platform
 from p2p.node.tables import load_toml
 from p2p.node.usage import FAILED, complain, expanded
+from roles.chat.find import find_models
 from roles.contract import Run, decode_run_untrusted
-from roles.contract.core.diloco import Algorithm
+from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import MAX_RUN
 from roles.envs import sort
+from roles.own import rounds
 from roles.own.init import renew
 from roles.own.layout import TRAINER, RunFolder
 from roles.own.nodes import LocalNodes
+from roles.own.rounds import Rounds
 from roles.own.stage import Stage, play
 from roles.own.status import SwarmStatus
 from roles.own.view import Learning, gain
@@ -39,6 +43,7 @@ def main(options: argparse.Namespace) -> int:
     stage = Stage(
         console=Console(),
         address=options.dashboard,
+        report=folder.path / "report.html",
         command=f"shoal run start {folder.path}",
     )
     check_platform()
@@ -58,9 +63,14 @@ def main(options: argparse.Namespace) -> int:
     try:
         played = play(show, partial(LocalNodes, folder, run, cast), stage)
     except KeyboardInterrupt:
-        stage.say(goes_on)
+        for line in (*newest(folder, run), goes_on):
+            stage.say(line)
         raise
-    for line in results(folder, run, played.nodes.status):
+    if isinstance(show, Rounds):
+        lines = rounds.results(show.figures(played.nodes), run.terms.diloco.outer_steps)
+    else:
+        lines = results(run, played.nodes.status)
+    for line in (*lines, *newest(folder, run)):
         stage.say(line)
     stage.say(f"  as a page         {played.report}")
     if played.is_interrupted:
@@ -109,7 +119,9 @@ def check_torch() -> None:
         )
 
 
-def _show(folder: RunFolder, run: Run) -> Learning:
+def _show(folder: RunFolder, run: Run) -> Learning | Rounds:
+    if run.terms.algorithm is Algorithm.DILOCO:
+        return Rounds()
     if not run.terms.model.base:
         opening = "warming up, then policy 0 is evaluated …"
         return Learning(opening=opening, decode=sort.decode)
@@ -122,19 +134,25 @@ def _show(folder: RunFolder, run: Run) -> Learning:
     )
 
 
-def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Iterator[str]:
+def newest(folder: RunFolder, run: Run) -> Iterator[str]:
+    """Yield where the newest model is, and the command that tries it."""
+    with suppress(ConfigError):  # there is none yet
+        yield f"  newest model      {find_models(folder.path).newest.path}"
+        word = "eval" if not run.terms.model.base else "chat"
+        if run.terms.algorithm is Algorithm.DILOCO and run.terms.diloco.goal is Goal.TEXT:
+            word = "sample --prompt 'The '"
+        yield f"  try it            shoal {word} {folder.path}"
+
+
+def results(run: Run, status: SwarmStatus) -> Iterator[str]:
     """Yield what came of a run until now."""
     figures: dict[str, Any] = status.figures()
     step = status.trainer.get("step")
     if step is None:
         yield "the trainer had not begun"
         return
-    policy = f"{step:08d}{'' if run.terms.model.base else '.safetensors'}"
     yield (
         f"{step} of {run.terms.sampling.steps} steps, {figures['rollouts_accepted']:,} answers"
         " accepted"
     )
     yield f"  held-out reward   {gain(figures)}"
-    yield f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / policy}"
-    command = "chat" if run.terms.model.base else "eval"
-    yield f"  try it            shoal {command} {folder.path}"

@@ -142,7 +142,7 @@ async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ..
     if lack:
         remark(f"the engine was not tried: {lack}")
         return [model.end_tokens[:1]] * len(tasks)
-    sampling = replace(run_sampling(run), group_size=1, max_new_tokens=TOKENS)
+    sampling = replace(run_sampling(run), group_size=1, max_new_tokens=TOKENS, turns=1, heard=0)
     groups = [GroupTask(at, task.prompt, (bytes(32),)) for at, task in enumerate(tasks)]
     try:
         engine_of(run)

@@ -119,6 +119,11 @@ def sample_line(trainer: Any, show: Learning) -> str:
     return f"step {trainer['step']}: {plain(show, prompt)} {plain(show, tokens)}  → {reward:g}"
 
 
+def curve(shares: Sequence[float]) -> str:
+    """Return the newest of some numbers from 0 to 1 as bars."""
+    return "".join("▁▂▃▄▅▆▇█"[round(share * 7)] for share in shares[-CURVE:])
+
+
 def gain(figures: dict[str, Any]) -> str:
     """The held-out rewards at the start and at the end, in words."""
     if figures["greedy_start"] is None:
@@ -138,9 +143,9 @@ def _headlines(trainer: Any, seconds: float, show: Learning) -> Iterator[Text]:
         learnt = trainer["groups_used"]
         staleness = f"staleness ≤ {trainer['staleness_max']}   " if learnt else ""
         rewards = [min(max(greedy, 0.0), 1.0) for _, greedy, _ in trainer["curve"]]
-        curve = "".join("▁▂▃▄▅▆▇█"[round(reward * 7)] for reward in rewards[-CURVE:])
         yield _line(
-            f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   {staleness}{curve}"
+            f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   {staleness}"
+            f"{curve(rewards)}"
         )
         yield _line(
             f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}  "

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
-from roles.engines.base import Group, GroupTask
+from p2p.errors import BadMessage
+from roles.contract import Run
+from roles.engines.base import Completion, Group, GroupTask, Turn
 from roles.envs.base import Task
+from roles.envs.turns import Heard
 from roles.protocol.core.findings import NO_REWARD, REWARDS, REWARDS_LIMIT, Finding
+from roles.protocol.core.groups import heard_digest
 from roles.protocol.core.work import Work, work_of
 
 
@@ -43,6 +48,42 @@ def answers_of(
         (task, [completion.tokens for completion in group.completions])
         for task, group in zip(tasks, groups, strict=True)
     ]
+
+
+def turns_of(tokens: Sequence[int], heard: Heard, ends: Container[int]) -> tuple[Turn, ...]:
+    """Return the turns of a completion that is whole.
+
+    Args:
+        tokens: All that were drawn; their shape was checked.
+        heard: What the environment says of them (`roles.envs.turns.hear`).
+        ends: The tokens that end a turn.
+
+    Raises:
+        BadMessage: It goes on where the environment has ended it, or the other way round.
+    """
+    inner = [at for at, token in enumerate(tokens[:-1], 1) if token in ends]
+    inserted = [words for words in heard if words]
+    if len(inserted) < len(inner):
+        raise BadMessage("tokens follow where the environment has ended the completion")
+    if len(inserted) > len(inner):
+        raise BadMessage("a completion ends where the environment has answered")
+    return tuple(map(Turn, inner, inserted))
+
+
+def with_heard(group: Group, run: Run) -> Group:
+    """Return a group that was drawn here with the digests of what was heard in it."""
+    sampling, ends = run.terms.sampling, run.terms.model.end_tokens
+
+    def told(one: Completion) -> Completion:
+        said = [turn.inserted for turn in one.turns]
+        is_cut = len(one.tokens) == sampling.max_new_tokens
+        if one.tokens[-1] in ends and not is_cut and len(said) + 1 < sampling.turns:
+            said.append(())  # the environment has ended it
+        return replace(one, heard=one.heard or heard_digest(said))
+
+    if sampling.turns == 1:
+        return group
+    return replace(group, completions=tuple(map(told, group.completions)))
 
 
 def count_work(tasks: Sequence[tuple[Task, GroupTask]], groups: Sequence[Group]) -> Work:

@@ -7,6 +7,7 @@ before the others. Cheap checks come first:
 
     terms     made under the terms that hold now, and under the policy that is held here
     shape     groups of this place; every token, length and end token
+    turns     the environment says again what it said within the completions
     rewards   the environment makes the tasks once, and pays once
     replay    the model is run over the groups that the caller chooses, in one call
 
@@ -43,14 +44,19 @@ from proofs.checks import (
     judge_pool,
 )
 from roles.contract import Run, run_of
-from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
+from roles.engines.base import Completion, Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.answer import Refused, Reply
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.findings import NO_ANSWER, Finding
-from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
+from roles.protocol.core.groups import (
+    DECODE_RATE,
+    NOTHING,
+    decode_groups_untrusted,
+    heard_digest,
+)
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
 from roles.protocol.core.window import (
@@ -67,6 +73,7 @@ from roles.protocol.replay import (
     as_signed,
     count_work,
     impossible_reward,
+    turns_of,
     wrong_reward,
 )
 from roles.protocol.request import PATIENCE
@@ -78,11 +85,12 @@ OTHER_POLICY: Final = "its policy is not the one that is held here under this ve
 NOT_HELD: Final = "its policy is not held here any more"
 ENGINE_FAILED: Final = "the engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
+HEARS_OTHER: Final = "its worker's environment said other words within it than this one"
 NO_TASKS: Final = "the run's environment makes no tasks for it"
 LOST: Final = "its worker has lost it, or could not draw it"
 STORAGE_FAILED: Final = "the disk of its scorer failed"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
-BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, LOST)
+BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, HEARS_OTHER, LOST)
 """Reasons for being inconclusive that content can bring about: no free way out of the dice.
 Nobody can bring about that a place has no tasks: seeds are not chosen."""
 
@@ -452,6 +460,9 @@ async def check_place(
     made = await _make_tasks(environment, order, commitment.index)
     pairs = order.with_draws(commitment.index, made)
     tasks = tuple(task for task, _ in pairs)
+    groups = await _hear_again(run, environment, tasks, groups)
+    if isinstance(groups, Ruling):
+        return groups
     answers = answers_of(tasks, groups)
     paid = await environment.pay(answers)
     rewards = tuple(map(as_signed, paid.rewards))
@@ -509,6 +520,34 @@ async def _read_groups(
         if shaped.verdict is not Verdict.ACCEPTED:
             return _no_answer(shaped.reason.value)
     return groups
+
+
+async def _hear_again(
+    run: Run,
+    environment: ContainedEnvironment,
+    tasks: Sequence[Task],
+    groups: tuple[Group, ...],
+) -> tuple[Group, ...] | Ruling:
+    """Return the groups with what the environment says within them, or the ruling that they
+    cannot be so, or that the worker heard something else."""
+    is_silent = run.terms.sampling.turns == 1
+    told = iter(() if is_silent else await environment.hear(answers_of(tasks, groups)))
+    ends, heard = run.shape().end_tokens, list[Group]()
+    try:
+        for group in groups:
+            completions = list[Completion]()
+            for one in group.completions:
+                said = () if is_silent else next(told)
+                if one.heard != heard_digest(said):
+                    if is_silent:
+                        return _no_answer("a completion of one turn hears nothing")
+                    return inconclusive(HEARS_OTHER)
+                turns = turns_of(one.tokens, said, ends)
+                completions.append(replace(one, turns=turns, heard=b""))
+            heard.append(replace(group, completions=tuple(completions)))
+    except BadMessage as error:
+        return _no_answer(str(error))
+    return tuple(heard)
 
 
 async def _make_tasks(

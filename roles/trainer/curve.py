@@ -6,15 +6,23 @@ learning.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.contract.core.sampling import SamplingTerms
-from roles.engines.base import Engine, EngineError, TrainingGroup
+from roles.engines.base import (
+    Answers,
+    Engine,
+    EngineError,
+    GroupTask,
+    Sampling,
+    TrainingGroup,
+)
 from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment, Sample, read_along
@@ -134,6 +142,38 @@ class LearningCurve:
             learnt.kinds_start, learnt.shown_start = result.kinds, shown
         await self.keep()
 
+    async def _answer(
+        self, engine: Engine, asked: Sequence[GroupTask], sampling: Sampling
+    ) -> list[Answers]:
+        """Return one answer to each task, in as many turns as the run allows."""
+        answers = await engine.answer(asked, sampling)
+        drawn = [list(tokens) for (tokens,) in answers]
+        texts = [[*task.prompt, *tokens] for task, tokens in zip(asked, drawn, strict=True)]
+        most = sampling.max_new_tokens
+        for turn in range(1, self._sampling.turns):
+            heard = await self._environment.hear(
+                [(task, [one]) for task, one in zip(self._tasks, drawn, strict=True)]
+            )
+            open_rows = [at for at, said in enumerate(heard) if len(said) == turn and said[-1]]
+            if not open_rows:
+                break
+            for at in open_rows:
+                texts[at] += heard[at][-1]
+            again = [
+                GroupTask(
+                    at, tuple(texts[at]), (hashlib.sha256(seed + bytes([turn])).digest(),)
+                )
+                for at in open_rows
+                for (seed,) in [asked[at].seeds]
+            ]
+            left = most - min(len(drawn[at]) for at in open_rows)
+            more = await engine.answer(again, replace(sampling, max_new_tokens=left))
+            for at, (tokens,) in zip(open_rows, more, strict=True):
+                kept = tokens[: most - len(drawn[at])]
+                drawn[at] += kept
+                texts[at] += kept
+        return [(tuple(tokens),) for tokens in drawn]
+
     async def _examine(
         self, engine: Engine
     ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
@@ -149,7 +189,8 @@ class LearningCurve:
         asked = questions(self._tasks, learner.evaluation_seed)
         rewards, said = [], []
         for temperature in (0.0, sampling.temperature):
-            answers = await engine.answer(asked, evaluation_sampling(sampling, temperature))
+            how = evaluation_sampling(sampling, temperature)
+            answers = await self._answer(engine, asked, how)
             given = list(zip(self._tasks, answers, strict=True))
             rewards.append(
                 [

@@ -595,7 +595,15 @@ class WorkDesk:
             self._intake.turn_down(verdict.commitment)
             return
         prompts = tuple(tuple(ruling.tasks[number].prompt) for number in ruling.replayed)
-        place = TakenPlace(verdict, submission, ruling.replayed, prompts, ruling.logprobs)
+        turns = tuple(
+            tuple(one.turns for one in ruling.groups[number].completions)
+            for number in ruling.replayed
+        )
+        has_turns = self._run.terms.sampling.turns > 1
+        place = TakenPlace(
+            *(verdict, submission, ruling.replayed, prompts, ruling.logprobs),
+            turns if has_turns else (),
+        )
         await self._durable.insist(partial(self._intake.take, place))
 
     async def _follow(

@@ -2,8 +2,8 @@
 
 A place is a file before its verdict is sent, and stays until no group of it can be used. Groups
 of one place may be used in different steps, so a second file, the log, says which groups went
-into which step, and in which order. It is written when the engine has taken the step and
-*before* its policy is published.
+into which step, and in which order. It is written *before* the engine has the groups: a step
+that was cut off is taken again from the same ones, also by a learner that outlives the node.
 
 A checkpoint is not written after every step. So a place that was learnt from stays too, until
 the *older* of the two generations of the checkpoint covers the steps that it went into: after a
@@ -60,7 +60,7 @@ class Inbox:
         self._files[place.key] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
-        """Say that ``groups`` went into ``step``, before its policy is published."""
+        """Say that ``groups`` belong to ``step``, before its engine has them."""
         self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
         self._used |= {(group.source, group.number): step for group in groups}
         await self._keep_used()

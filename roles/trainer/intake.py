@@ -23,7 +23,12 @@ from p2p.world import dawdle
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import TrainingGroup
 from roles.protocol.core.account import Fates
-from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
+from roles.protocol.core.statements import (
+    LEARNT_KIND,
+    RECEIPT_KIND,
+    decode_learnt_untrusted,
+    learnt_parts,
+)
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
 from roles.rl.algorithms.base import has_spread
@@ -72,6 +77,10 @@ class Intake:
         """Which node each place in the buffer is of."""
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
+        self._planned: list[BufferedGroup] = []
+        """What an earlier life took for the next step, and did not end."""
+        self._noted = 0
+        """The newest step that the ledger knows."""
 
     @property
     def taken(self) -> int:
@@ -92,26 +101,33 @@ class Intake:
         await self.accounts.recall(self._node.world.disk)
         async for entry in self._ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
+        async for entry in self._ledger.entries(LEARNT_KIND):
+            self._noted = max(self._noted, decode_learnt_untrusted(entry.body).step)
 
     async def learnt_again(self, step: int) -> AsyncGenerator[list[TrainingGroup]]:
-        """Yield the groups of each step after `step` that an earlier life took, as far as they
-        are on disk."""
-        for number, places in self._inbox.learnt_after(step).items():
+        """Yield the groups of each step after `step` that an earlier life ended, as far as they
+        are on disk. The last step of the log may have been planned only: then `wait_groups`
+        returns its groups."""
+        steps = self._inbox.learnt_after(step)
+        for number, places in steps.items():
+            if number > self._noted and number == max(steps):
+                return
             groups = await self._groups_again(places)
             if groups is None:
                 logger.warning("trainer_cannot_repeat step=%d: a place is lost", number)
                 return
-            yield groups
+            yield [one.group for one in groups]
 
-    async def _groups_again(self, places: Sequence[GroupPlace]) -> list[TrainingGroup] | None:
+    async def _groups_again(self, places: Sequence[GroupPlace]) -> list[BufferedGroup] | None:
         """Return the groups at `places` in this order; None unless all of them are there."""
-        found: dict[GroupPlace, TrainingGroup] = {}
+        found: dict[GroupPlace, BufferedGroup] = {}
         for key in dict.fromkeys(key for key, _ in places):
             place = await self._inbox.read(key)
             groups = None if place is None else self._groups_of(place)
-            if groups is None:
+            if place is None or groups is None:
                 return None
-            found |= {(key, one.number): one.group for one in groups}
+            found |= {(key, one.number): one for one in groups}
+            self._authors[key] = place.verdict.commitment.node
         return [found[place] for place in places] if found.keys() >= set(places) else None
 
     def _groups_of(self, place: TakenPlace) -> list[BufferedGroup] | None:
@@ -125,7 +141,9 @@ class Intake:
         """Take up again what was taken and, by `step`, not learnt from."""
         self._step = step
         counted = dict.fromkeys(itertools.islice(self._taken, self.accounts.submissions))
-        async for place, used in self._inbox.restore(step):
+        planned = self._inbox.learnt_after(step).get(step + 1, [])
+        self._planned = self._learning = await self._groups_again(planned) or []
+        async for place, used in self._inbox.restore(step + bool(self._planned)):
             if place.key not in self._taken:  # killed between the file and the receipt
                 self._taken[place.key] = None
                 append = partial(self._ledger.append, RECEIPT_KIND, place.key)
@@ -195,23 +213,29 @@ class Intake:
         self._consumed.notify_all()
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:
-        """Return the `count` oldest groups that are fresh enough for the next step, once there
-        are so many."""
-        while (groups := self.buffer.take(count, self._step)) is None:
-            self._consumed.notify_all()
-            await self._arrived.wait()
-        self._learning = groups
+        """Return what an earlier life had planned for the next step, or the `count` oldest
+        groups that are fresh enough for it, once there are so many. They belong to that step:
+        on disk when this returns, and before the engine has them, so that no other step takes
+        them, however this life ends."""
+        groups = self._planned
+        while not groups:
+            groups = self.buffer.take(count, self._step) or []
+            if not groups:
+                self._consumed.notify_all()
+                await self._arrived.wait()
+        self._planned, self._learning = [], groups
         self._consumed.notify_all()
+        await self._durable.insist(partial(self._inbox.mark_used, groups, self._step + 1))
         return groups
 
-    async def mark_used(self, groups: list[BufferedGroup], step: int) -> None:
+    async def note_learnt(self, groups: list[BufferedGroup], step: int) -> None:
         """Note that the engine has learnt from `groups` and is at `step`: on disk when this
         returns."""
         self._step = step
-        await self._durable.insist(partial(self._inbox.mark_used, groups, step))
         learnt = learnt_parts(step, self._work_by_author(groups))
         entries = [(LEARNT_KIND, part) for part in learnt]
         await self._durable.insist(partial(self._ledger.append_all, entries))
+        self._noted = step
         self.accounts.learn(self._by_author(groups))
         self._learning = []
         await self.accounts.keep(self._node.world.disk)

@@ -5,9 +5,10 @@ Asynchronous GRPO, as INTELLECT-2 ran it.
 Theory of operation
 -------------------
 Accepted places go to disk, then into the buffer (`roles.trainer.intake`). A step takes the
-oldest groups that are fresh enough. After it, in this order: which groups it took, its
-weights and, every ``checkpoint_every`` steps, a checkpoint on disk; the policy published; the
-submissions removed that the older checkpoint covers.
+oldest groups that are fresh enough, and which it takes is on disk before the engine has them.
+After it, in this order: whose work it learnt from in the ledger; its weights and, every
+``checkpoint_every`` steps, a checkpoint on disk; the policy published; the submissions removed
+that the older checkpoint covers.
 
 A trainer that is killed anywhere goes on from its checkpoint: it takes the logged steps after
 it again, from the same groups (`roles.trainer.inbox`), and so comes to where it was; on a CPU
@@ -232,7 +233,7 @@ class TrainerSession:
         self.wrong = self._guards.why_wrong(report)
         if self._guards.is_news(self.wrong):
             logger.warning("%s", self.wrong)
-        await self.intake.mark_used(buffered, step)
+        await self.intake.note_learnt(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
         await self._policies.keep(step, is_last=step == self._steps)
         await self.curve.keep()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from p2p.errors import BadMessage
 from p2p.identity import Verify
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from roles.engines.base import TrainingGroup
+from roles.engines.base import TrainingGroup, Turn
+from roles.engines.codec import decode_turns, encode_turns
 from roles.protocol.core.groups import decode_groups_untrusted, decode_logprobs_untrusted
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.window import Submission, content_digest, decode_submission_untrusted
@@ -32,6 +33,9 @@ class TakenPlace:
     """Of those groups."""
     logprobs: bytes
     """Little-endian float16 of every token of those groups, in order."""
+    turns: tuple[tuple[tuple[Turn, ...], ...], ...] = ()
+    """Of each completion of those groups what the environment said in it; empty in a run of one
+    turn."""
 
     @property
     def key(self) -> bytes:
@@ -44,7 +48,8 @@ class TakenPlace:
         lengths = struct.pack(f"<{len(self.prompts)}I", *map(len, self.prompts))
         tokens = [token for prompt in self.prompts for token in prompt]
         prompts = struct.pack(f"<{len(tokens)}I", *tokens)
-        return pack([*parts, bytes(self.replayed), lengths, prompts, self.logprobs])
+        kept = [*parts, bytes(self.replayed), lengths, prompts, self.logprobs]
+        return pack([*kept, *([encode_turns(self.turns)] if self.turns else [])])
 
 
 def decode_taken_untrusted(data: bytes, verify: Verify) -> TakenPlace:
@@ -53,8 +58,10 @@ def decode_taken_untrusted(data: bytes, verify: Verify) -> TakenPlace:
     Raises:
         BadMessage: A part is damaged, or they do not belong together.
     """
-    raw_verdict, raw_submission, replayed, raw_lengths, raw_tokens, logprobs = fields_untrusted(
-        unpack_untrusted(data), *[bytes] * 6, what="taken place"
+    listed = unpack_untrusted(data)
+    has_turns = isinstance(listed, list) and len(listed) == 7
+    raw_verdict, raw_submission, replayed, raw_lengths, raw_tokens, logprobs, *raw_turns = (
+        fields_untrusted(listed, *[bytes] * (6 + has_turns), what="taken place")
     )
     verdict = decode_verdict_untrusted(raw_verdict, verify)
     submission = decode_submission_untrusted(raw_submission, verify)
@@ -72,7 +79,13 @@ def decode_taken_untrusted(data: bytes, verify: Verify) -> TakenPlace:
     for length in lengths:
         prompts.append(tokens[start : start + length])
         start += length
-    return TakenPlace(verdict, submission, tuple(replayed), tuple(prompts), logprobs)
+    try:
+        turns = decode_turns(raw_turns[0]) if raw_turns else ()
+    except (ValueError, TypeError) as error:
+        raise BadMessage(f"the turns of a taken place are damaged: {error}") from None
+    if raw_turns and len(turns) != len(replayed):
+        raise BadMessage("a taken place has the turns of other groups")
+    return TakenPlace(verdict, submission, tuple(replayed), tuple(prompts), logprobs, turns)
 
 
 def learnable_groups(place: TakenPlace, group_size: int) -> list[BufferedGroup]:
@@ -95,8 +108,14 @@ def learnable_groups(place: TakenPlace, group_size: int) -> list[BufferedGroup]:
     scored = decode_logprobs_untrusted(place.logprobs, chosen)
     version = place.verdict.commitment.version
     learnable = []
-    for number, prompt, group in zip(place.replayed, place.prompts, scored, strict=True):
-        completions = tuple(replace(one, proof=b"") for one in group.completions)
+    turns = place.turns or [[()] * group_size] * len(scored)
+    for number, prompt, group, heard in zip(
+        place.replayed, place.prompts, scored, turns, strict=True
+    ):
+        completions = tuple(
+            replace(one, proof=b"", turns=tuple(said))
+            for one, said in zip(group.completions, heard, strict=True)
+        )
         earned = rewards[number * group_size : (number + 1) * group_size]
         training = TrainingGroup(prompt, completions, earned)
         learnable.append(BufferedGroup(version, place.key, number, training))

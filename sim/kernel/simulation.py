@@ -61,6 +61,8 @@ class Simulation:
         """Curves for the report, by name: (virtual seconds, value)."""
         self.distributions: dict[str, list[float]] = {}
         """Histograms for the report, by name: one value per node."""
+        self.lives: dict[str, list[list[float]]] = {}
+        """For the report, by node: beginning and end of each life."""
         self._active: dict[str, bool] = {}
 
     @property

@@ -245,6 +245,7 @@ class Swarm:
         return node
 
     def _start(self, node: SimNode) -> None:
+        self.simulation.lives.setdefault(node.name, []).append([round(self.simulation.now, 3)])
         self._nursery.start_soon(node.run_life, name=node.name)
 
     def kill(self, name: str, *, silent: bool = False, torn: bool = False) -> None:
@@ -259,6 +260,7 @@ class Swarm:
                 listener(node)
             dice = self.simulation.rng(name, f"torn/{node.life}") if torn else None
             node.end_life(silent=silent, torn=dice)
+            self.simulation.lives[name][-1].append(round(self.simulation.now, 3))
             self._uncollected += 1
             if self._uncollected >= max(COLLECT_AFTER, len(self.nodes) // 8):
                 self._uncollected = 0

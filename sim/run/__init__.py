@@ -3,8 +3,8 @@
 - `scenario` (read it first): a scenario file, and what a workload is
 - `runner`: `run_scenario`, which checks a scenario and hands it to the level that it asks for
 - `simulated`: levels 0, 1 and 2; `real`: level 3
-- `result`: metrics and expectations of a run; `report`: the same as an HTML page, with `plots`
-  and `meanings` of the metrics; `observers`: who is told while it runs
+- `result`: metrics and expectations of a run; `report`: the same as an HTML page; `meanings`:
+  of the metrics, and of a run in a sentence; `observers`: who is told while it runs
 - `sweep`: many seeds and settings, a process each
 - `catalogue`: the scenarios that come with the simulator by theme, and what each costs
 - `diff`: the first event in which two runs differ; `perfetto`: a trace for ui.perfetto.dev

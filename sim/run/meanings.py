@@ -1,11 +1,14 @@
-"""What a metric means, in a sentence: for people who read a report.
+"""What a metric means, and what came of a run, in a sentence: for people who read a report.
 
 Each metric of which a scenario expects something is here, and a few that stand beside them.
 """
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Final
+
+from sim.run.result import Result
 
 MEANINGS: Final = {
     # Membership
@@ -94,3 +97,33 @@ MEANINGS: Final = {
     "usa_utilised": "Of the time of the worst site, the share in which it computes.",
     "wrongly_named": "Honest sites that an honest site has convicted.",
 }
+
+SENTENCES: Final = (
+    "{alive} of {nodes} nodes live; a death is known to 99 % after {death_seconds_p99:.0f} s",
+    "{hold_newest:.0%} of the nodes hold the newest policy, the last after {seconds_100:.1f} s",
+    "{hold_newest:.0%} of the nodes hold the newest policy",
+    "{got_share:.1%} of all policies arrived, half of them after {seconds_50:,.0f} s",
+    "{got_share:.1%} of all policies arrived",
+    "{completed:.1%} of the living nodes became whole",
+    "{steps} steps learnt; of the cheater's {cheater_submitted} submissions {cheater_accepted}"
+    " were accepted",
+    "{volunteers_generating:.0%} of the volunteers' time generates rollouts, of which"
+    " {rollouts_lost_share:.1%} are lost",
+    "{members_end} members after {rounds} rounds; replicas differed after {replicas_differ}",
+    "{global_utilised:.0%} of the time of the worst site computes, all over the world",
+    "The worst off honest node still lists {honest_share_least:.0%} honest members",
+    "A publication reaches {reached_mean:.0%} of the nodes, {reached_least:.0%} at worst",
+    "A node lists {coverage:.1%} of the living members",
+    "{tables_growing} tables of a node grow without a limit",
+)
+"""The first whose metrics a run has is its headline."""
+
+
+def in_a_sentence(result: Result) -> str:
+    """Return what came of a run."""
+    known = {"nodes": result.nodes, **result.metrics}
+    for sentence in SENTENCES:
+        names = [name for _, name, _, _ in Formatter().parse(sentence) if name]
+        if all(isinstance(known.get(name), int | float) for name in names):
+            return sentence.format_map(known)
+    return f"{result.nodes:,} nodes for {result.virtual_seconds:,.0f} virtual seconds"

@@ -1,231 +1,296 @@
-"""One HTML file that shows what a run or a sweep did, with nothing to fetch or to execute.
+"""One HTML file that shows what a run or a sweep did: nothing to fetch, nothing to serve.
 
-It looks as a node's page does, whose colours it has. What it shows is in it as data, too: the
-element ``data`` is the JSON that ``--json`` writes.
+The browser draws it as it draws a node's page (`p2p.node.dashboard.page`): the element
+``report`` has its sentences, charts and tables, ``data`` is the JSON that ``--json`` writes.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any, Final
 
-from p2p.node.dashboard.page import read_part
+from p2p.node.dashboard.page import write_file
 from sim.kernel.simulation import Simulation
-from sim.run.meanings import MEANINGS
-from sim.run.plots import (
-    histogram,
-    line_plot,
-    number,
-    seed_plots,
-    setting,
-    sweep_plots,
-    unit_of,
-)
+from sim.run.meanings import MEANINGS, in_a_sentence
 from sim.run.result import Result
 
-_STYLE: Final = """
-html{background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-body{max-width:1060px;margin:2em auto;padding:0 1em}
-h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.1em;margin:2em 0 .4em}
-p.caption{color:var(--quiet);margin-top:.2em}
-table{border-collapse:collapse}td,th{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}
-td.n{text-align:right;font-variant-numeric:tabular-nums}.ok{color:var(--good)}.bad{color:var(--bad);font-weight:600}
-figure{margin:0 1em 1em 0;padding:12px;display:inline-block}
-figure{max-width:100%;box-sizing:border-box}
-figure{background:var(--card);border:1px solid var(--line);border-radius:12px}
-figcaption{font-size:.9em;color:var(--quiet)}
-svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(--quiet)}
-.axis,.s0,.s1,.s2,.s3{fill:none;stroke-width:1.6}.axis{stroke:var(--quiet);stroke-width:1}
-.s0{stroke:var(--one)}.s1{stroke:var(--two)}.s2{stroke:var(--three)}.s3{stroke:var(--four)}
-.f0{fill:var(--one)}.f1{fill:var(--two)}.f2{fill:var(--three)}.f3{fill:var(--four)}
-.spread{stroke-width:4;opacity:.35}.seed{opacity:.55}.fault{fill:var(--two);opacity:.14}
-.band{opacity:.14}td.n{white-space:nowrap}td.why{color:var(--quiet);max-width:60ch;min-width:30ch}
-.wide{overflow-x:auto}.foot{color:var(--quiet);font-size:.85em;margin-top:3em;overflow-wrap:anywhere}
-"""
+BARS: Final = 24  # of a histogram: each wide enough to be pointed at on a phone
+UNITS: Final = {"bytes": "bytes", "seconds": "seconds", "share": "share"}
+"""The unit of a metric or a curve, by a word of its name; all others are counts."""
+
+Points = Sequence[tuple[float, float]]
+Chart = dict[str, Any]  # see Plot in p2p/node/dashboard/static/draw.js
 
 
 def report(result: Result, caption: str, made_by: str = "") -> str:
     """The page of one run; ``made_by`` is the command line."""
-    parts = [
-        f"<h1>{html.escape(result.scenario)}</h1><p class=caption>{html.escape(caption)}</p>",
-        _expectations(result),
-        _measured(result),
-        *_figures(result),
-        _faults(result),
-        f"<p class=foot>seed {result.seed}, level L{result.level}, {result.nodes} nodes, "
-        f"{result.virtual_seconds:,.0f} virtual seconds "
-        f"in {result.cpu_seconds:.1f} CPU seconds, "
-        f"{result.events:,} events, trace {result.trace_hash or '-'}</p>",
+    failed = [entry for entry in result.expectations if not entry["ok"]]
+    kept = len(result.expectations) - len(failed)
+    verdict = f"{kept} of {len(result.expectations)} expectations met"
+    if failed:
+        verdict += ". FAILED: " + "; ".join(str(entry["name"]) for entry in failed)
+    shades = [
+        (fault["at"], fault["at"] + fault["seconds"], fault["kind"]) for fault in result.faults
     ]
-    return page(result.scenario, parts, made_by, data=result.to_json())
+    charts = [_lives(result.lives, result.virtual_seconds, shades)] if result.lives else []
+    charts += [curve(name, points, shades) for name, points in result.series.items()]
+    charts += [histogram(name, values) for name, values in result.distributions.items()]
+    foot = (
+        f"seed {result.seed}, level L{result.level}, {result.nodes} nodes,"
+        f" {result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU"
+        f" seconds, {result.events:,} events, trace {result.trace_hash or '-'}; "
+    )
+    return _page(
+        result.scenario,
+        says=in_a_sentence(result),
+        verdict=verdict if result.expectations else "",
+        is_ok=result.ok,
+        caption=caption,
+        charts=charts,
+        tables=[_measured(result), _faults(result)],
+        foot=foot + _made(made_by),
+        data=result.to_json(),
+    )
 
 
 def drawing(simulation: Simulation, title: str) -> str:
     """A page with the curves of a simulation that is no scenario (`Simulation.plot`)."""
-    curves = [line_plot(name, points) for name, points in simulation.series.items()]
-    return page(title, [f"<h1>{html.escape(title)}</h1>", *curves])
-
-
-def page(title: str, parts: Sequence[str], made_by: str = "", *, data: object = None) -> str:
-    """A whole HTML document: head, parts, what made it, and the ``data`` that it shows."""
-    style = _palette() + _STYLE
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    rule = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'"
-    head = (
-        "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{rule}">'
-        "<meta name=color-scheme content='light dark'>"
-        f"<title>{html.escape(title)}</title><style>{style}</style>"
-    )
-    command = f"made by <code>{html.escape(made_by)}</code>, " if made_by else "made by "
-    foot = f"<p class=foot>{command}Shoal {html.escape(_version())}</p>"
-    body = f"<main>{''.join(parts)}{foot}</main>"
-    if data is not None:
-        # Inside of a script element only the sign that ends it has a meaning to HTML.
-        text = json.dumps(data).replace("<", "\\u003c")
-        body += f'<script type="application/json" id="data">{text}</script>'
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
-
-
-def _palette() -> str:
-    """The colours of a node's page, light and dark."""
-    return read_part("page.css").decode().partition("\n* {")[0]
-
-
-def _version() -> str:
-    try:
-        return version("shoal")
-    except PackageNotFoundError:
-        return "that is not installed"
+    charts = [_lives(simulation.lives, simulation.now, ())] if simulation.lives else []
+    charts += [curve(name, points) for name, points in simulation.series.items()]
+    return _page("simulation", says=title, charts=charts, foot=_made(""))
 
 
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
     """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
-    settings, failures = summary["settings"], summary["failed"]
-    failed = "".join(
-        f"<tr><td class=n>{entry['seed']}</td>"
-        f"<td>{html.escape(str(entry['changes'] or ''))}</td>"
-        f"<td class=bad>{html.escape(entry['why'])}</td></tr>"
+    settings, failures, runs = summary["settings"], summary["failed"], summary["runs"]
+    expected = summary.get("expected", ())
+    charts = sweep_charts(settings, expected) or seed_charts(settings, expected)
+    failed = [
+        [entry["seed"], setting(entry["changes"]) or "as it is", entry["why"]]
         for entry in failures
-    )
-    verdict = (
-        f"{len(failures)} of {summary['runs']} runs failed" if failed else "every run held"
-    )
-    parts = [
-        f"<h1>{html.escape(name)}, {summary['runs']} runs</h1>"
-        f"<p class=caption>{html.escape(caption)}</p>",
-        f"<p class={'bad' if failed else 'ok'}>{verdict}</p>",
-        _rows("", ("seed", "setting", "why"), failed),
-        *_drawn(settings, summary.get("expected", ())),
-        _spreads(settings),
-        _meanings(settings),
-        _table("What was reached (times, over all runs)", summary["witnessed"]),
-        _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
-    return page(name, parts, made_by, data=summary)
-
-
-def _drawn(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[str]:
-    """Over what was varied, or over the seeds if no number was."""
-    if plots := sweep_plots(settings, expected):
-        title = "By setting: each run, median, and the middle four fifths of the seeds"
-        return [f"<h2>{title}</h2>", *plots]
-    if plots := seed_plots(settings, expected):
-        return ["<h2>By seed: each run, median, and the middle four fifths</h2>", *plots]
-    return []
-
-
-def _spreads(settings: Sequence[Mapping[str, Any]]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(setting(row['changes']) or 'as it is')}</td>"
-        f"<td>{html.escape(metric)}</td>"
-        + "".join(
-            f"<td class=n>{number(spread[key])} {_unit(metric)}</td>"
-            for key in ("min", "low", "median", "high", "max")
-        )
-        + "</tr>"
+    spreads = [
+        [{"what": metric, "why": setting(row["changes"]) or MEANINGS.get(metric, "")},
+         [spread["median"], unit_of(metric)],
+         *({"from": spread[low], "to": spread[high], "unit": unit_of(metric)}
+           for low, high in (("low", "high"), ("min", "max")))]
         for row in settings
         for metric, spread in row["metrics"].items()
+    ]  # fmt: skip
+    head = ("metric", "median", "middle four fifths", "least to most")
+    return _page(
+        name,
+        says=f"{runs - len(failures)} of {runs} runs of {name} met what is expected",
+        verdict=f"{len(failures)} of {runs} runs failed" if failures else "every run held",
+        is_ok=not failures,
+        caption=caption,
+        charts=charts,
+        tables=[
+            _table("Runs that failed", ("seed", "setting", "why"), failed),
+            _table("Metrics", head, spreads),
+            _counted("What was reached (times, over all runs)", summary["witnessed"]),
+            _counted("Sites that misbehaved on purpose (times)", summary["fired"]),
+        ],
+        foot=_made(made_by),
+        data=summary,
     )
-    head = ("setting", "metric", "least", "10 %", "median", "90 %", "most")
-    return _rows("Metrics", head, rows)
 
 
-def _rows(title: str, head: Sequence[str], rows: str) -> str:
-    """A table with a heading above it and one on each column; nothing without rows."""
-    if not rows:
-        return ""
-    columns = "".join(f"<th scope=col>{name}</th>" for name in head)
-    heading = f"<h2>{title}</h2>" if title else ""
-    return f"{heading}<div class=wide tabindex=0><table><tr>{columns}</tr>{rows}</table></div>"
-
-
-def _expectations(result: Result) -> str:
-    rows = "".join(
-        f"<tr><td class={'ok' if entry['ok'] else 'bad'}>"
-        f"{'met' if entry['ok'] else 'FAILED'}</td>"
-        f"<td>{html.escape(str(entry['name']))}</td>"
-        f"<td class=n>{number(entry['value'])}</td>"
-        f"{_meaning(str(entry['name']).split()[0])}</tr>"
-        for entry in result.expectations
+def _page(title: str, *, data: object = None, **parts: Any) -> str:
+    content = {"title": title, "charts": [], "tables": [], **parts}
+    return write_file(
+        "report.html", ("draw.js", "report.js"), {"report": content, "data": data}
     )
-    return _rows("Expectations", ("verdict", "what", "is", "which is"), rows)
 
 
-def _meanings(settings: Sequence[Mapping[str, Any]]) -> str:
-    names = dict.fromkeys(name for row in settings for name in row["metrics"])
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td>{_meaning(name)}</tr>"
-        for name in names
-        if name in MEANINGS
-    )
-    return _rows("What the metrics are", ("metric", "which is"), rows)
+def _made(made_by: str) -> str:
+    try:
+        shoal = f"Shoal {version('shoal')}"
+    except PackageNotFoundError:
+        shoal = "Shoal"
+    return f"made by {made_by + ', ' if made_by else ''}{shoal}"
 
 
-def _meaning(metric: str) -> str:
-    return f"<td class=why>{html.escape(MEANINGS.get(metric, ''))}</td>"
+def unit_of(title: str) -> str:
+    """The unit of a metric or a curve, by the words of its name and of its meaning."""
+    words = re.split(r"[ _,]+", title)
+    unit = next((UNITS[word] for word in words if word in UNITS), "")
+    if not unit and "share" in re.split(r"\W+", MEANINGS.get(title, "")):
+        return "share"
+    return unit + "/s" if unit == "bytes" and words[-2:] == ["per", "second"] else unit
 
 
-def _measured(result: Result) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td>"
-        f"<td class=n>{number(value)} {_unit(name)}</td>{_meaning(name)}</tr>"
-        for name, value in result.metrics.items()
-    )
-    return _rows("What was measured", ("what", "value", "which is"), rows)
+def setting(changes: Mapping[str, object]) -> str:
+    """What was varied, in words."""
+    return ", ".join(f"{key} = {value}" for key, value in changes.items())
 
 
-def _unit(metric: str) -> str:
-    """Behind a number; shares stand as fractions, as in scenarios."""
-    unit = unit_of(metric)
-    return "" if unit == "%" else unit
+# Charts
 
 
-def _table(title: str, values: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td class=n>{number(value)}</td></tr>"
-        for name, value in values.items()
-    )
-    return _rows(title, ("what", "value"), rows)
+def curve(title: str, points: Points, shades: Sequence[Sequence[Any]] = ()) -> Chart:
+    """A curve over virtual seconds; faults are shaded."""
+    line = {"label": title, "unit": unit_of(title), "points": points}
+    return {"title": title, "about": "Over virtual time." + _shaded(shades), "lines": [line],
+            "shades": shades, "x": {"label": "virtual time", "unit": "seconds"}}  # fmt: skip
 
 
-def _faults(result: Result) -> str:
-    rows = "".join(
-        f"<tr><td class=n>{fault['at']:g} s</td><td>{html.escape(fault['kind'])}</td>"
-        f"<td class=n>{fault['seconds']:g} s</td><td class=n>{fault['value']:g}</td>"
-        f"<td>{html.escape(', '.join(fault['who'][:8]))}"
-        f"{' …' if len(fault['who']) > 8 else ''}</td></tr>"
+def _shaded(shades: Sequence[Sequence[Any]]) -> str:
+    return " Faults are shaded." if shades else ""
+
+
+def _lives(
+    lives: Mapping[str, Sequence[Sequence[float]]], end: float, shades: Sequence[Sequence[Any]]
+) -> Chart:
+    """The swarm over time: a row for each node, filled while it lives."""
+    spans = [
+        (row, life[0], life[1] if len(life) > 1 else end)
+        for row, own in enumerate(lives.values())
+        for life in own
+    ]
+    changes = sorted([(at, 1) for _, at, _ in spans] + [(to, -1) for _, _, to in spans])
+    points: list[tuple[float, int, str]] = []
+    living, last = 0, max((at for at, _ in changes), default=0.0)
+    for at, change in changes:
+        living += change if change > 0 or at < last else 0
+        note = f"{living:,} of {len(lives):,} nodes live"
+        if points and points[-1][0] == at:
+            points.pop()
+        points.append((at, living, note))
+    if len(points) > 2000:  # more than a screen has pixels
+        points = points[:: len(points) // 1000]
+    about = "A row for each node, filled while it lives." + _shaded(shades)
+    line = {"label": "nodes that live", "unit": "", "points": points, "hidden": True}
+    return {"title": "The swarm over time", "about": about, "lines": [line], "rows": len(lives),
+            "lives": spans, "shades": shades,
+            "x": {"label": "virtual time", "unit": "seconds"}}  # fmt: skip
+
+
+def histogram(title: str, values: Sequence[float]) -> Chart:
+    """How many nodes have which value."""
+    low, high, unit = min(values, default=0), max(values, default=0), unit_of(title)
+    width = (high - low) / BARS or 1.0
+    counts = [0] * BARS
+    for value in values:
+        counts[min(BARS - 1, int((value - low) / width))] += 1
+    ends = pairwise(low + index * width for index in range(BARS + 1))
+    points = [
+        (round(start + width / 2, 9), count, f"{count:,} from {start:,.4g} to {end:,.4g}")
+        for (start, end), count in zip(ends, counts, strict=True)
+    ]
+    line = {"label": title, "unit": "", "points": points, "bars": True}
+    return {"title": title, "about": f"How many of {len(values):,} have which value.",
+            "lines": [line], "x": {"label": title.partition(",")[0], "unit": unit}}  # fmt: skip
+
+
+def sweep_charts(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[Chart]:
+    """A chart for each number that was varied and each metric that the scenario expects
+    something of: a line of medians for each combination of the other settings."""
+    charts = []
+    for key in dict.fromkeys(key for row in settings for key in row["changes"]):
+        values = [row["changes"].get(key) for row in settings]
+        if len(set(values)) < 2 or not all(type(value) in (int, float) for value in values):
+            continue
+        for metric in expected:
+            chart = _chart(f"{metric} by {key}", key)
+            lines: dict[str, list[Any]] = {}
+            for row in sorted(settings, key=lambda row: float(row["changes"][key])):
+                if (spread := row["metrics"].get(metric)) is None:
+                    continue
+                at = row["changes"][key]
+                others = {k: v for k, v in row["changes"].items() if k != key}
+                points = lines.setdefault(setting(others), [])
+                place = list(lines).index(setting(others))
+                points.append((at, spread["median"]))
+                chart["whiskers"].append((at, spread["low"], spread["high"], place))
+                chart["dots"] += _dots(row, metric, place, at)
+            chart["lines"] = _lines(lines, metric)
+            charts += [chart] if lines else []
+    return charts
+
+
+def seed_charts(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[Chart]:
+    """Where no number was varied: each metric over the seeds, a colour for each setting."""
+    charts = []
+    for metric in expected:
+        chart, lines = _chart(f"{metric} by seed", "seed"), dict[str, list[Any]]()
+        for row in settings:
+            if runs := row["points"].get(metric):
+                spread, place = row["metrics"][metric], len(lines)
+                seeds = [seed for seed, _ in runs]
+                ends = dict.fromkeys((min(seeds), max(seeds)))
+                lines[setting(row["changes"])] = [(seed, spread["median"]) for seed in ends]
+                chart["bands"].append((spread["low"], spread["high"], place))
+                chart["dots"] += _dots(row, metric, place)
+        chart["lines"] = _lines(lines, metric)
+        charts += [chart] if lines else []
+    return charts
+
+
+def _chart(title: str, x: str) -> Chart:
+    return {"title": title, "about": "Each run, the median, and the middle four fifths.",
+            "x": {"label": x}, "whiskers": [], "bands": [], "dots": []}  # fmt: skip
+
+
+def _lines(lines: Mapping[str, Points], metric: str) -> list[dict[str, Any]]:
+    return [
+        {"label": name or "median", "unit": unit_of(metric), "points": points}
+        for name, points in lines.items()
+    ]
+
+
+def _dots(
+    row: Mapping[str, Any], metric: str, place: int, at: float | None = None
+) -> list[Any]:
+    return [
+        (seed if at is None else at, value, place, f"seed {seed:g}")
+        for seed, value in row["points"].get(metric, ())
+    ]
+
+
+# Tables; report.js says what a cell may be
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {"title": title, "head": head, "rows": rows}
+
+
+def _counted(title: str, values: Mapping[str, int]) -> dict[str, Any]:
+    return _table(title, ("what", "times"), [list(row) for row in values.items()])
+
+
+def _measured(result: Result) -> dict[str, Any]:
+    """Every metric, those first of which something is expected."""
+    rows: dict[str, list[Any]] = {}
+    for entry in result.expectations:
+        name, sign, _ = str(entry["name"]).split()
+        words = (
+            f"{'met' if entry['ok'] else 'FAILED'}: at {'least' if sign == '>=' else 'most'}"
+        )
+        rows[str(entry["name"])] = [
+            name,
+            entry["value"],
+            [entry["limit"], unit_of(name), words],
+        ]
+    told = {row[0] for row in rows.values()}
+    rows |= {
+        name: [name, value, ""] for name, value in result.metrics.items() if name not in told
+    }
+    cells = [
+        [{"what": name, "why": MEANINGS.get(name, "")}, [value, unit_of(name)], expected]
+        for name, value, expected in rows.values()
+    ]
+    return _table("What was measured", ("what", "is", "expected"), cells)
+
+
+def _faults(result: Result) -> dict[str, Any]:
+    rows = [
+        [{"what": fault["kind"], "why": ", ".join(fault["who"][:8])
+          + (" …" if len(fault["who"]) > 8 else "")},
+         [fault["at"], "seconds"], [fault["seconds"], "seconds"], fault["value"]]
         for fault in result.faults
-    )
-    return _rows("What went wrong on purpose", ("at", "what", "for", "how bad", "who"), rows)
-
-
-def _figures(result: Result) -> list[str]:
-    figures = [line_plot(name, points, result.faults) for name, points in result.series.items()]
-    figures += [histogram(name, values) for name, values in result.distributions.items()]
-    return ["<h2>Over time, and over nodes</h2>", *figures] if figures else []
+    ]  # fmt: skip
+    return _table("What went wrong on purpose", ("what", "at", "for", "how bad"), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -34,6 +34,8 @@ class Result:
     """Curves over virtual seconds, for reports."""
     distributions: Mapping[str, list[float]]
     """One value per node, for reports."""
+    lives: Mapping[str, list[list[float]]] = field(default_factory=dict)
+    """Beginning and end of each life of a node, for reports; one that goes on has no end."""
 
     @property
     def ok(self) -> bool:
@@ -43,7 +45,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Plain values, without what only reports show."""
         values = asdict(self)
-        del values["series"], values["distributions"]
+        del values["series"], values["distributions"], values["lives"]
         return values
 
 

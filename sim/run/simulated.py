@@ -112,4 +112,5 @@ def result_of(
         fired=ended.simulation.fired,
         series=ended.simulation.series,
         distributions=ended.simulation.distributions,
+        lives=ended.simulation.lives,
     )

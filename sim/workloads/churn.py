@@ -206,7 +206,7 @@ class MembershipChurn:
             "ghost_share": round(ghosts / max(1, listed), 4),
             "deaths": churn.deaths,
             "returns": churn.returns,
-            "returns_by_day": round(by_day / max(1, churn.returns), 4),
+            "returns_by_day": round(by_day / max(1, len(self._returned)), 4),
             "zone_events": churn.zone_events,
             **self._watch.metrics(now),
             "join_seconds_median": round(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sim.run.scenario import Scenario, load_scenario
 
@@ -30,3 +33,9 @@ def few_volunteers(**changes: object) -> Scenario:
     scenario = load_scenario("volunteers")
     parameters = {**scenario.parameters, **FEW_VOLUNTEERS, **changes}
     return replace(scenario, nodes=12, duration=1800.0, parameters=parameters, expect=())
+
+
+def embedded(page: str, name: str) -> Any:
+    """What a page has in the element ``name``."""
+    (found,) = re.findall(rf'<script type="application/json" id="{name}">(.*)</script>', page)
+    return json.loads(found)

@@ -24,6 +24,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Placement,
+    Row,
     Sampling,
     StepReport,
     TrainingGroup,
@@ -87,6 +88,13 @@ class Counter:
         if task.prompt == (13,):
             raise EngineError("13 is not drawn")
         return [Group(task.group, tuple(Completion(task.prompt) for _ in task.seeds))]
+
+    @property
+    def waiting(self) -> Sequence[Row]:
+        return ()
+
+    def hear(self, answers: Sequence[Row]) -> None:
+        raise EngineError("nothing waits")
 
     def drop(self) -> None:
         self._under_way.clear()

@@ -224,7 +224,7 @@ def test_the_sum_of_gaps_counts_however_few_the_tokens() -> None:
 def test_honest_gaps_of_a_heavy_tail_are_accepted() -> None:
     """SmolLM2 in bfloat16: 1.108 is the largest gap of 112 honest submissions, 0.926 of 1,400,
     and the worst of those had 10 tokens beyond 0.1, 6 beyond 0.2, 2 beyond 0.4 and a sum of 2.5
-    (docs/tuning.md)."""
+    (bench/README.md)."""
     worst = replace(
         HONEST, tokens=488, gap_max=1.108, gap_mean=2.5 / 488, off=(28, 19, 10, 6, 2)
     )
@@ -305,7 +305,7 @@ def test_the_public_names_exist() -> None:
     assert all(hasattr(proofs, name) for name in proofs.__all__)
 
 
-# Measured on SmolLM2-135M in bfloat16 (docs/performance.md): mean mantissa error, chunks,
+# Measured on SmolLM2-135M in bfloat16 (bench/README.md): mean mantissa error, chunks,
 # worst chunk. Of 144 honest groups of sums and 32 of open questions the six largest.
 HONEST_SUMS = [(3.59, 1.0, 3.69), (3.43, 1.1, 3.53), (2.52, 1.7, 2.66), (2.18, 1.0, 2.38),
                (2.14, 1.2, 2.17), (2.11, 1.4, 2.18)]  # fmt: skip

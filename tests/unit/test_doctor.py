@@ -8,20 +8,27 @@ import re
 import socket
 import stat
 import tomllib
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from p2p import open_host
+from p2p.errors import PeerUnreachable
+from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.core.picture import NodeView, SwarmView
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.panels import load_panels
 from p2p.node.usage import FAILED, WRONG_USAGE
+from p2p.reach.autonat import AutonatConfig, open_autonat
 from p2p.sandbox import Containment
+from p2p.transport.tcp import TcpNetwork
 from roles.doctor import command
-from roles.doctor.asking import Answer
+from roles.doctor.asking import Answer, DialIn, dial_in
 from roles.doctor.checks import CHECKS, Finding, Level, examine
 from roles.doctor.command import main
 from roles.doctor.sighting import (
@@ -136,8 +143,16 @@ LACKS = {
         "reachable", answered(local="10.0.0.7"), Level.WARN, "192.0.2.1, and .* is 10.0.0.7",
         "forward TCP port 4001"),
     "a router that was asked": (
-        "reachable", replace(answered(local="10.0.0.7"), router="PCP: no answer"), Level.WARN,
-        r"lets nobody dial in \(PCP: no answer\)", "switch on PCP or UPnP there"),
+        "reachable", replace(answered(local="10.0.0.7"), came=DialIn(router="PCP: no answer")),
+        Level.WARN, r"lets nobody dial in \(PCP: no answer\)", "switch on PCP or UPnP there"),
+    "a port that nobody can dial": (
+        "reachable", replace(SOUND, came=DialIn(addr="/a", no=2)), Level.WARN,
+        "2 of 2 peers cannot dial /a", "open TCP port 4001 in this .* firewall; .*relays"),
+    "a trainer that nobody can dial": (
+        "reachable",
+        replace(answered(local="10.0.0.7"), must_be_open="the run names it", came=DialIn(
+            addr="/a", yes=1, no=2)),
+        Level.FAIL, "2 of 3 peers cannot dial /a", "forward TCP port 4001 .*the run names it"),
     "a port that is taken": (
         "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
         "4001: Address already in use", "--listen at another"),
@@ -154,10 +169,43 @@ LACKS = {
 
 
 def test_a_router_that_opens_a_port_is_no_trouble() -> None:
-    seen = replace(answered(local="10.0.0.7"), router="PCP maps /ip4/1/tcp/2", router_maps=True)
+    came = DialIn(router="PCP maps /ip4/1/tcp/2", is_mapped=True)
+    seen = replace(answered(local="10.0.0.7"), came=came)
     found = finding("reachable", seen)
     assert (found.level, found.remedy) == (Level.OK, "")
     assert found.seen.endswith("opens a port when asked (PCP maps /ip4/1/tcp/2)")
+
+
+def test_an_address_that_peers_can_dial_is_no_trouble() -> None:
+    came = DialIn(addr="/a", yes=3, router="PCP maps /a", is_mapped=True)
+    seen = replace(answered(local="10.0.0.7"), came=came, must_be_open="it is a trainer")
+    found = finding("reachable", seen)
+    assert (found.level, found.remedy) == (Level.OK, "")
+    assert found.seen == "/a answers from outside, say 3 of 3 peers (PCP maps /a)"
+
+
+class Firewalled(TcpNetwork):
+    """A network over which nothing can be dialled."""
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        raise PeerUnreachable(f"{addr} does not answer")
+
+
+@pytest.mark.parametrize("network", [TcpNetwork(), Firewalled()])
+def test_peers_say_whether_they_can_dial_this_machine(network: TcpNetwork) -> None:
+    async def main() -> DialIn:
+        async with AsyncExitStack() as stack:
+            addrs = []
+            for _ in range(2):
+                host = await stack.enter_async_context(open_host())
+                config = AutonatConfig(private=True, delay=0.0)
+                await stack.enter_async_context(open_autonat(host, config, network))
+                addrs += host.addrs
+            return await dial_in(addrs, 0, is_behind=False, private=True)
+
+    came = trio.run(main)
+    is_open = not isinstance(network, Firewalled)
+    assert (came.yes, came.no) == ((2, 0) if is_open else (0, 2))
 
 
 def test_a_scorer_that_keeps_up_lacks_nothing() -> None:

@@ -29,6 +29,7 @@ from roles.engines.config import EngineConfig
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.groups import encode_groups
+from roles.protocol.core.statements import LEARNT_KIND
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import as_signed
@@ -98,14 +99,23 @@ def lessons(index: int) -> list[BufferedGroup]:
 
 
 class Ledger:
+    """Remembers on disk what each step has learnt from, and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "ledger"
+
     async def append(self, *_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    append_all = append
+    async def append_all(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        await trio.lowlevel.checkpoint()
+        with self._path.open("a") as file:
+            file.write("".join(f"{body.hex()}\n" for _, body in entries))
 
-    async def entries(self, _: str) -> Any:
-        for never in ():
-            yield never
+    async def entries(self, kind: str) -> Any:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        for line in lines if kind == LEARNT_KIND else ():
+            yield SimpleNamespace(body=bytes.fromhex(line))
 
 
 class ToldInbox(Inbox):
@@ -180,7 +190,7 @@ async def live(folder: Path, steps: int) -> None:
 
 async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> None:
     node: Any = SimpleNamespace(world=world, shardcast=Shardcast(folder))
-    ledger: Any = Ledger()
+    ledger: Any = Ledger(folder)
     standing: Any = Standing()
     durable, inbox, sampling = (
         Durable(world, "trainer"),

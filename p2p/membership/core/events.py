@@ -79,7 +79,7 @@ class Member:
 
     @property
     def slots(self) -> int:
-        """How many more children or tasks it would take."""
+        """Peers for which it would relay: 0 unless others can dial it."""
         return self.profile.slots
 
     @property

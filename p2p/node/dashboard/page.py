@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -34,22 +34,30 @@ def read_part(name: str) -> bytes:
 def write_report(whole: dict[str, Any]) -> str:
     """Return the page as one file with ``whole``, as `Snapshots.whole` gives it: nothing to
     fetch, nothing to serve."""
-    page = _LINKS.sub("", read_part("index.html").decode())
-    style = "\n".join(read_part(name).decode() for name in ("uPlot.min.css", "page.css"))
-    names = ("uPlot.iife.min.js", "draw.js", "page.js")
-    scripts = [read_part(name).decode() for name in names]
+    return write_file("index.html", ("draw.js", "page.js"), {"data": whole})
+
+
+def write_file(name: str, scripts: Sequence[str], data: Mapping[str, object]) -> str:
+    """Return the page ``name`` as one file with its scripts, and ``data`` by the id of their
+    elements."""
+    page = _LINKS.sub("", read_part(name).decode())
+    style = "\n".join(read_part(part).decode() for part in ("uPlot.min.css", "page.css"))
+    code = [read_part(part).decode() for part in ("uPlot.iife.min.js", *scripts)]
     rule = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
-        f" style-src {_digest(style)}; script-src {' '.join(map(_digest, scripts))}"
+        f" style-src {_digest(style)}; script-src {' '.join(map(_digest, code))}"
     )
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{rule}">\n'
         f"<style>{style}</style>\n</head>"
     )
     # Inside of a script element only the sign that ends it has a meaning to HTML.
-    data = json.dumps(whole).replace("<", "\\u003c")
-    tail = f'<script type="application/json" id="data">{data}</script>\n'
-    tail += "".join(f"<script>{script}</script>\n" for script in scripts)
+    texts = {key: json.dumps(value).replace("<", "\\u003c") for key, value in data.items()}
+    tail = "".join(
+        f'<script type="application/json" id="{key}">{text}</script>\n'
+        for key, text in texts.items()
+    )
+    tail += "".join(f"<script>{script}</script>\n" for script in code)
     return page.replace("</head>", head, 1).replace("</body>", tail + "</body>", 1)
 
 

@@ -1,7 +1,8 @@
 """What viewers are told: a whole snapshot each second.
 
 The node is looked at once a second, whoever watches: the curves need it. A picture is drawn and
-encoded only while somebody watches, once for all viewers. A viewer that reads slowly gets the
+encoded only while somebody watches, once for all viewers; twice a minute, and at the end, one
+is kept in the node's folder, which a report of a stopped run shows and a next life goes on from. A viewer that reads slowly gets the
 newest snapshot when it reads again, so nothing piles up for it.
 """
 
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import trio
+
 from p2p.concurrency import Notifier
-from p2p.errors import ConfigError, LimitExceeded
+from p2p.errors import ConfigError, LimitExceeded, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.node.dashboard.core.picture import (
     Attendance,
@@ -35,6 +38,8 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 MAX_VIEWERS: Final = 16  # at once: a household's screens
+KEPT: Final = "page.json"  # in the node's folder: the newest snapshot
+KEEP_SECONDS: Final = 30.0
 
 
 class Snapshots:
@@ -65,6 +70,34 @@ class Snapshots:
             "wall": round(self._world.wall(), 1),
             "at": at,
         }
+
+    async def keep(self) -> None:
+        """Go on from what an earlier life has kept, and keep the newest snapshot until
+        cancelled, the last one too."""
+        await self._restore()
+        try:
+            while True:
+                await self._world.sleep(KEEP_SECONDS)
+                await self._keep()
+        finally:
+            with trio.move_on_after(5, shield=True):
+                await self._keep()
+
+    async def _restore(self) -> None:
+        try:
+            kept = json.loads(await self._world.disk.read(KEPT))
+            if kept["panels"] == layout(self.panels):
+                self._history.restore(kept["curves"])
+        except FileNotFoundError:
+            return
+        except (StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.info("dashboard.kept_is_unreadable %r", error)
+
+    async def _keep(self) -> None:
+        try:
+            await self._world.disk.replace(KEPT, as_json(self.whole()))
+        except Exception as error:  # as in `run`; or the disk is full: it is for people only
+            logger.info("dashboard.not_kept %r", error)
 
     async def run(self) -> None:
         """Look, and tell, until cancelled."""
@@ -203,6 +236,7 @@ class OwnView:
             known={own: NodeView(health=health, says=words_of(health))},
             members={own: _said(node.membership.me.profile), **members},
             facts=facts,
+            terms=run.words,
         )  # fmt: skip
 
     def _reachable(self) -> str:

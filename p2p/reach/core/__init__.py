@@ -1,1 +1,2 @@
-"""Decisions without I/O: `answers` judges an address by what peers say of it."""
+"""Decisions without I/O: `answers` judges an address, `verdict` a host; `relays` chooses
+relays."""

@@ -15,6 +15,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Placement,
+    Row,
     Sampling,
     Scored,
     StepReport,
@@ -89,11 +90,22 @@ class TorchEngine:
         sampler, end = self._sampler, perf_counter() + seconds
         if sampler is None:
             return []
-        while sampler.has_work:
+        while sampler.can_step:
             sampler.step()
             if perf_counter() >= end:
                 break
         return [group for _, group in sampler.take_ended()]
+
+    @property
+    def waiting(self) -> list[Row]:
+        """See `roles.engines.base.Generator`."""
+        return [] if self._sampler is None else self._sampler.paused()
+
+    def hear(self, answers: Sequence[Row]) -> None:
+        """See `roles.engines.base.Generator`."""
+        if self._sampler is None:
+            raise EngineError("nothing is under way that could hear an answer")
+        self._sampler.hear(answers)
 
     def drop(self) -> None:
         """See `roles.engines.base.Generator`."""
@@ -143,9 +155,10 @@ class TorchEngine:
     def _check_lengths(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
         """Raise `EngineError` if a prompt leaves too little of the context for its answer."""
         longest = max((len(task.prompt) for task in tasks), default=0)
-        if longest + sampling.max_new_tokens > self._config.context:
+        if longest + sampling.max_new_tokens + sampling.heard > self._config.context:
+            more = sampling.max_new_tokens + sampling.heard
             raise EngineError(
-                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
+                f"a prompt of {longest} tokens and {more} new ones exceed"
                 f" the context of {self._config.context}: lower max_new_tokens in [sampling],"
                 " or let the environment ask shorter questions"
             )

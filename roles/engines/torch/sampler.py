@@ -12,6 +12,10 @@ no row needs are dropped, and rows that wait are let in. How many rows there are
 the bytes that keys and values may have (`CACHE_BYTES`); the cache grows with the longest row,
 so that short answers to a high limit cost what short answers cost.
 
+A row whose turn has ended leaves the batch and keeps its place: its tokens, draw words and
+unfinished chunk of the proof. When the environment has answered, it is let in again, before
+rows that wait to begin, and prompt, drawn and inserted tokens are read together.
+
 One step draws one token for every row, from float32 logits, a slice of rows at a time. The
 hidden state from which a token was drawn (final-normed, the head's input) is kept until there
 are 32 of its completion, one chunk of the activation proof, or the completion has ended.
@@ -32,7 +36,7 @@ from torch import Tensor
 
 from proofs import toploc
 from proofs.sampling import DrawRule, draw_words
-from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Row, Sampling, Turn
 from roles.engines.config import CACHE_BYTES, ROWS, cache_bytes
 from roles.engines.torch.device import CPU, at_once, send, send_numbers
 from roles.engines.torch.instruments import Instruments, instruments_for
@@ -179,7 +183,12 @@ class Sampler:
         self._sampling: Sampling | None = None
         self._numbers = itertools.count()
         self._open: dict[int, tuple[_OpenGroup, int]] = {}  # by completion, with its slot
-        self._waiting = deque[int]()  # completions
+        self._waiting = deque[int]()  # completions that have not begun
+        self._paused: dict[int, tuple[int, int]] = {}
+        """Completions that wait for the environment, with their place and length."""
+        self._resumed: dict[int, tuple[int, int]] = {}
+        """The same of those that it has answered, until they are let in."""
+        self._turns: defaultdict[int, list[Turn]] = defaultdict(list)
         self._ended = list[_OpenGroup]()
         self._lay_out(0, 0)
 
@@ -213,6 +222,41 @@ class Sampler:
     def has_work(self) -> bool:
         """Whether a completion is under way."""
         return bool(self._open)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a completion is under way that does not wait for the environment."""
+        return len(self._open) > len(self._paused)
+
+    def paused(self) -> list[Row]:
+        """Return the completions that wait for the environment, with what they have drawn."""
+        return [
+            Row(group.task.group, slot, tuple(self._tokens[place, :length].tolist()))
+            for number, (place, length) in self._paused.items()
+            for group, slot in [self._open[number]]
+        ]
+
+    def hear(self, answers: Sequence[Row]) -> None:
+        """Go on with paused completions behind what they are told; end those told nothing."""
+        numbers = {
+            (group.task.group, slot): number
+            for number in self._paused
+            for group, slot in [self._open[number]]
+        }
+        assert self._sampling is not None
+        for row in answers:
+            number = numbers.get((row.group, row.slot))
+            if number is None:
+                raise EngineError(f"group {row.group} has no completion {row.slot} that waits")
+            place, length = self._paused.pop(number)
+            if not row.tokens:
+                self._finish(number, place, length)
+                continue
+            turns = self._turns[number]
+            turns.append(Turn(length, row.tokens))
+            if sum(len(turn.inserted) for turn in turns) > self._sampling.heard:
+                raise EngineError(f"a completion hears over {self._sampling.heard} tokens")
+            self._resumed[number] = place, length
 
     @property
     def has_room(self) -> bool:
@@ -276,6 +320,8 @@ class Sampler:
         """Draw the next token of every row; let others in where rows have ended."""
         if not len(self._last):
             self._last = self._let_in()
+        if not len(self._last):
+            return  # all that there is waits for an answer
         chosen = self._draw_step(self._last)
         live = np.flatnonzero(self._is_live)
         if self._goes_on(len(live)):
@@ -283,7 +329,7 @@ class Sampler:
             return
         self._compact(live)
         self._last = self._advance(chosen[live]) if len(live) else self._last[:0]
-        if self._waiting:
+        if self._waiting or self._resumed:
             self._last = torch.cat([self._last, self._let_in()])
 
     def _goes_on(self, live: int) -> bool:
@@ -291,7 +337,8 @@ class Sampler:
         those that are here or could be."""
         if self._cache.used == self._cache.capacity:
             return False
-        could = live + min(len(self._waiting), max(0, self._places() - live))
+        more = len(self._resumed) + min(len(self._waiting), len(self._free))
+        could = live + min(more, max(0, self._places() - live))
         return live > _COMPACT_BELOW * max(len(self._is_live), could)
 
     def _places(self) -> int:
@@ -302,40 +349,52 @@ class Sampler:
         """Columns of the longest row that is under way, at its longest."""
         assert self._sampling is not None
         longest = max((len(group.task.prompt) for group, _ in self._open.values()), default=0)
-        return longest + self._sampling.max_new_tokens
+        return longest + self._sampling.max_new_tokens + self._sampling.heard
 
     def _most_rows(self, columns: int) -> int:
         row = columns * cache_bytes(self._model.shape, self._model.dtype.itemsize)
         return min(at_once(self._device) * ROWS, max(1, CACHE_BYTES // row))
 
     def _let_in(self) -> Tensor:
-        """Read the prompts of as many waiting rows as there are places; return the state behind
-        the first token of each.
+        """Read what comes before the next tokens of as many rows that wait as there are places;
+        return the state behind the first token of each.
         """
-        count = max(0, min(self._places() - int(self._is_live.sum()), len(self._waiting)))
-        completions = np.array([self._waiting.popleft() for _ in range(count)], dtype=np.intp)
-        if not count:
+        room = max(0, self._places() - int(self._is_live.sum()))
+        resumed = list(itertools.islice(self._resumed.items(), room))
+        count = min(room - len(resumed), len(self._waiting), len(self._free))
+        if not resumed and not count:
             return self._no_states()
-        groups = [self._open[completion][0] for completion in completions.tolist()]
-        at = {
-            first: index for index, first in enumerate(dict.fromkeys(g.first for g in groups))
-        }
-        numbers = [at[one.first] for one in groups]
-        group = send_numbers(numbers, self._device)
-        prompts = list({one.first: one.task.prompt for one in groups}.values())
-        last, read = self._read_prompts(prompts)
+        begun = [(self._waiting.popleft(), (self._free.pop(), 0)) for _ in range(count)]
+        completions = np.array([number for number, _ in (*resumed, *begun)], dtype=np.intp)
+        places, lengths = np.array([at for _, at in (*resumed, *begun)], dtype=np.intp).T
+        # rows that begin share the prompt of their group; the others have a text of their own
+        texts, numbers = list[Sequence[int]](), list[int]()
+        known: dict[tuple[int, bool], int] = {}
+        for number, (place, length) in (*resumed, *begun):
+            group = self._open[number][0]
+            key = (number, True) if length else (group.first, False)
+            if key not in known:
+                drawn = tuple(self._tokens[place, :length].tolist())
+                turns = tuple(self._turns.get(number, ()))
+                texts.append((*group.task.prompt, *Completion(drawn, turns=turns).text[0]))
+            numbers.append(known.setdefault(key, len(known)))
+        for number, _ in resumed:
+            del self._resumed[number]
+        group_of = send_numbers(numbers, self._device)
+        last, read = self._read_prompts(texts)
 
-        places = np.array([self._free.pop() for _ in range(count)])
-        self._derive_words(places, completions, 0)
+        due = lengths % _WORDS == 0
+        self._derive_due(places[due], completions[due], lengths[due])
         used = max(self._cache.used, read.used)
-        pads = used - np.array([len(prompts[index]) for index in numbers])
+        pads = used - np.array([len(texts[index]) for index in numbers])
         self._pads = np.concatenate([self._pads + (used - self._cache.used), pads])
         self._place = np.concatenate([self._place, places])
         self._completion = np.concatenate([self._completion, completions])
-        self._length = np.concatenate([self._length, np.zeros_like(places)])
-        self._is_live = np.concatenate([self._is_live, np.ones(count, dtype=np.bool_)])
-        self._cache.rearrange([(self._cache, None), (read, group)], used, self._capacity(used))
-        return last[group]
+        self._length = np.concatenate([self._length, lengths])
+        self._is_live = np.concatenate([self._is_live, np.ones(len(places), dtype=np.bool_)])
+        parts = [(self._cache, None), (read, group_of)]
+        self._cache.rearrange(parts, used, self._capacity(used))
+        return last[group_of]
 
     def _read_prompts(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Cache]:
         """The state behind each first token, and a cache of the prompts. A pad sees itself, for
@@ -453,19 +512,27 @@ class Sampler:
         assert self._sampling is not None
         self._length[live] += 1
         length = self._length[live]
-        has_ended = self._is_end[tokens] | (length == self._sampling.max_new_tokens)
+        is_whole = length == self._sampling.max_new_tokens
+        turn_ends = self._is_end[tokens] & ~is_whole
+        most, has_ended = self._sampling.turns, turn_ends | is_whole
+        pauses = np.zeros_like(has_ended)
+        if most > 1:
+            for index in np.flatnonzero(turn_ends).tolist():
+                pauses[index] = len(self._turns[int(self._completion[live[index]])]) + 1 < most
         self._is_live[live] = ~has_ended
+        has_ended &= ~pauses
         rest = length % toploc.ROWS_PER_CHUNK
         for index in np.flatnonzero(has_ended | (rest == 0)).tolist():
             row = live[index]
             count = int(rest[index]) or toploc.ROWS_PER_CHUNK
             self._hand_on(int(self._completion[row]), int(self._place[row]), count)
         for row in live[has_ended].tolist():
-            self._end(row)
-        due = live[~has_ended & (length % _WORDS == 0)]
-        for start in np.unique(self._length[due]).tolist():
-            rows = due[self._length[due] == start]
-            self._derive_words(self._place[rows], self._completion[rows], start)
+            self._end(*(int(of[row]) for of in (self._completion, self._place, self._length)))
+        for row in live[pauses].tolist():
+            at = int(self._place[row]), int(self._length[row])
+            self._paused[int(self._completion[row])] = at
+        due = live[~has_ended & ~pauses & (length % _WORDS == 0)]
+        self._derive_due(self._place[due], self._completion[due], self._length[due])
 
     def _hand_on(self, completion: int, place: int, count: int) -> None:
         """A chunk of so many states is whole."""
@@ -475,18 +542,35 @@ class Sampler:
         if self._keep is not None:
             self._keep(completion, rows.to(CPU, copy=True).numpy())
 
-    def _end(self, row: int) -> None:
-        """Nothing follows the last token of this row."""
-        place, count = int(self._place[row]), int(self._length[row])
+    def _finish(self, completion: int, place: int, count: int) -> None:
+        """Nothing follows the last token of a completion that waited."""
+        if rest := count % toploc.ROWS_PER_CHUNK:
+            self._hand_on(completion, place, rest)
+        self._end(completion, place, count)
+
+    def _end(self, completion: int, place: int, count: int) -> None:
+        """Nothing follows the last token of this completion; its chunks are handed on."""
         self._free.append(place)
-        group, slot = self._open.pop(int(self._completion[row]))
+        group, slot = self._open.pop(completion)
         group.completions[slot] = Completion(
             tuple(self._tokens[place, :count].tolist()),
             tuple(self._logprobs[place, :count].tolist()),
+            turns=tuple(self._turns.pop(completion, ())),
         )
         group.missing -= 1
         if not group.missing:
             self._ended.append(group)
+
+    def _derive_due(
+        self,
+        places: NDArray[np.intp],
+        completions: NDArray[np.intp],
+        lengths: NDArray[np.intp],
+    ) -> None:
+        """Derive the next words of rows that have used up theirs."""
+        for start in np.unique(lengths).tolist():
+            is_there = lengths == start
+            self._derive_words(places[is_there], completions[is_there], start)
 
     def _derive_words(
         self, places: NDArray[np.intp], completions: NDArray[np.intp], start: int

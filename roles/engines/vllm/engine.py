@@ -29,6 +29,7 @@ from roles.engines.base import (
     Group,
     GroupTask,
     Placement,
+    Row,
     Sampling,
     Scored,
     StepReport,
@@ -140,6 +141,15 @@ class VllmEngine:
             Group(one.task.group, tuple(islice(completions, len(one.slots)))) for one in ended
         ]
 
+    @property
+    def waiting(self) -> list[Row]:
+        """See `roles.engines.base.Generator`: none in completions of one turn."""
+        return []
+
+    def hear(self, answers: Sequence[Row]) -> None:
+        """Not for this engine."""
+        self._refuse()
+
     def drop(self) -> None:
         """See `roles.engines.base.Generator`."""
         if self._under_way:
@@ -199,6 +209,11 @@ class VllmEngine:
         context for its answer."""
         if not self._is_loaded:
             raise EngineError("no weights were loaded")
+        if sampling.turns > 1:
+            raise EngineError(
+                "the vllm engine draws and scores completions of one turn only, and this run"
+                f" has turns = {sampling.turns}: set the engine's kind to torch"
+            )
         longest = max((len(task.prompt) for task in tasks), default=0)
         if longest + sampling.max_new_tokens > self._config.context:
             raise EngineError(

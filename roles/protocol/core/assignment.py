@@ -78,4 +78,6 @@ def run_sampling(run: Run) -> Sampling:
         recipe.max_new_tokens,
         recipe.group_size,
         recipe.proof_values,
+        recipe.turns,
+        recipe.heard,
     )

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
+
+from blake3 import blake3
 
 from p2p.errors import BadMessage
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
@@ -31,6 +34,23 @@ HASH_RATE: Final = 1e9
 MAX_INDEX: Final = 2**32 - 1
 """The highest number of a group."""
 _GROUP_FIELDS: Final = 6
+SILENCE: Final = bytes(HEARD_BYTES)
+"""The digest of a completion in which nothing was inserted."""
+UNHEARD: Final = b"\xff" * HEARD_BYTES
+"""In its place, where a worker's own environment failed to answer."""
+
+
+def heard_digest(heard: Sequence[Sequence[int]]) -> bytes:
+    """Return the digest of what the environment says within a completion, turn after turn
+    (`roles.envs.turns.Heard`).
+
+    Where a worker's is not ours, the environment is not deterministic, or one of the two
+    machines is broken: nothing is known of such work, and nobody is accused.
+    """
+    if not heard:
+        return SILENCE
+    words = b"".join(struct.pack(f"<{1 + len(one)}I", len(one), *one) for one in heard)
+    return blake3(words).digest(length=HEARD_BYTES)
 
 
 def _number_untrusted(value: int, limit: int, what: str) -> int:
@@ -59,7 +79,7 @@ def _encode_group(group: Group) -> list[object]:
         _encode_tokens(tokens),
         struct.pack(f"<{len(proofs)}I", *map(len, proofs)),
         b"".join(proofs),
-        bytes(HEARD_BYTES * len(lengths)),
+        b"".join(one.heard or SILENCE for one in group.completions),
     ]
 
 
@@ -125,15 +145,16 @@ def _decode_group_untrusted(item: object) -> Group:
     sizes = struct.unpack(f"<{len(lengths)}I", raw_sizes)
     if len(proofs) != sum(sizes):
         raise BadMessage("the sizes of a group's proofs do not fit them")
-    if heard != bytes(HEARD_BYTES * len(lengths)):
-        raise BadMessage(f"a completion of one turn heard nothing: {HEARD_BYTES} bytes of 0")
+    if len(heard) != HEARD_BYTES * len(lengths):
+        raise BadMessage(f"a completion has {HEARD_BYTES} bytes for what it heard")
     completions = []
     start = proven = 0
-    for length, size in zip(lengths, sizes, strict=True):
+    for at, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         completions.append(
             Completion(
                 tokens=tokens[start : start + length],
                 proof=proofs[proven : proven + size],
+                heard=heard[HEARD_BYTES * at : HEARD_BYTES * (at + 1)],
             )
         )
         start, proven = start + length, proven + size
@@ -165,7 +186,7 @@ def decode_logprobs_untrusted(data: bytes, groups: tuple[Group, ...]) -> tuple[G
         completions = []
         for one in group.completions:
             end = start + len(one.tokens)
-            completions.append(Completion(one.tokens, values[start:end], one.proof))
+            completions.append(Completion(one.tokens, values[start:end], one.proof, one.turns))
             start = end
         held.append(Group(group.group, tuple(completions)))
     return tuple(held)

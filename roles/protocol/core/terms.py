@@ -22,6 +22,8 @@ _SAMPLING: Final = (
     "max_new_tokens",
     "lag",
     "proof_values",
+    "turns",
+    "heard",
 )
 """All of `SamplingTerms` but `steps`, with which no work changes."""
 
@@ -43,7 +45,7 @@ def _compute(run: Run) -> bytes:
     sampling = table["sampling"]
     assert isinstance(sampling, dict)
     shaping = {name: table[name] for name in _TABLES}
-    shaping |= {name: sampling[name] for name in _SAMPLING}
+    shaping |= {name: sampling[name] for name in _SAMPLING if name in sampling}
     return content_digest(pack(_canonical(shaping)))
 
 

@@ -5,7 +5,7 @@ healths it has. Both are a `SwarmView`. The document::
 
     title, run: {name, id, epoch, owner}, own (our peer id, if the page is one node's)
     says            what is going on, in a sentence
-    facts           [label, text] of the node itself
+    facts           [label, text] of the node itself; terms: of its run
     peers           by id: name, roles, policy, load, upload, version, state, says, linked (to
                     this node), links (their number), since (seconds of the page's life)
     flows           by "from to": bytes of chunks
@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from p2p.bounded import BoundedDict
-from p2p.node.panels import Kind, Panel, Panels
+from p2p.node.panels import Kind, Panel, Panels, Value
 
 MAX_PEERS: Final = 1_024  # of one picture, our own nodes first: 200 kB a second to a viewer
 MAX_KNOWN: Final = 32  # nodes of one picture whose health is known: a demo's, or one person's
@@ -49,6 +49,8 @@ class NodeView:
     """What its owner calls it."""
     says: str = ""
     """What it does, in a few words."""
+    is_gone: bool = False
+    """Whether it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,9 @@ class SwarmView:
     members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What peers say of themselves, by id."""
     facts: Sequence[tuple[str, str]] = ()
+    """Of the node itself."""
+    terms: Sequence[tuple[str, str]] = ()
+    """What the run is for, and its recipe."""
 
 
 class Attendance:
@@ -160,6 +165,11 @@ class History:
                     for place, points in _curves_of(panel, health):
                         self.note(f"{role} {number} {place} {peer}", points)
 
+    def restore(self, curves: Mapping[str, Sequence[Point]]) -> None:
+        """Take up the curves of an earlier life."""
+        for series, points in curves.items():
+            self.note(series, [(x, y) for x, y in points])
+
     def curves(self) -> dict[str, list[Point]]:
         """Return all points, as plain values."""
         return {name: list(curve.points) for name, curve in self._curves.items()}
@@ -180,6 +190,7 @@ def draw(view: SwarmView, panels: Panels, seen: Attendance, now: float) -> dict[
         "says": bounded_text(view.says),
         "own": view.own,
         "run": {key: plain(value) for key, value in view.run.items()},
+        "terms": [[label, bounded_text(text)] for label, text in view.terms],
         "facts": [[label, bounded_text(text)] for label, text in view.facts],
         "peers": seen.complete(rows, now),
         "flows": _flows(known),
@@ -194,16 +205,18 @@ def _known_row(one: NodeView) -> dict[str, Any]:
         "says": bounded_text(one.says),
         "roles": [bounded_text(str(role)) for role in health.get("roles", {})],
         "policy": plain(find(health, "shardcast.newest")),
-        "state": "known",
+        "state": "gone" if one.is_gone else "known",
         "links": plain(health.get("connected")),
-        "received": _sum_of(health, "from_peers", "from_origin"),
-        "sent": _sum_of(health, "uploaded_as_origin", "uploaded_as_relay"),
+        "received": _sum_of(health, "received", "from_peers", "from_origin"),
+        "sent": _sum_of(health, "sent", "uploaded_as_origin", "uploaded_as_relay"),
     }
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _sum_of(health: Health, *names: str) -> int:
-    sizes = (find(health, f"shardcast.{name}") for name in names)
+def _sum_of(health: Health, own: str, *names: str) -> int:
+    """Bytes of policies, and what roles have moved besides."""
+    sizes = [find(health, f"shardcast.{name}") for name in names]
+    sizes += [role.get(own) for role in health.get("roles", {}).values()]
     return sum(size for size in sizes if isinstance(size, int))
 
 
@@ -309,14 +322,24 @@ def read(panel: Panel, health: Health) -> Any:
     """
     match panel.kind:
         case Kind.FIGURES | Kind.CURVE:
-            values = [plain(find(health, value.key)) for value in panel.values]
-            return None if all(value is None for value in values) else values
+            values = [_figure(value, health) for value in panel.values]
+            tasks = [plain(find(health, panel.tasks))] if panel.tasks else []
+            return None if all(value is None for value in values) else [*values, *tasks]
         case Kind.COUNTS:
             return _counts(find(health, panel.rows))
         case Kind.TABLE:
             return _table(panel, find(health, panel.rows))
         case Kind.SAMPLES:
             return _samples(find(health, panel.rows))
+
+
+def _figure(value: Value, health: Health) -> Any:
+    found, whole = plain(find(health, value.key)), find(health, value.of) if value.of else None
+    if value.is_only_metric:
+        return None
+    if isinstance(found, int) and isinstance(whole, int) and whole:
+        return f"{max(0, found):,} of {whole:,}"
+    return found
 
 
 def _counts(rows: object) -> list[list[Any]] | None:
@@ -355,8 +378,8 @@ def _samples(rows: object) -> list[list[Any]] | None:
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         return None
     samples = [
-        [bounded_text(str(row[0])), bounded_text(str(row[1])), plain(row[2])]
+        [cell if isinstance(cell, int | float) else bounded_text(str(cell)) for cell in row]
         for row in rows[:MAX_SAMPLES]
-        if isinstance(row, Sequence) and len(row) == 3
+        if isinstance(row, Sequence) and len(row) in (3, 5)
     ]
     return samples or None

@@ -3,9 +3,11 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = ["--one", "--two", "--three", "--four"];
+const SPELT = ["share", "bytes", "bytes/s", "seconds"]; // units that `number` writes
 const MOST_LINES = 8; // of one plot: more cannot be told apart
 const LATELY = 2500; // milliseconds for which a line moves after chunks went along it
 const MOST_DOTS = 24; // of the map: as many as names fit around a circle
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -14,26 +16,58 @@ function colour(name) {
 function number(value, unit) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === undefined || value === null ? "–" : String(value);
+  if (unit === "bytes/s") return number(value, "bytes") + "/s";
   if (unit === "bytes") {
     let size = value, name = "B";
     for (const next of ["kB", "MB", "GB", "TB"]) {
       if (size < 1000) break;
       size /= 1000; name = next;
     }
-    return (name === "B" ? String(size) : size.toFixed(size < 10 ? 1 : 0)) + " " + name;
+    return (Number.isInteger(size) || size >= 10 ? size.toFixed(0) : size.toFixed(1)) + " " + name;
   }
-  if (unit === "share") return (100 * value).toFixed(value < 0.1 ? 2 : 1) + " %";
+  if (unit === "share") return Number((100 * value).toPrecision(3)) + " %";
+  if (unit === "seconds") return Number(value.toPrecision(3)).toLocaleString("en") + " s";
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  const size = Math.abs(value), text = size >= 100 ? value.toFixed(0) : size >= 0.1 || value === 0 ? value.toFixed(3) : size < 1e-5 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
-  return unit === "seconds" ? text + " s" : text;
+  const size = Math.abs(value);
+  if (size >= 100) return Math.round(value).toLocaleString("en");
+  return size >= 0.1 || value === 0 ? value.toFixed(3) : size < 1e-5 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
 }
 
-// One plot of several lines. `lines`: [{label, points: [[x, y], ...]}], all of one panel.
+// A number beside an axis.
+function mark(value, unit) {
+  return SPELT.includes(unit) ? number(Number(value.toPrecision(6)), unit) : Math.abs(value) >= 1000 ? value.toLocaleString("en") : String(Number(value.toPrecision(6)));
+}
+
+function byId(id) { return document.getElementById(id); }
+
+function el(name, attributes, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, String(value));
+  made.append(...children);
+  return made;
+}
+
+function clean(text) { return String(text).replace(CONTROLS, "\ufffd"); }
+
+// A stranger's words.
+function said(text) {
+  const made = document.createElement("bdi");
+  made.textContent = clean(text);
+  return made;
+}
+
+// Scrolls by itself, also with a keyboard, so that the page does not.
+function wide(title, table) { return el("div", {class: "wide", tabindex: "0", role: "region", "aria-label": title}, table); }
+
+// One plot. `lines`: [{label, unit, points: [[x, y, note], ...], bars}], all of one unit. `more`: {height, x: {label, unit},
+// from_zero} and what lies beside the lines: shades [[from, to, name]], lives [[row, from, to]] of `rows` rows,
+// whiskers [[x, low, high, line]], bands [[low, high, line]], dots [[x, y, line, name]].
 class Plot {
   constructor(place) {
     this.place = place;
     this.plot = null;
     this.shape = "";
+    this.tip = el("div", {class: "tip", hidden: ""});
   }
 
   // Every x of any line once, in order, and each line's value there.
@@ -47,11 +81,12 @@ class Plot {
     })];
   }
 
-  draw(all, height, unit) {
-    const lines = all.slice(0, MOST_LINES);
+  draw(all, more) {
+    const lines = this.lines = all.slice(0, MOST_LINES), unit = lines[0].unit, x = more.x || {};
+    this.more = more;
     const data = Plot.aligned(lines);
     const width = Math.max(120, Math.floor(this.place.clientWidth));
-    const shape = [width, height, lines.length, colour("--ink"), colour("--one")].join();
+    const shape = [width, more.height, lines.length, colour("--ink"), colour("--one")].join();
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
       return;
@@ -62,24 +97,76 @@ class Plot {
       stroke: colour("--quiet"), font: "11px system-ui, sans-serif",
       grid: {stroke: colour("--line"), width: 1}, ticks: {show: false},
     };
-    const small = height < 120;
+    const small = more.height < 120, bars = lines.some((line) => line.bars);
+    const beside = [...(more.whiskers || []).flatMap((one) => [one[1], one[2]]), ...(more.bands || []).flatMap((one) => [one[0], one[1]]), ...(more.dots || []).map((one) => one[1])];
+    const yRange = more.rows ? {range: [0, more.rows]} : more.from_zero ? {range: (_, low, high) => {
+      const least = Math.min(0, low ?? 0, ...beside), most = Math.max(high ?? 0, ...beside);
+      return least === most ? [0, 1] : [least, most + 0.06 * (most - least)];
+    }} : {};
+    const step = bars && data[0].length > 1 ? (data[0][1] - data[0][0]) / 2 : 0;
     this.plot = new uPlot({
-      width, height, legend: {show: false}, cursor: {points: {size: 7}, drag: {x: false, y: false}},
-      padding: [6, 12, 0, 0],
-      scales: {x: {time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high]}},
+      width, height: more.height, legend: {show: false}, cursor: {points: {size: 7}, drag: {x: false, y: false}, y: false},
+      padding: [6, 18, 0, 0],
+      scales: {x: {time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low - step, high + step]}, y: yRange},
       axes: [
-        {...axis, size: 24, gap: 4, space: small ? 56 : 70, grid: {show: false},
-          values: (_, marks) => marks.map((mark) => Number.isInteger(mark) ? mark.toLocaleString("en") : "")},
-        {...axis, size: small ? 44 : 48, gap: 4, space: small ? 30 : 44,
-          values: (_, marks) => marks.map((mark) => unit === "share" ? (100 * mark).toFixed(mark && Math.abs(mark) < 0.01 ? 1 : 0) + "%" : String(Number(mark.toPrecision(6))))},
+        {...axis, size: 24, gap: 4, space: small ? 56 : 80, grid: {show: false}, label: x.label, labelSize: 18, labelGap: 0, labelFont: axis.font,
+          values: (_, marks) => marks.map((one) => x.unit || Number.isInteger(one) || x.label ? mark(one, x.unit) : "")},
+        {...axis, size: (_, texts) => 12 + 6.5 * Math.max(3, ...(texts || []).map((text) => text.length)), gap: 4, space: small ? 30 : 44,
+          values: (_, marks) => marks.map((one) => mark(one, unit))},
       ],
       series: [{}, ...lines.map((line, place) => ({
-        label: line.label, stroke: colour(COLOURS[place % COLOURS.length]), width: 2, spanGaps: true,
-        dash: place >= COLOURS.length ? [6, 4] : undefined,
-        points: {show: line.points.length < 2, size: 6},
+        label: line.label, stroke: line.hidden ? "transparent" : colour(COLOURS[place % COLOURS.length]), width: line.bars ? 0 : 2, spanGaps: true,
+        dash: place >= COLOURS.length ? [6, 4] : undefined, fill: line.bars ? colour("--one") : undefined,
+        paths: line.bars ? uPlot.paths.bars({size: [0.9, 100]}) : line.dots ? () => null : undefined,
+        points: {show: !line.hidden && !line.bars && (line.dots || line.points.length < 2), size: 6},
       }))],
+      hooks: {drawAxes: [(u) => this.beside(u)], setCursor: [(u) => this.point(u)]},
     }, data, this.place);
+    this.plot.over.append(this.tip);
   }
+
+  // Below the lines.
+  beside(u) {
+    const {left, top, width, height} = u.bbox, context = u.ctx, {shades, lives, rows, whiskers, bands, dots} = this.more;
+    const x = (value) => u.valToPos(value, "x", true), y = (value) => u.valToPos(value, "y", true), dot = 2.5 * devicePixelRatio;
+    const fill = (name, alpha) => { context.fillStyle = colour(name); context.globalAlpha = alpha; };
+    context.save();
+    context.beginPath(); context.rect(left, top, width, height); context.clip();
+    fill("--one", 0.8);
+    for (const [row, from, to] of lives || []) context.fillRect(x(from), y(row + 1), Math.max(1, x(to) - x(from)), Math.max(1, height / rows - (height / rows > 3 ? 1 : 0)));
+    fill("--two", 0.16);
+    for (const [from, to] of shades || []) context.fillRect(x(from), top, Math.max(2, x(to) - x(from)), height);
+    for (const [low, high, line] of bands || []) { fill(COLOURS[line % 4], 0.14); context.fillRect(left, y(high), width, Math.max(2, y(low) - y(high))); }
+    for (const [at, low, high, line] of whiskers || []) { fill(COLOURS[line % 4], 0.35); context.fillRect(x(at) - dot, y(high), 2 * dot, Math.max(2, y(low) - y(high))); }
+    for (const [at, value, line] of dots || []) { fill(COLOURS[line % 4], 0.6); context.beginPath(); context.arc(x(at), y(value), dot, 0, 7); context.fill(); }
+    context.restore();
+  }
+
+  // What lies under the pointer, in words.
+  point(u) {
+    const {left, top, idx} = u.cursor, x = this.more.x || {}, at = u.data[0][idx];
+    this.tip.hidden = !(left >= 0) || at === undefined;
+    if (this.tip.hidden) return;
+    const near = (one) => Math.abs(u.valToPos(one[0], "x") - left) < 8 && (one.length < 4 || Math.abs(u.valToPos(one[1], "y") - top) < 8);
+    const rows = [...(this.more.dots || []).filter(near).slice(0, 4).map((one) => `${one[3]}: ${number(one[1], this.lines[0].unit)}`)];
+    for (const line of rows.length ? [] : this.lines) {
+      const found = line.points.find((point) => point[0] === at);
+      if (found) rows.push(found[2] || `${line.label} ${number(found[1], line.unit)}`);
+    }
+    for (const [from, to, name] of this.more.shades || []) if (u.posToVal(left, "x") >= from && u.posToVal(left, "x") <= to) rows.push(name);
+    this.tip.replaceChildren(...(this.lines.some((line) => line.bars) ? [] : [el("b", {}, `${x.label || "step"} ${number(at, x.unit)}`)]), ...rows.map((row) => el("span", {}, clean(row))));
+    const flips = left > u.over.clientWidth / 2;
+    this.tip.style.left = flips ? "" : left + 12 + "px";
+    this.tip.style.right = flips ? u.over.clientWidth - left + 12 + "px" : "";
+  }
+}
+
+// The newest number of each line, with its colour.
+function legend(lines) {
+  return lines.slice(0, MOST_LINES).map((line, place) => {
+    const last = line.points[line.points.length - 1];
+    return el("span", {class: "c" + (place % COLOURS.length)}, el("i", {}), number(last[1], line.unit), " ", el("small", {}, clean(line.label) + (line.unit && !SPELT.includes(line.unit) ? ", " + line.unit : "")));
+  });
 }
 
 // Who feeds whom: dots on an ellipse, the busiest sender in the middle.

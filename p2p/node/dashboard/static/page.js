@@ -5,31 +5,12 @@
 const MOST_ROWS = 60; // of the table of peers: more would be searched, not read
 const MOST_KINDS = 6; // of roles, policies, versions that are counted apart
 const SILENT = 5000; // milliseconds without a word after which the page says so
-const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 const state = {picture: null, panels: [], curves: {}, at: 0, heard: 0};
 const plots = new Map();
 const map = new Map_(byId("map-drawing"));
 const embedded = byId("data"); // of a report
 let drawing = false;
-
-function byId(id) { return document.getElementById(id); }
-
-function el(name, attributes, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, String(value));
-  made.append(...children);
-  return made;
-}
-
-function clean(text) { return String(text).replace(CONTROLS, "\ufffd"); }
-
-// A stranger's words.
-function said(text) {
-  const made = document.createElement("bdi");
-  made.textContent = clean(text);
-  return made;
-}
 
 function nameOf(peer) {
   const row = state.picture.peers[peer];
@@ -141,10 +122,10 @@ function drawCurves(byPanel) {
       plots.set(key, one);
     }
     first = false;
+    one.now.replaceChildren(...legend(lines));
     const latest = lines.map((line) => [line, line.points[line.points.length - 1]]);
-    one.now.replaceChildren(...latest.slice(0, 8).map(([line, point], place) => el("span", {class: "c" + (place % 4)}, el("i", {}), number(point[1], line.unit), " ", el("small", {}, line.label + (line.unit && line.unit !== "share" ? ", " + line.unit : "")))));
     one.place.setAttribute("aria-label", panel.title + ": " + latest.map(([line, point]) => `${line.label} from ${number(line.points[0][1], line.unit)} to ${number(point[1], line.unit)}`).join("; "));
-    one.plot.draw(lines, one.height, lines[0].unit);
+    one.plot.draw(lines, {height: one.height});
   }
 }
 
@@ -197,9 +178,6 @@ const DRAWN = {
       el("b", {class: reward >= 1 ? "right" : reward > 0 ? "" : "wrong"}, number(reward))))));
   },
 };
-
-// Scrolls by itself, also with a keyboard, so that the page does not.
-function wide(title, table) { return el("div", {class: "wide", tabindex: "0", role: "region", "aria-label": title}, table); }
 
 function numeric(nodes, panel, value) {
   const place = panel.values.indexOf(value) + 1;

@@ -1,0 +1,137 @@
+"""All that a host does about routers, in one block: `open_nat`.
+
+It asks the router for a port, asks peers whether they can dial us, keeps reservations at relays
+while they cannot, and relays for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.circuit.core.book import RelayConfig
+from p2p.circuit.relay import Relay, relaying
+from p2p.concurrency import Notifier, open_bare_nursery
+from p2p.door import check, check_fields
+from p2p.identity import PeerId, Signer
+from p2p.multiaddr import Multiaddr
+from p2p.network import Network
+from p2p.reach.autonat import Autonat, AutonatConfig, open_autonat
+from p2p.reach.core.verdict import Reach, judge_reach
+from p2p.reach.mapping import PortMapping, ReachConfig
+from p2p.reach.relays import Offers, RelayKeeper, nowhere
+from p2p.swarm.core.limits import PUBLIC, reach_of
+from p2p.swarm.swarm import SwarmHost
+
+MAX_OFFERED: Final = 255
+"""Free places that a relay tells of at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatConfig:
+    """What a host does about routers."""
+
+    reach: ReachConfig = field(default_factory=ReachConfig)
+    autonat: AutonatConfig = field(default_factory=AutonatConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Nat:
+    """How a host stands to the outside. Open it with `open_nat`."""
+
+    def __init__(self, host: SwarmHost, autonat: Autonat, relay: Relay) -> None:
+        self._host = host
+        self._autonat = autonat
+        self._relay = relay
+
+    @property
+    def reach(self) -> Reach:
+        """Whether others can dial this host."""
+        return judge_reach(
+            self._autonat.standing,
+            is_announced=self._host.is_announced,
+            has_public=any(
+                addr.relay is None and reach_of(addr) == PUBLIC for addr in self._host.addrs
+            ),
+        )
+
+    @property
+    def reachable(self) -> tuple[Multiaddr, ...]:
+        """Our own addresses that peers have dialled when we asked them to."""
+        return self._autonat.reachable
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Relays at which there is a reservation."""
+        return self._host.network.relays
+
+    @property
+    def places(self) -> int:
+        """Reservations that this host, as a relay, has left: 0 unless others can dial it."""
+        return min(self._relay.places, MAX_OFFERED) if self.reach is Reach.OPEN else 0
+
+    @property
+    def needs_relays(self) -> bool:
+        """Whether nobody can dial this host, though it listens."""
+        return self._host.listens and self.reach is Reach.CLOSED
+
+    @property
+    def news(self) -> Notifier:
+        """Notified when any of this may have changed."""
+        return self._host.news
+
+    async def follow(self) -> None:
+        """Tell the host which of its addresses can be dialled, until cancelled."""
+        while True:
+            self._host.set_standing(self._autonat.standing)
+            await self._autonat.news.wait()
+
+
+@asynccontextmanager
+async def open_nat(
+    host: SwarmHost,
+    signer: Signer,
+    config: NatConfig | None = None,
+    *,
+    named: Sequence[Multiaddr] = (),
+    is_member: Callable[[PeerId], bool] = lambda _: False,
+    offers: Offers = tuple,
+    seek: Callable[[], Awaitable[object]] = nowhere,
+    network: Network | None = None,
+) -> AsyncIterator[Nat]:
+    """Make ``host`` reachable as far as that is possible, for the length of the block.
+
+    Args:
+        host: The host; ``signer`` is its own.
+        signer: Signs what this host grants as a relay.
+        config: What to do; by default all of it, and to relay for members only.
+        named: Relays with which to keep a reservation in any case; addresses with ids.
+        is_member: Returns True for peers for which to relay.
+        offers: Returns peers that say that they relay, with the places that each has left.
+        seek: Makes more relays known; called when too few are.
+        network: Carries the dials that peers ask for by AutoNAT; TCP by default.
+    """
+    check("host", host, SwarmHost)
+    config = config or NatConfig()
+    async with AsyncExitStack() as stack:
+        relay = stack.enter_context(relaying(host.world, host, signer, config.relay, is_member))
+        autonat = await stack.enter_async_context(open_autonat(host, config.autonat, network))
+        port = host.port_to_map if config.reach.map_port else None
+        if port is not None:
+            mapping = PortMapping(host.world, port)
+            await stack.enter_async_context(mapping.kept(host.set_mapped))
+        nat = Nat(host, autonat, relay)
+        keeper = RelayKeeper(host, lambda: nat.needs_relays, offers, seek)
+        nursery = await stack.enter_async_context(open_bare_nursery())
+        nursery.start_soon(nat.follow)
+        for addr in named:
+            nursery.start_soon(keeper.keep_named, addr)
+        if config.reach.find_relays:
+            nursery.start_soon(keeper.run)
+        yield nat
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,119 @@
+"""Pre-training of one's own, from a folder of text to a sample."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from p2p.machine import load_or_create_key
+from roles.chat import sample
+from roles.contract import decode_run_untrusted
+from roles.own.__main__ import main as run_main
+from roles.own.layout import RunFolder
+from tests.terminal import terminal
+
+pytest.importorskip("torch", reason="a trainer cannot be made without torch")
+PLAY = "import sys; from roles.own.__main__ import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Two files of a few pages."""
+    place = tmp_path / "fables"
+    place.mkdir()
+    for number in range(2):
+        line = f"Fable {number}: the crow asked for cheese, and the fox asked for a song.\n"
+        (place / f"{number}.txt").write_text(line * 400)
+    return place
+
+
+def test_init_makes_a_run_that_learns_from_a_folder_of_text(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "words")
+    assert run_main(["init", str(folder.path), "--diloco", "--corpus", str(texts)]) == 0
+    said = capsys.readouterr()
+    run = decode_run_untrusted(folder.document.read_bytes())
+    assert folder.cast() == dict.fromkeys(("trainer-1", "trainer-2", "trainer-3"), "trainer")
+    keys = [load_or_create_key(place / "key").peer_id for place in folder.trainers]
+    assert list(run.terms.trainers) == keys
+    assert run.terms.validators == run.terms.environments == ()
+    assert run.terms.diloco.corpora == {"fables": 1.0}
+    windows = sum(len(one.read_bytes()) for one in texts.iterdir()) // 257
+    assert run.terms.diloco.held_out == windows // 20
+    config = tomllib.loads(folder.config.read_text())
+    assert config["role"]["trainer"]["corpora"] == {"fables": str(texts)}
+    assert "3 trainers go" in said.err
+    lines = [line for line in said.out.splitlines() if line.startswith("shoal node ")]
+    assert ["--run" in line for line in lines] == [True, False, False]
+    assert all(line.endswith(str(keys[0])) for line in lines[1:])
+
+
+def test_several_texts_count_by_their_size_and_a_draft_says_which_it_reads(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpora = ["--corpus", f"a={texts}", "--corpus", f"b={texts / '0.txt'}"]
+    first = tmp_path / "first"
+    assert run_main(["init", str(first), "--diloco", "--nodes", "2", *corpora]) == 0
+    draft = tomllib.loads((first / "draft.toml").read_text())
+    assert draft["diloco"]["corpora"] == {"a": 0.67, "b": 0.33}
+    again = ["init", str(tmp_path / "again"), "--draft", str(first / "draft.toml")]
+    assert run_main(again) == 2
+    assert "say where it lies, with --corpus a=PATH" in capsys.readouterr().err
+    assert run_main([*again, *corpora]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--corpus", "fables"], "--corpus is text to pre-train on: add --diloco"),
+        (["--diloco", "--env", "sort"], "give --corpus PATH instead of --env"),
+        (["--diloco", "--corpus", "nowhere"], "the corpus 'nowhere' is not at"),
+        (["--diloco", "--corpus", "short.txt"], "it needs at least 2, half of them"),
+        (["--diloco", "--corpus", "empty"], "is empty: it needs .md, .py"),
+        (["--diloco", "--corpus", "empty", "--corpus", "x/empty"], "have one name: call one"),
+        (["--diloco", "--draft", "x"], "give the one or the others"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_one_sentence_and_no_run(
+    arguments: Sequence[str], sentence: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "empty").mkdir()
+    assert run_main(["init", "mine", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.deep
+def test_from_a_folder_of_text_to_a_sample(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was over took another round whenever its folder was played again."""
+    folder = tmp_path / "words"
+    made = ["init", str(folder), "--diloco", "--corpus", str(texts), "--nodes", "2"]
+    assert run_main(made) == 0
+    draft = (folder / "draft.toml").read_text()
+    for key, value in (("outer_steps", 3), ("inner_steps", 20), ("warmup", 10)):
+        draft = re.sub(f"(?m)^{key} = [0-9]+", f"{key} = {value}", draft)
+    (folder / "draft.toml").write_text(draft)
+    for _ in range(2):
+        with terminal("-c", PLAY, "start", str(folder)) as played:
+            played.wait("held-out loss")
+            assert played.end() == 0
+            said = played.said
+        assert "3 of 3 rounds" in said
+        assert "it goes on        " in said
+        (path,) = re.findall(r"newest model +(\S+)", said)
+        assert Path(path, "README.md").exists()
+    capsys.readouterr()
+    assert sample([str(folder), "--prompt", "Fable 1", "--tokens", "20"]) == 0
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,161 @@
+"""Completions of several turns, drawn and replayed in this process under one run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p.identity import KeyPair
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Limits
+from proofs.sampling import DrawRule
+from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
+from roles.contract.core.sampling import SamplingTerms
+from roles.contract.core.shape import Dtype, ModelShape
+from roles.engines.base import Group, GroupTask, Row, Sampling, Scored
+from roles.engines.torch import scorer
+from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.sampler import Sampler
+from roles.envs.base import Environment, Task, TurnLimits
+from roles.envs.client import LocalEnvironment
+from roles.envs.mix import MixedEnvironment
+from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
+from roles.protocol.core.groups import encode_groups
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
+from roles.protocol.replay import with_heard
+from roles.protocol.scorer import Ruling, check_place, replay_all
+
+OWNER, TRAINER, WORKER = (KeyPair(bytes([number]) * 32) for number in range(30, 33))
+VERSION = PolicyVersion(3)
+
+
+class Talk:
+    """Answers with a few words that follow from the task and from all that was said; ends a
+    completion in one case of eight."""
+
+    name = "talk"
+
+    def __init__(self, vocabulary: int, salt: bytes = b"") -> None:
+        self._vocabulary, self._salt = vocabulary, salt
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> Task:
+        prompt = tuple(20 + one % (self._vocabulary - 20) for one in seed[: 5 + seed[0] % 9])
+        return Task(prompt)
+
+    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+        digest = hashlib.sha256(repr((task.prompt, tokens, self._salt)).encode()).digest()
+        if digest[0] < 32:
+            return None
+        words = 1 + digest[1] % 7
+        return [20 + one % (self._vocabulary - 20) for one in digest[2 : 2 + words]]
+
+    def reward(self, task: Task, tokens: Sequence[int]) -> float:
+        return sum(tokens) % 5 / 4
+
+    def evaluation(self) -> list[Task]:
+        return [self.task(bytes([number]) * 32) for number in range(4)]
+
+
+def make_turns_run(
+    shape: ModelShape, *, ends: Sequence[int], draw: DrawRule = DrawRule.CDF,
+    dtype: Dtype = Dtype.FLOAT32, limits: Limits | None = None, **sampling: Any,
+) -> Run:  # fmt: skip
+    """Return a run of several turns."""
+    how = {"group_size": 4, "submission": 2, "max_new_tokens": 70, "turns": 5, "heard": 24}
+    terms = Terms(
+        name="talk",
+        expiry=2**32 - 1,
+        environments=(EnvironmentPin(name="talk", digest=bytes(32)),),
+        trainers=(TRAINER.peer_id,),
+        validators=(),
+        model=Model(shape=shape, dtype=dtype, draw=draw, context=1024, end_tokens=tuple(ends)),
+        sampling=SamplingTerms(steps=9, **{**how, **sampling}),
+        limits=limits or Limits.fp32(),
+    )
+    return sign_run(terms, OWNER)
+
+
+def turn_limits(run: Run) -> TurnLimits:
+    sampling = run.terms.sampling
+    return TurnLimits(
+        most=sampling.turns, heard=sampling.heard, max_new_tokens=sampling.max_new_tokens,
+        end_tokens=run.terms.model.end_tokens,
+    )  # fmt: skip
+
+
+@dataclass
+class Talker:
+    """A worker's machine, and a scorer with the same weights."""
+
+    run: Run
+    model: TransformerModel
+    environment: Environment
+    policy: bytes = b"p" * 32
+
+    def __post_init__(self) -> None:
+        self.local = self.with_environment(self.environment)
+
+    def with_environment(self, environment: Environment) -> LocalEnvironment:
+        return LocalEnvironment(
+            MixedEnvironment({"talk": (1.0, environment)}, turn_limits(self.run))
+        )
+
+    @property
+    def order(self) -> DrawOrder:
+        return draw_order(self.run, WORKER.peer_id, VERSION, self.policy)
+
+    async def draw(
+        self,
+        index: int,
+        *,
+        model: TransformerModel | None = None,
+        local: LocalEnvironment | None = None,
+        change: Callable[[Sampler, int], object] = lambda sampler, step: None,
+    ) -> tuple[Group, ...]:
+        """Draw a place as a worker does, which hears what ``local`` says."""
+        terms, local = self.run.terms, local or self.local
+        made = await local.tasks(self.order.task_seeds(index))
+        asked = {task.group: (plain, task) for plain, task in
+                 self.order.with_draws(index, made)}  # fmt: skip
+        ends = frozenset(terms.model.end_tokens)
+        sampler = Sampler(model or self.model, ends, terms.model.draw, proves=True)
+        sampler.add([task for _, task in asked.values()], run_sampling(self.run))
+        steps = 0
+        while sampler.has_work:
+            while sampler.can_step:
+                sampler.step()
+                steps += 1
+                change(sampler, steps)
+            rows = sampler.paused()
+            heard = await local.hear([(asked[row.group][0], [row.tokens]) for row in rows])
+            sampler.hear(
+                [
+                    Row(row.group, row.slot, said[-1])
+                    for row, said in zip(rows, heard, strict=True)
+                ]
+            )
+        drawn = {group.group: group for _, group in sampler.take_ended()}
+        return tuple(with_heard(drawn[number], self.run) for number in asked)
+
+    def submit(self, index: int, groups: tuple[Group, ...]) -> Submission:
+        content = encode_groups(groups)
+        window = Window(
+            *(self.run.id, terms_digest(self.run), WORKER.peer_id, VERSION, self.policy, index),
+            *((content_digest(content),), bytes([Claim.UNKNOWN] * len(groups))),
+        )
+        return Submission(SignedWindow.sign(window, WORKER), index, content)
+
+    async def judge(self, index: int, groups: tuple[Group, ...]) -> Ruling:
+        """Return what an honest scorer says of a place."""
+
+        async def score(tasks: Sequence[GroupTask], some: Sequence[Group]) -> list[Scored]:
+            how: Sampling = run_sampling(self.run)
+            terms = self.run.terms.model
+            ends = frozenset(terms.end_tokens)
+            return scorer.score(self.model, tasks, some, how, ends, terms.draw)
+
+        submission = self.submit(index, groups)
+        return await check_place(self.run, self.local, score, submission, replay_all)

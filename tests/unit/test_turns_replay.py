@@ -1,0 +1,180 @@
+"""Several turns, from draws to a ruling: honest work stands, cheats do not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from proofs.checks import Verdict
+from roles.contract.core.shape import Family
+from roles.engines.base import Completion, Group, Turn
+from roles.engines.torch.model import TransformerModel
+from roles.protocol.core.findings import NO_ANSWER
+from roles.protocol.core.groups import UNHEARD, heard_digest
+from roles.protocol.scorer import HEARS_OTHER
+from tests.support.models import SHAPES
+from tests.support.turns import Talk, Talker, make_turns_run
+
+SHAPE = SHAPES[Family.QWEN3]
+ENDS = range(1, 11)
+
+
+def make_model(seed: int = 5) -> TransformerModel:
+    model = TransformerModel(SHAPE)
+    model.initialise(seed)
+    return model
+
+
+@pytest.fixture(scope="module")
+def talker() -> Talker:
+    torch.set_num_threads(1)
+    run = make_turns_run(SHAPE, ends=ENDS)
+    return Talker(run, make_model(), Talk(SHAPE.vocabulary))
+
+
+async def test_honest_work_in_turns_is_accepted(talker: Talker) -> None:
+    turns = list[int]()
+    for index in range(4):
+        groups = await talker.draw(index)
+        ruling = await talker.judge(index, groups)
+        assert (ruling.verdict, ruling.reason) == (Verdict.ACCEPTED, "")
+        for ours, theirs in zip(groups, ruling.groups, strict=True):
+            assert [one.turns for one in ours.completions] == [
+                one.turns for one in theirs.completions
+            ]
+        turns += [len(one.turns) + 1 for group in groups for one in group.completions]
+        assert max(one.draw_distance for one in ruling.evidence) < 1e-5
+    assert set(turns) >= {1, 2, 3, 4, 5}
+
+
+def forged(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    return (replace(turns[0], inserted=(33, *turns[0].inserted)), *turns[1:])
+
+
+async def honest_digests(talker: Talker, groups: tuple[Group, ...], index: int) -> Any:
+    """Give each completion the digest of what the scorer will hear: the cheat's best claim."""
+    made = await talker.local.tasks(talker.order.task_seeds(index))
+    told = []
+    for task, group in zip(made, groups, strict=True):
+        heard = await talker.local.hear([(task, [one.tokens for one in group.completions])])
+        told.append(
+            replace(
+                group,
+                completions=tuple(
+                    replace(one, heard=heard_digest(said))
+                    for one, said in zip(group.completions, heard, strict=True)
+                ),
+            )
+        )
+    return tuple(told)
+
+
+async def cheat(talker: Talker, name: str, index: int) -> tuple[Group, ...]:
+    match name:
+        case "altered observation" | "forged tool output":
+            salt = name.encode()
+            other = talker.with_environment(Talk(SHAPE.vocabulary, salt))
+            groups = await talker.draw(index, local=other)
+        case "skipped turn":
+            silent = Talk(SHAPE.vocabulary)
+            respond = silent.respond
+            silent.respond = (
+                lambda task, tokens, room: (  # type: ignore[method-assign]
+                    None if (said := respond(task, tokens, room)) is None else said[:1]
+                )
+            )
+            groups = await talker.draw(index, local=talker.with_environment(silent))
+        case "early stop":
+            ends = set(talker.run.terms.model.end_tokens)
+            groups = tuple(
+                replace(group, completions=tuple(stopped(one, ends)
+                                                 for one in group.completions))
+                for group in await talker.draw(index)
+            )  # fmt: skip
+        case "other template":
+            wordy = Talk(SHAPE.vocabulary)
+            respond = wordy.respond
+            wordy.respond = (
+                lambda task, tokens, room: (  # type: ignore[method-assign]
+                    None
+                    if (said := respond(task, tokens, room)) is None
+                    else [*said, 30][:room]
+                )
+            )
+            groups = await talker.draw(index, local=talker.with_environment(wordy))
+        case "stale policy in mid-episode":
+            groups = await talker.draw(index, change=Swap(talker.model, 9))
+    return await honest_digests(talker, groups, index)
+
+
+def stopped(one: Completion, ends: set[int]) -> Completion:
+    """End a completion with its first turn."""
+    if not one.turns:
+        return one
+    after = one.turns[0].after
+    chunks = -(-after // 32)
+    return replace(one, tokens=one.tokens[:after], proof=one.proof[: chunks * 126], turns=())
+
+
+class Swap:
+    """Goes on with other weights after some steps."""
+
+    def __init__(self, model: TransformerModel, after: int) -> None:
+        self._stale = make_model()
+        with torch.no_grad():
+            for weights in self._stale.parameters():
+                weights.mul_(1.01)
+        self._after = after
+
+    def __call__(self, sampler: Any, step: int) -> None:
+        if step == self._after:
+            sampler._model = self._stale
+
+
+CHEATS = (
+    "forged tool output", "skipped turn", "altered observation", "early stop", "other template",
+    "stale policy in mid-episode",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("places", [2, pytest.param(10, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", CHEATS)
+async def test_no_cheat_is_accepted(talker: Talker, name: str, places: int) -> None:
+    accepted = groups = 0
+    for index in range(places):  # of two groups each
+        claimed = await cheat(talker, name, index)
+        honest = await talker.draw(index)
+        changed = [ours != theirs for ours, theirs in zip(claimed, honest, strict=True)]
+        if not any(changed):
+            continue
+        groups += sum(changed)
+        ruling = await talker.judge(index, claimed)
+        accepted += ruling.verdict is Verdict.ACCEPTED
+    assert groups >= 2 * places - 3
+    assert accepted == 0
+
+
+async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talker) -> None:
+    other = talker.with_environment(Talk(SHAPE.vocabulary, b"other"))
+    ruling = await talker.judge(0, await talker.draw(0, local=other))
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_OTHER)
+    first, *more = await talker.draw(0)
+    one, *rest = first.completions
+    unheard = replace(first, completions=(replace(one, heard=UNHEARD), *rest))
+    ruling = await talker.judge(0, (unheard, *more))
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_OTHER)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda tokens: (*tokens[:-1], 40, 1, 1, 1, 1, 1), lambda tokens: tokens[:0]]
+)
+async def test_a_completion_has_no_more_turns_than_the_run_allows(
+    talker: Talker, change: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> None:
+    first, *more = await talker.draw(0)
+    one, *rest = first.completions
+    odd = replace(first, completions=(replace(one, tokens=change(one.tokens)), *rest))
+    ruling = await talker.judge(0, (odd, *more))
+    assert (ruling.verdict, ruling.reason) == (Verdict.REJECTED, NO_ANSWER)
