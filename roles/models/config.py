@@ -139,7 +139,7 @@ _NEVER: Final[Mapping[str, tuple[object, ...]]] = {
 SUITABLE: Final = (
     "; models that would do are SmolLM2, TinyLlama, Llama, Qwen2.5, Qwen3 and Mistral without"
     " experts, what was trained from them, and the architectures that transformers"
-    " computes (docs/running.md): shoal models fetch smollm2 makes the smallest"
+    " computes (docs/runs.md): shoal models fetch smollm2 makes the smallest"
 )
 """End of a refusal of an architecture."""
 _BIASED: Final[Mapping[Family, bool]] = {
