@@ -341,7 +341,7 @@ class _Block:
         self.borders: NDArray[np.float64] = sums.cumsum(axis=1)
         """Cumulative weight at the end of each block."""
         self.total: NDArray[np.float64] = self.borders[:, -1]
-        """Log of the sum of each row's weights; NaN where a row has no distribution."""
+        """Sum of the weights of each row; NaN where a row has no distribution."""
 
     def logprob(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
         """The log-probability of one token in each row."""
