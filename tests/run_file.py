@@ -1,4 +1,4 @@
-"""Every key of run files: ``python -m tests.run_file --write``."""
+"""Keys of run files but those of a recipe: ``python -m tests.run_file --write``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PAGE: Final = ROOT / "docs" / "run-file.md"
 HEAD: Final = """# Run file: every key
 
 An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
-which all nodes follow. [Runs](runs.md) says how they are made and changed; `[sampling]` and the
-trainer's `learner.toml`, which is not signed, are in [recipe](recipe.md).
+which all nodes follow. `[sampling]`, `[diloco]` and `learner.toml`, which is not signed, are in
+[recipe](recipe.md); [runs](runs.md) says how all are made and changed.
 `python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of
 each field is here, the reasons are beside the fields.
 """
@@ -30,7 +30,6 @@ TABLES: Final = (
     ("`[limits]`", "proofs/checks.py", "Limits"),
     ("`[trust]`", "roles/contract/core/trust.py", "TrustTerms"),
     ("`[delivery]`", "roles/contract/core/file.py", "Delivery"),
-    ("`[diloco]`", "roles/contract/core/diloco.py", "DilocoTerms"),
 )
 CONSTANTS: Final = {"MAX_WINDOW": MAX_WINDOW}
 

@@ -21,6 +21,9 @@ from roles.rl.algorithms.find import find_algorithm
 FILE: Final = "learner.toml"
 """In the data folder of the trainer."""
 
+BUILT_IN: Final = "torch"
+EXTERNAL: Final = "external"
+
 SINKS: Final = "shoal.sinks"
 """Packages add sinks of metrics under this entry point group: ``name = module:Class``."""
 
@@ -109,6 +112,10 @@ class LearnerConfig:
     run: str = ""
     """Name of its run; a trainer of another run refuses the file."""
 
+    kind: str = BUILT_IN
+    """Who learns: ``torch``, the node's own engine, or ``external``, a trainer of somebody's
+    own (docs/howto/own-trainer.md), to which the numbers below are only told."""
+
     algorithm: str = "grpo"
     """Algorithm: `grpo`, `dapo`, `dr_grpo`, `cispo`, `gspo`, or an installed package's."""
 
@@ -164,6 +171,8 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
+        if self.kind not in (BUILT_IN, EXTERNAL):
+            raise ValueError(f"kind is {BUILT_IN!r} or {EXTERNAL!r}, not {self.kind!r:.40}")
         for name, value in self.options.items():
             if isinstance(value, int) and value.bit_length() > 63:
                 raise ValueError(f"the option {name} is too large for a number")
@@ -174,7 +183,10 @@ class LearnerConfig:
         carries it."""
         objective = find_algorithm(self.algorithm, self.options)
         options = write_table(objective.shared) | write_table(objective.algorithm)
-        text = json.dumps(write_table(self) | {"options": options}, sort_keys=True, default=str)
+        table = write_table(self) | {"options": options}
+        if self.kind == BUILT_IN:  # as it was before there were others
+            del table["kind"]
+        text = json.dumps(table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def rate_at(self, step: int, steps: int) -> float:
@@ -184,6 +196,7 @@ class LearnerConfig:
 
 
 REASONS: Final[Mapping[str, str]] = {
+    "kind": "or external: a trainer of your own",
     "algorithm": "or dapo, dr_grpo, cispo, gspo, or that of an installed package",
     "options": "of the algorithm; without a line of its own each has its default",
     "groups": "tasks a step whose answers are not all equally good",

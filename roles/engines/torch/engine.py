@@ -125,11 +125,14 @@ class TorchEngine:
         self._learner = learner
         return step
 
-    def adopt(self, weights: str, step: int, base: str = "") -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> float:
         """See `roles.engines.base.Learner`."""
-        learner = self._new_learner()
-        learner.adopt(Path(weights), step, Path(base) if base else None)
+        learner = self._learner or self._new_learner()
+        changed = learner.adopt(Path(weights), step, Path(base) if base else None)
+        if self._learner is None:
+            changed = 0.0
         self._learner = learner
+        return changed
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""

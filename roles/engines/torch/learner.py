@@ -26,6 +26,7 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
     previous_generation,
+    seen_by_algorithm,
 )
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -47,7 +48,6 @@ from roles.engines.torch.sharding import local, put, reshard, whole
 from roles.engines.torch.training import TrainedModel
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
-from roles.rl.algorithms.base import Group
 from roles.rl.algorithms.find import find_algorithm
 from roles.rl.learner import LearnerConfig, WarmUp
 
@@ -123,11 +123,15 @@ class TorchLearner(TrainedModel):
         self.start()
         return self.step_number
 
-    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
-        """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> float:
+        """Go on from ``weights``, the policy of ``step``, with a fresh optimiser. Returns the
+        share of the weights that changed."""
         self._begin_with(base)
+        before = self._rounded()
         load_weights(self.model, weights)
+        self._optimisers, self._updates = [self._new_optimiser(self._recipe)], 0
         self.step_number = step
+        return self._changed(before)
 
     def start(self) -> None:
         """Take the first policy: the base, or drawn weights after the warm-up.
@@ -155,16 +159,9 @@ class TorchLearner(TrainedModel):
 
     def advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
         """Return what the algorithm gives for each completion of each group."""
-        return self.objective.advantages(list(map(self._group, groups)))
-
-    def _group(self, group: TrainingGroup) -> Group:
-        """Return what the algorithm sees of a group."""
-        drawn = [one.tokens for one in group.completions]
-        return Group(
-            rewards=group.rewards,
-            lengths=tuple(map(len, drawn)),
-            ended=tuple(tokens[-1] in self._config.end_tokens for tokens in drawn),
-            limit=self._sampling.max_new_tokens,
+        ends, limit = self._config.end_tokens, self._sampling.max_new_tokens
+        return self.objective.advantages(
+            [seen_by_algorithm(group, ends, limit) for group in groups]
         )
 
     def update(
@@ -176,7 +173,7 @@ class TorchLearner(TrainedModel):
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         rate = self._recipe.rate_at(self.step_number, self._sampling.steps)
-        before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
+        before = self._rounded()
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
         minibatches = [
@@ -322,6 +319,9 @@ class TorchLearner(TrainedModel):
         if self._rank.mesh is not None:
             reshard(self.model)
         return found
+
+    def _rounded(self) -> list[Tensor]:
+        return [local(weight).detach().bfloat16() for weight in self.model.parameters()]
 
     @torch.no_grad()
     def _changed(self, before: Sequence[Tensor]) -> float:
