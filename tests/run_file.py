@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from roles.contract.core.trust import MAX_WINDOW
+from roles.rl.learner import BUILT_IN
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "run-file.md"
@@ -31,7 +32,7 @@ TABLES: Final = (
     ("`[trust]`", "roles/contract/core/trust.py", "TrustTerms"),
     ("`[delivery]`", "roles/contract/core/file.py", "Delivery"),
 )
-CONSTANTS: Final = {"MAX_WINDOW": MAX_WINDOW}
+CONSTANTS: Final = {"BUILT_IN": BUILT_IN, "MAX_WINDOW": MAX_WINDOW}
 
 
 def fields(file: str, name: str) -> Iterator[tuple[str, str, str]]:
