@@ -258,7 +258,7 @@ class DilocoSession:
     def _parallel(self) -> int:
         """Return the bytes that averaging gradients in a ring would have sent: 2 (n - 1) / n
         values of 4 bytes a weight and step."""
-        members = max(1, len(self.core.members))
+        members = max(1, *(one.members for one in self.figures.rounds), len(self.core.members))
         steps = self.figures.inner_steps
         return round(8 * (members - 1) / members * self._engine.size * steps)
 
