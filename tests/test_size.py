@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 58929,
+    "tests": 58931,
 }
 
 NO_CODE = {
