@@ -189,6 +189,8 @@ class DilocoSession:
         """Whether its owner wants it to begin no round."""
         self.sample = ""
         """What the newest model that was exported writes."""
+        self.exported = ""
+        """Where the newest model lies, once there is one."""
         self._is_finished = False
         """Whether the final model was measured and exported."""
         self.core: RoundCore
@@ -674,6 +676,7 @@ class DilocoSession:
         try:
             await self._engine.export(EXPORT)
             await self._world.disk.replace(f"{EXPORT}/README.md", card.encode())
+            self.exported = self._world.disk.locate(EXPORT)
         except StorageError as error:
             logger.warning("diloco_not_exported step=%d: %s", record.step, error)
 
