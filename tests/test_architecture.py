@@ -43,6 +43,7 @@ EXEMPT = {
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
     "p2p/node/dashboard/server.py": "listens for HTTP, at an address and in the node's folder",
     "p2p/node/config.py": "names the configuration file",
+    "p2p/node/folders.py": "what command lines share: which node's folder is meant",
     "p2p/node/screen.py": "a line on a person's terminal",
     "p2p/node/process.py": "signals, log file and lock of a real process",
     "p2p/node/tables.py": "reads the configuration file before there is a world",
@@ -122,6 +123,7 @@ SLEEP_IN_LOOP = {
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
+    "roles/own/stage.py": "a terminal shows the seconds that pass",
 }
 
 

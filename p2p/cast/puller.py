@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, note_of, write_v
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import Host
+from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived, unencodable
@@ -52,12 +53,16 @@ from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
+from p2p.reach.mapping import ReachConfig
+from p2p.reach.nat import Nat, NatConfig, open_nat
 from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
+PULLING: Final = NatConfig(reach=ReachConfig(map_port=False))
+"""A pull is short: it opens no port of the router."""
 _TEMPORARY: Final = ".shoal-part"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk on which there may be room later."""
@@ -103,13 +108,22 @@ class Replaces(ConfigError):
     """Files of the version would take the place of others that no pull has put there."""
 
 
-def check_replaced(index: Index, out: Path, name: str, weights: Path | None = None) -> None:
-    """Raise `Replaces` if files in ``out`` are others than those of a version, which lie at
-    ``weights``; None if they are still to come, and their sizes are known."""
+def check_replaced(
+    index: Index, out: Path, name: str, ours: Collection[int], weights: Path | None = None
+) -> None:
+    """Raise `Replaces` if files in ``out`` are others than those of a version.
+
+    Args:
+        index: Of the version.
+        out: Where its files go.
+        name: What it is called if it is one file.
+        ours: Inodes of what earlier pulls have put there.
+        weights: Where the version lies; None: it is still to come, and only sizes are known.
+    """
     others = []
     for file in index.files:
         target = out / (file.path or name)
-        if not target.is_file():
+        if not target.is_file() or target.stat().st_ino in ours:
             continue
         if weights is None:
             is_same = target.stat().st_size == file.size
@@ -231,7 +245,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--replace",
         action="store_true",
-        help="replace files that are there, without a question",
+        help="replace what is there without a question",
     )
     add("--as", dest="format", choices=[WEIGHT_V],
         help="write each version as a folder weight_v000001 ... of --out, whole or as a delta,"
@@ -274,9 +288,11 @@ async def _pull(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
+            ours = {one.stat().st_ino for one in state.rglob("*") if one.is_file()}
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
+            nat = await enter(open_nat(host, world.signer, PULLING))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(
@@ -291,9 +307,10 @@ async def _pull(options: argparse.Namespace) -> int:
             stack.callback(nursery.cancel_scope.cancel)
             unreachable: dict[Multiaddr, str] = {}
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
+            nursery.start_soon(tell_path, nat, ticket.pusher, teller)
             # What an earlier pull has put there may be replaced.
             asks = node.shardcast.newest == NO_POLICY and not options.replace
-            view = PullView(node, ticket, out, teller, unreachable, asks=asks)
+            view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
             here = view.last
             if selection is not None:
                 await _pull_some(node, ticket, selection, out, view)
@@ -326,7 +343,9 @@ async def _pull_all(
         if view.asks:
             place = Path(node.world.disk.locate(node.shardcast.weights(version)))
             try:
-                check_replaced(node.shardcast.index(version), out, ticket.name, place)
+                check_replaced(
+                    node.shardcast.index(version), out, ticket.name, view.ours, place
+                )
             except Replaces as trouble:
                 await _ask(trouble, options)
             view.asks = False
@@ -354,17 +373,31 @@ async def _wait(
     return await view.show(wait)
 
 
+async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
+    """Say that the pusher is reached through a relay, and when it is directly after that."""
+    told = "direct"
+    while True:
+        path = nat.path(pusher)
+        if path not in ("", told):
+            told = path
+            words = {"relay": "through a relay, which is slow", "direct": "direct"}[path]
+            teller.event("path", f"path     {words}", path=path)
+        await nat.news.wait()
+
+
 class PullView:
     """Shows how a pull gets on, and what it waits for."""
 
     def __init__(
         self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
-        unreachable: Mapping[Multiaddr, str], *, asks: bool,
+        unreachable: Mapping[Multiaddr, str], *, asks: bool, ours: Collection[int],
     ) -> None:  # fmt: skip
         """``unreachable`` says of each address why nothing comes from there."""
         self.teller = teller
         self.asks = asks
         """Whether files that are there may be replaced only after a question."""
+        self.ours = ours
+        """Inodes of what earlier pulls have put there, which need none."""
         self.last = CastState()
         """What was shown last; it is updated in place."""
         self._node = node
@@ -392,7 +425,7 @@ class PullView:
                 moved, moved_at = came, node.world.now()
             index = node.shardcast.fetching_index
             if self.asks and index is not None:
-                check_replaced(index, self._out, self._ticket.name)
+                check_replaced(index, self._out, self._ticket.name, self.ours)
             version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
             total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
             self.last.update(

@@ -177,8 +177,8 @@ class Digester:
         for entry in found:
             if not entry.is_plain:
                 raise LocalProtocolError(
-                    f"{self._disk.locate(_join(path, entry.path))} is a link out of the"
-                    " folder or to a folder, or no file: publish a folder of plain files (cp -rL"
+                    f"{self._disk.locate(_join(path, entry.path))} is a link to a folder or"
+                    " out of this one, or no file: publish a folder of plain files (cp -rL"
                     " makes one)"
                 )
         try:

@@ -1,4 +1,4 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and closes some at limits.
+"""Connections of a host: dials, accepts, adopts and carries them, and closes some at limits.
 
 Two peers that dial each other at once end up with two connections. Both work; new streams use
 the newest (after a restart the oldest may be a ghost that only a time-out will find), and the
@@ -61,8 +61,12 @@ from p2p.world import World, dawdle, lateness
 PUNCH_TIMEOUT: Final = 5.0
 """Seconds of one try to punch: a packet and its repetitions after one and three seconds."""
 CIRCUIT_GRACE: Final = 5.0
-"""Seconds that a circuit lives on beside a new direct connection, so that what is under way on
-it comes to its end."""
+"""Seconds between two looks at a circuit beside a new direct connection: it is closed when no
+stream is left on it."""
+CIRCUIT_LIFE: Final = 60.0
+"""The longest that it lives on, in seconds."""
+MAX_PUNCHED: Final = 4
+"""Accepted connections that are taken for those of one punch."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -108,8 +112,8 @@ OVERLOADED: Final = 0.4
 """Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
 """
 HANDSHAKES_OF_A_PASS: Final = 8
-"""Handshakes begun in one pass of the scheduler while others wait. A newcomer takes ten passes,
-and what a connection brings can cost several times its handshake."""
+"""Handshakes begun in one scheduler pass while others wait. A newcomer takes ten passes, and a
+connection can cost several times its handshake."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -123,14 +127,20 @@ Spawn = Callable[..., None]
 @dataclass(slots=True, eq=False)
 class _Dial:
     trusted: bool
-    """Whether the address is sure, or the peer protected: which slots it takes."""
+    """True if the address is sure, or the peer protected: which slots it takes."""
     done: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = field(
         default_factory=lambda: PeerUnreachable("the dial was given up")
     )
-    """Why there is no connection; what it says at first holds for a dial that a bug of ours
-    ended.
-    """
+    """Why there is no connection. The first value stands for a dial that a bug ended."""
+
+
+@dataclass(slots=True)
+class _Punched:
+    """A hole that we punch as a client: who is there, and how many may still come of it."""
+
+    peer: PeerId
+    left: int = MAX_PUNCHED
 
 
 class _Ready(trio.abc.AsyncResource):
@@ -146,10 +156,10 @@ class _Ready(trio.abc.AsyncResource):
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a `Connector` tells its host; none may block."""
+    """Callbacks of a `Connector` to its host; none may block."""
 
     serves: Callable[[ProtocolId], bool]
-    """Whether an incoming stream of the protocol is welcome."""
+    """True if an incoming stream of the protocol is welcome."""
     on_stream: Callable[[MuxedStream], None]
     """An incoming stream knows its protocol."""
     on_connection: Callable[[Connection], None]
@@ -161,13 +171,11 @@ class Callbacks:
     on_sweep: Callable[[], None]
     """Called every `SWEEP` seconds while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
-    """Whether, of that many streams to and from the peer, one is in use, beyond those that
-    carry messages.
-    """
+    """Return True if a stream to or from the peer is in use, apart from message streams."""
 
 
 class _Turns:
-    """Who is next when incoming handshakes are more than the CPU time they may have.
+    """Order of incoming handshakes when they exceed their CPU time.
 
     `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
@@ -184,10 +192,10 @@ class _Turns:
         """More than ``many`` that wait are a crowd."""
         self._many = many
         self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
-        """By network and host, oldest first."""
+        """Waiting handshakes by network and host, oldest first."""
         self._networks: Counter[str] = Counter()
         self.calling = False
-        """Whether a timer is set that calls the next."""
+        """True if a timer is set that calls the next."""
         self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
 
     def take(self, now: float) -> float:
@@ -268,8 +276,8 @@ class Connector:
         self._offences = FadingCounts(300.0)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
-        self._punched: dict[str, PeerId] = {}
-        """Hosts that we punch a hole to as a client, and which peer is there."""
+        self._punched: dict[str, _Punched] = {}
+        """Hosts that we punch a hole to as a client."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
@@ -328,11 +336,12 @@ class Connector:
             self._offences.add(host, self._world.now())
 
     def is_refused(self, peer: PeerId) -> bool:
-        """Whether we want nothing to do with ``peer`` for now."""
+        """Return True if we want nothing to do with ``peer`` for now."""
         return self.gater.scores.is_refused(peer, self._world.now())
 
     def may_send(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` may leave: over a connection, or one to be made."""
+        """Return True if a message to ``peer`` may leave: over a connection, or one to be
+        made."""
         if self.closing:
             return False
         if self.live(peer) is not None:
@@ -342,7 +351,7 @@ class Connector:
         )
 
     def usage(self, peer: PeerId) -> Usage | None:
-        """How useful a connected peer has been."""
+        """Return how useful a connected peer has been."""
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:
@@ -445,6 +454,18 @@ class Connector:
                 raise
         return _Ready(raw, secured)
 
+    async def dial_direct(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
+        """Dial ``addrs`` beside a circuit that there is. Return True if there is a direct
+        connection; the caller sets the deadline."""
+        try:
+            ready, addr = await race(peer, addrs, partial(self._dial_addr, peer))
+        except (*DIAL_FAILURES, WrongPeer) as error:
+            logger.debug("a plain dial failed: %s", error)
+            return self.is_direct(peer)
+        if not self._adopt(ready.raw, ready.secured, dialer=True, addr=_named(peer, addr)):
+            await trio.aclose_forcefully(ready)
+        return self.is_direct(peer)
+
     # Punching.
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
@@ -455,7 +476,7 @@ class Connector:
         handshake on what it accepts, as if it had dialled.
         """
         hosts = [group_of(addr).host for addr in addrs] if is_client else []
-        self._punched.update(dict.fromkeys(hosts, peer))
+        self._punched.update((host, _Punched(peer)) for host in hosts)
         try:
             with trio.move_on_after(PUNCH_TIMEOUT):
                 async with trio.open_nursery() as nursery:
@@ -549,9 +570,11 @@ class Connector:
             if self._offences.count(group_of(addr).host, self._world.now()) >= 8.0:
                 await trio.aclose_forcefully(raw)
                 continue
-            punched = self._punched.pop(group_of(addr).host, None)
-            if punched is not None:
-                self._spawn(self._greet_punched, raw, punched, addr)
+            punched = self._punched.get(group_of(addr).host)
+            if punched is not None and punched.left > 0:
+                # If it is another peer of that host, the handshake fails: it dials again.
+                punched.left -= 1
+                self._spawn(self._greet_punched, raw, punched.peer, addr)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(
@@ -691,8 +714,9 @@ class Connector:
         self.gater.connected(peer)
         if not connection.is_circuit:
             for sibling in siblings:
-                if sibling.is_circuit:
-                    self._world.call_at(now + CIRCUIT_GRACE, sibling.close)
+                if sibling.is_circuit and not sibling.is_replaced:
+                    sibling.is_replaced = True
+                    self._retire_later(sibling, now + CIRCUIT_LIFE)
         self._adopted.notify_all()
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
@@ -701,6 +725,19 @@ class Connector:
         if len(siblings) == 1:
             self.tell(peer, PeerState.CONNECTED, dialled=dialer)
         return True
+
+    def _retire_later(self, circuit: Connection, end: float) -> None:
+        due = self._world.now() + CIRCUIT_GRACE
+        self._world.call_at(due, partial(self._retire, circuit, end))
+
+    def _retire(self, circuit: Connection, end: float) -> None:
+        """Close a circuit that a direct connection replaces, once its streams have ended."""
+        if not circuit.is_open:
+            return
+        if circuit.stream_count and self._world.now() < end:
+            self._retire_later(circuit, end)
+        else:
+            circuit.close()
 
     async def _carry(self, connection: Connection, held: HeldConnection) -> None:
         peer = connection.peer
@@ -730,7 +767,7 @@ class Connector:
             self._world.call_at(self._sweep_due, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what is of no use."""
+        """Close connections without use."""
         self._callbacks.on_sweep()
         now = self._world.now()
         # We stood still: what came over these connections meanwhile is yet to be read.
@@ -759,5 +796,5 @@ class Connector:
 
 
 def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
-    """A relay has to be told who is meant."""
+    """Return the address with the peer's id, which a relay needs."""
     return addr if addr.relay is None else addr.with_peer(peer)

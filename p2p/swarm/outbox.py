@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -32,7 +33,7 @@ trigger.
 
 
 class Server:
-    """One task that serves streams. Its owner starts `run` after the first `begin`."""
+    """A task that serves streams. Its owner starts `run` after the first `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 
@@ -82,6 +83,9 @@ STUCK_SWEEPS: Final = 4
 given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
 what it did not read."""
 
+LEAVE_TIMEOUT: Final = 5.0
+"""Seconds for a peer to read what is on its way over a connection that is being replaced."""
+
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
 
@@ -104,9 +108,9 @@ class Lane:
         self.protocol = protocol
         self.connection: Connection | None = None
         self.is_running = False
-        """Whether a task carries what waits."""
+        """True if a task carries what waits."""
         self.scope = trio.CancelScope()
-        """That of the task, while there is one."""
+        """Scope of the task, while there is one."""
         self.waiting: list[bytes] = []
         self.sweeps = 0
         """Calls of `Outbox.sweep` since a message has left."""
@@ -114,12 +118,14 @@ class Lane:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the peer has ended the stream: the next message needs a new one."""
+        """True if the peer has ended the stream: the next message needs a new one."""
         return self._stream is not None and not self._stream.is_open
 
     def try_send(self, framed: bytes) -> bool:
-        """Queue on the stream at once, if it is there and nothing waits before."""
-        if self._stream is None or self.is_running or not self._stream.try_send(framed):
+        """Queue on the stream at once, if it exists and nothing waits before."""
+        if self._stream is None or self.is_running or self._is_replaced:
+            return False
+        if not self._stream.try_send(framed):
             return False
         self.sweeps = 0
         return True
@@ -127,15 +133,35 @@ class Lane:
     async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
         """Carry what waits, then return. Raises what opening or sending raises."""
         with self.scope:
-            if self._stream is None:
-                self.connection, self._stream = await open_lane(self.peer, self.protocol)
-            while self.waiting:
+            while True:
+                if self._stream is not None and self._is_replaced:
+                    await self._leave(self._stream)
+                if self._stream is None:
+                    self.connection, self._stream = await open_lane(self.peer, self.protocol)
+                if not self.waiting:
+                    return
                 batch = self._next_batch()
                 await self._stream.send_all(b"".join(batch))
                 if self.waiting:  # else the lane was closed meanwhile
                     del self.waiting[: len(batch)]
                     sent(sum(map(len, batch)))
                 self.sweeps = 0
+
+    @property
+    def _is_replaced(self) -> bool:
+        return self.connection is not None and self.connection.is_replaced
+
+    async def _leave(self, stream: MuxedStream) -> None:
+        """End the stream when the peer has read all of it, so that nothing on the next one
+        overtakes what is still in the relay."""
+        self.connection = self._stream = None
+        try:
+            with trio.move_on_after(LEAVE_TIMEOUT), suppress(trio.BrokenResourceError):
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
+        finally:
+            stream.reset()
 
     def end(self) -> None:
         """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back
@@ -197,7 +223,7 @@ class Outbox:
         return True
 
     def has_lane(self, peer: PeerId, protocol: ProtocolId) -> bool:
-        """Whether a stream is open, or being opened."""
+        """Return True if a stream is open, or being opened."""
         return (peer, protocol) in self._lanes
 
     def sent(self, peer: PeerId, count: int) -> None:

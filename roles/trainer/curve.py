@@ -17,9 +17,9 @@ from p2p.world import Disk
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import (
     Answers,
-    Engine,
     EngineError,
     GroupTask,
+    Learner,
     Sampling,
     TrainingGroup,
 )
@@ -62,6 +62,9 @@ class Learnt:
     shown: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     """The same as text, question, answer and reward, if the environment can write it."""
+    samples_start: list[Sample] = field(default_factory=list)
+    held_out: int = 0
+    """Tasks of an evaluation, by which a curve's error is reckoned."""
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float | None = None
@@ -120,7 +123,7 @@ class LearningCurve:
         learnt.sample = (list(one.prompt), answer, one.rewards[0])
         return reward
 
-    async def evaluate(self, engine: Engine, step: int) -> None:
+    async def evaluate(self, engine: Learner, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
         end."""
         learnt, every = self.learnt, self._learner.evaluate_every
@@ -140,10 +143,12 @@ class LearningCurve:
         if learnt.greedy_start is None:
             learnt.greedy_start, learnt.reward_start = result.greedy, result.sampled
             learnt.kinds_start, learnt.shown_start = result.kinds, shown
+            learnt.samples_start = samples
+        learnt.held_out = len(self._tasks)
         await self.keep()
 
     async def _answer(
-        self, engine: Engine, asked: Sequence[GroupTask], sampling: Sampling
+        self, engine: Learner, asked: Sequence[GroupTask], sampling: Sampling
     ) -> list[Answers]:
         """Return one answer to each task, in as many turns as the run allows."""
         answers = await engine.answer(asked, sampling)
@@ -175,7 +180,7 @@ class LearningCurve:
         return [(tuple(tokens),) for tokens in drawn]
 
     async def _examine(
-        self, engine: Engine
+        self, engine: Learner
     ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
         """Rewards on the held-out tasks, and what was said to the first of them, as tokens and
         as text.

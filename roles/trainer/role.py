@@ -20,11 +20,13 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
+from roles.engines.base import Learner
 from roles.engines.client import open_engine
 from roles.engines.config import GIB, engine_of
+from roles.engines.external import ExternalLearner
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
-from roles.protocol.core.account import Account, Fates, TrainerDoing
+from roles.protocol.core.account import Account, Fates, TrainerDoing, thinned
 from roles.protocol.core.answer import (
     MAX_REQUEST,
     WORK_PROTOCOL,
@@ -37,7 +39,7 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import FILE, KEYS
+from roles.rl.learner import EXTERNAL, FILE, KEYS
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.account import SHORTEST_PAUSE
@@ -52,7 +54,7 @@ from roles.trainer.intake import Intake
 from roles.trainer.metrics import open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
-from roles.trainer.status import doing_of, facts_of, now_of
+from roles.trainer.status import doing_of, facts_of, now_of, tables_of, work_of
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +96,17 @@ class Trainer:
             "now": now_of(session, self._steps),
             "groups": asdict(Fates() if session is None else session.intake.fates(None)),
             "steps": self._steps,
+            "learns_by": self._learner["algorithm"],
             **self._learner,
         }
         if session is None or session.doing is TrainerDoing.OPENS:
-            return {**told, "done": False}
+            warning = "" if session is None else session.warning
+            return {**told, "done": False, "warning": warning}
         counts, last = session.intake.buffer.counts, session.last_step
         return {
             **asdict(session.curve.learnt),
+            **tables_of(session.curve.learnt),
+            "learnt_steps": session.curve.learnt.step,
             **told,
             "done": session.is_over,
             "rate": session.rate,
@@ -113,6 +119,7 @@ class Trainer:
             "submissions_taken": session.intake.taken,
             **session.desk.health(),
             "workers": session.workers(),
+            "work": work_of(session),
             "waits_for_disk": session.writes_waiting,
             "warning": session.warning,
             "last_step": None if last is None else asdict(last),
@@ -127,7 +134,7 @@ class Trainer:
             return Progress(facts=(Fact("now", now_of(session, self._steps)),))
         return Progress(facts=tuple(facts_of(session, self._steps)), over=session.is_over)
 
-    def account_of(self, peer: PeerId) -> Account:
+    def account_of(self, peer: PeerId, with_curve: bool) -> Account:
         """What a peer that asks is told."""
         session = self.session
         if session is None:
@@ -140,6 +147,7 @@ class Trainer:
             pause=session.intake.accounts.pause,
             own=session.intake.fates(peer) if known else None,
             total=session.intake.fates(None) if known else None,
+            curve=thinned(session.curve.learnt.curve) if with_curve else (),
         )
 
     async def run(self, node: Node) -> None:
@@ -162,9 +170,12 @@ class Trainer:
         begun = await receive_frame(stream, MAX_REQUEST)
         if begun is not None:
             request = decode_request_untrusted(begun[0])
-            is_question = isinstance(request, AccountRequest)
             starts = Refused("the trainer starts", True)
-            reply = self.account_of(stream.peer) if is_question else starts
+            reply = (
+                self.account_of(stream.peer, request.with_curve)
+                if isinstance(request, AccountRequest)
+                else starts
+            )
             await send_frame(stream, encode_reply(reply))
 
     async def _learn(self, node: Node, run: Run) -> None:
@@ -204,6 +215,9 @@ class Trainer:
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, run, "trainer", self.name)
+            learning: Learner = engine
+            if learner.kind == EXTERNAL:
+                learning = ExternalLearner(engine, node.world, engine_config, run)
             while True:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))
@@ -226,14 +240,14 @@ class Trainer:
                 )
                 curve = LearningCurve(node.world.disk, sampling, learner, environment)
                 policies = PolicyFiles(
-                    engine,
+                    learning,
                     node.world.disk,
                     durable,
                     base=folder or "",
                     checkpoint_every=config.checkpoint_every,
                 )
                 self.session = TrainerSession(
-                    *(node, sampling.steps, learner, engine, intake),
+                    *(node, sampling.steps, learner, learning, intake),
                     *(desk, curve, standing, policies, metrics),
                 )
                 try:

@@ -1,4 +1,4 @@
-"""From a failing plan to the few faults that matter: delta debugging.
+"""Delta debugging of a failing plan to the few faults that matter.
 
 Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002.
 
@@ -15,7 +15,7 @@ from typing import Final
 from sim.faults.plan import Fault
 
 Fails = Callable[[Sequence[Fault]], bool]
-"""Whether a run with this plan still fails in the same way."""
+"""True if a run with this plan still fails in the same way."""
 
 MAX_RUNS: Final = 300
 """Runs after which the best plan so far has to do."""

@@ -48,7 +48,7 @@ latest."""
 
 
 class Workload(Protocol):
-    """What the nodes of a scenario do.
+    """Behaviour of the nodes of a scenario.
 
     A workload is a class without arguments. `run` adds its nodes to the swarm, lets the
     scenario's ``duration`` pass (``scenario.duration`` virtual seconds), and returns what it
@@ -176,7 +176,7 @@ class DrawnFaults:
     """Names of nodes, by kind of fault, that it does not hit."""
 
     buggify: bool = True
-    """Whether `World.buggify` sites may misbehave too, from the beginning to ``end``."""
+    """True if `World.buggify` sites may misbehave too, from the beginning to ``end``."""
 
     def __post_init__(self) -> None:
         for kind in (*(self.kinds or ()), *self.spare):
@@ -190,18 +190,18 @@ class DrawnFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What happens, to how many, for how long."""
+    """A scenario: what happens, to how many nodes, for how long."""
 
     name: str
 
     caption: str
-    """One sentence: what question the scenario answers."""
+    """One sentence: the question that the scenario answers."""
 
     workload: str
     """``module:Class`` of a `Workload`."""
 
     nodes: int = 50
-    """How many machines play: enough that views are samples, few enough for seconds of CPU."""
+    """Number of machines: enough that views are samples, few enough for seconds of CPU."""
 
     level: int = 1
     """The lowest level of the ladder that the workload runs on by default."""
@@ -216,11 +216,11 @@ class Scenario:
     """Seconds one way between any two machines, where no table says otherwise."""
 
     regions: bool = False
-    """Whether machines are spread over the regions of `sim.net.latency`, whose table then says
+    """True if machines are spread over the regions of `sim.net.latency`, whose table then says
     how far apart."""
 
     link: LinkSpec = field(default_factory=LinkSpec)
-    """Every machine's line, where the workload does not draw its own."""
+    """Line of every machine, unless the workload draws its own."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The workload's own settings."""
@@ -228,14 +228,14 @@ class Scenario:
     expect: Sequence[Expectation] = ()
 
     faults: Sequence[Fault] = ()
-    """What goes wrong, and when."""
+    """Faults and their times."""
 
     draw: DrawnFaults | None = None
     """Faults drawn from the seed, besides."""
 
     source: str = ""
-    """Where it was loaded from: a name, or the path of a file, beside which its workload may
-    lie. Not a key of the file."""
+    """Name of the scenario, or path of its file, beside which its workload may be. Not a key of
+    the file."""
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -109,7 +109,7 @@ class Table:
         return max(self.most(0), self.most(1)), max(self.most(2), self.most(3))
 
     def grows(self, least: float) -> bool:
-        """Whether it is still growing at the end, by more than ``least`` entries a node.
+        """Return True if it is still growing at the end, by more than ``least`` entries a node.
 
         One that its type bounds grows too, until it is full: see `Table.limit`.
         """
@@ -278,7 +278,7 @@ def limit_of(table: Collection[object]) -> int | None:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collection[object]]]:
-    """Every table below ``start`` with its path; what ``seen`` holds is not entered
+    """Yield every table below ``start`` with its path; what ``seen`` holds is not entered
     again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:

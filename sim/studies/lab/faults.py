@@ -25,7 +25,7 @@ class EmulationFaults:
         self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
-        """One fault: wait for it, do it, undo it."""
+        """Wait for a fault, do it, undo it."""
         await self._emulation.sleep_until(fault.at)
         undone = [
             await KINDS[fault.kind](self, machine, fault)
@@ -55,7 +55,7 @@ def check_faults(plan: Sequence[Fault]) -> None:
 
 
 def is_final(fault: Fault) -> bool:
-    """Whether the nodes that it hits are dead for the rest of the run."""
+    """Return True if the nodes that it hits are dead for the rest of the run."""
     return fault.kind in ("kill", "wipe") and not fault.seconds
 
 

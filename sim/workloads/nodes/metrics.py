@@ -1,4 +1,4 @@
-"""What nodes say of themselves, and the metrics that follow: the same on every level."""
+"""Healths of nodes, and metrics from them: the same on every level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS: Final = (
 
 
 class HealthLog:
-    """What one node's `Node.health` reported, over all its lives."""
+    """`Node.health` of a node over all its lives."""
 
     def __init__(self) -> None:
         self.zero: float | None = None
@@ -53,7 +53,7 @@ class HealthLog:
 
     @property
     def is_told(self) -> bool:
-        """Whether the node has said anything in its current life."""
+        """True if the node has said anything in its current life."""
         return bool(self._lives and self._lives[-1])
 
     @property
