@@ -38,6 +38,7 @@ EXEMPT = {
     "p2p/cast/puller.py": "a command line: links files into the folder that a person named",
     "p2p/cast/pull_http.py": "a command line: servers' versions into a folder",
     "p2p/cast/pusher.py": "a command line: paths in, text out",
+    "p2p/cast/weight_v.py": "a command line's folders: weights in and out, on a thread",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",

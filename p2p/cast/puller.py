@@ -309,7 +309,9 @@ async def _pull(options: argparse.Namespace) -> int:
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
             nursery.start_soon(tell_path, nat, ticket.pusher, teller)
             # What an earlier pull has put there may be replaced.
-            asks = node.shardcast.newest == NO_POLICY and not options.replace
+            asks = node.shardcast.newest == NO_POLICY and not (
+                options.replace or options.format
+            )
             view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
             here = view.last
             if selection is not None:
