@@ -1,4 +1,4 @@
-"""Every key of run files and learner.toml: ``python -m tests.run_file --write``."""
+"""Keys of run files but those of a recipe: ``python -m tests.run_file --write``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from roles.contract.core.trust import MAX_WINDOW
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "run-file.md"
-HEAD: Final = """# Run file and learner.toml: every key
+HEAD: Final = """# Run file: every key
 
 An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
-which all nodes follow. `learner.toml` is the trainer's alone and is not signed. [Runs](runs.md)
-says how they are made and changed. `python -m tests.run_file --write` makes this page from the
-dataclasses: the first sentence of each field is here, the reasons are beside the fields.
+which all nodes follow. `[sampling]`, `[diloco]` and `learner.toml`, which is not signed, are in
+[recipe](recipe.md); [runs](runs.md) says how all are made and changed.
+`python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of
+each field is here, the reasons are beside the fields.
 """
 TABLES: Final = (
     ("Top level", "roles/contract/core/file.py", "Terms"),
@@ -26,13 +27,9 @@ TABLES: Final = (
     ("`[model]`", "roles/contract/core/file.py", "Model"),
     ("`[model.shape]`", "roles/contract/core/shape.py", "ModelShape"),
     ("`[[environments]]`", "roles/contract/core/file.py", "EnvironmentPin"),
-    ("`[sampling]`", "roles/contract/core/sampling.py", "SamplingTerms"),
     ("`[limits]`", "proofs/checks.py", "Limits"),
     ("`[trust]`", "roles/contract/core/trust.py", "TrustTerms"),
     ("`[delivery]`", "roles/contract/core/file.py", "Delivery"),
-    ("`[diloco]`", "roles/contract/core/diloco.py", "DilocoTerms"),
-    ("`learner.toml`", "roles/rl/learner.py", "LearnerConfig"),
-    ("`[warm_up]` of `learner.toml`", "roles/rl/learner.py", "WarmUp"),
 )
 CONSTANTS: Final = {"MAX_WINDOW": MAX_WINDOW}
 

@@ -37,8 +37,8 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     Multiaddr: Multiaddr.parse,
 }
 MAX_QUOTED: Final = 80
-"""Characters of an unknown key that are quoted, and compared with those that may have been
-meant: its author may be a stranger, and to compare takes time with the square of the length."""
+"""Most characters of an unknown key that are quoted and compared with known keys. Its author
+may be a stranger, and comparing takes quadratic time."""
 _PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {
     str: "a text",
@@ -219,7 +219,7 @@ def parse_toml(data: bytes, where: str) -> Table:
 
 
 COLUMN: Final = 32
-"""Where comments begin."""
+"""Column of comments."""
 
 
 def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:
