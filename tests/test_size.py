@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 58180,
+    "tests": 58321,
 }
 
 NO_CODE = {
