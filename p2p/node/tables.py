@@ -76,11 +76,20 @@ def read_table(kind: type[T], table: object, where: str) -> T:
         raise ConfigError(f"{where}: {error or type(error).__name__}") from error
 
 
+LATER: Final[Mapping[str, bool]] = {"later": True}
+"""Metadata of a field that came after its table was first signed: it is written only where it
+is not its default, so that older documents keep their digests."""
+
+
 def write_table(value: object) -> dict[str, object]:
     """The plain table of a dataclass: what `read_table` takes."""
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{value!r} is no dataclass")
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {
+        field.name: _plain(getattr(value, field.name))
+        for field in fields(value)
+        if not (field.metadata.get("later") and getattr(value, field.name) == field.default)
+    }
 
 
 def _plain(value: object) -> object:
