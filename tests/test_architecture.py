@@ -121,6 +121,7 @@ SLEEP_IN_LOOP = {
     "p2p/transport/tcp.py": "a punch that a router refuses is tried again a moment later",
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
+    "p2p/reach/relays.py": "a named relay that is away is asked again, ever more rarely",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
     "roles/own/stage.py": "a terminal shows the seconds that pass",
