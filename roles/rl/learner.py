@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final
 
-from p2p.node.tables import write_table, write_toml
+from p2p.node.tables import LATER, write_table, write_toml
 from roles.contract.core.bounds import Bounds, check_bounds
 from roles.rl.algorithms.find import find_algorithm
 
@@ -106,6 +106,27 @@ class WarmUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Learn low-rank sums to some matrices, and leave the rest (arXiv 2106.09685)."""
+
+    rank: int
+    """Outer products of each sum."""
+
+    alpha: float
+    """Sums are multiplied by alpha / rank."""
+
+    targets: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    """Last names of the matrices, in every layer."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, {"rank": (1, 4096), "alpha": (1e-9, 1e9)})
+        if not self.targets:
+            raise ValueError("lora without targets learns nothing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
     """The keys of ``learner.toml``. `roles.rl.recipes` has the numbers that work, by model."""
 
@@ -169,6 +190,9 @@ class LearnerConfig:
     warm_up: WarmUp | None = None
     """Supervised steps before the first policy of a model without a base."""
 
+    lora: Lora | None = field(default=None, metadata=LATER)
+    """Of a model with a base: what learns; None: every weight."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
         if self.kind not in (BUILT_IN, EXTERNAL):
@@ -209,6 +233,7 @@ REASONS: Final[Mapping[str, str]] = {
     "evaluate_tasks": "of them, at most; 0: all",
     "sinks": "where metrics go",
     "warm_up": "on right answers, before the first policy",
+    "lora": "what learns, instead of every weight",
 }
 """Comments of a ``learner.toml``."""
 

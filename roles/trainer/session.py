@@ -108,6 +108,11 @@ class TrainerSession:
         )
 
     @property
+    def newest(self) -> str:
+        """Where the newest policy lies: a file, or of a run with a base a folder."""
+        return self.node.world.disk.locate(self._policies.weights(self.curve.learnt.step))
+
+    @property
     def rate(self) -> float:
         """The learning rate of the next step."""
         return self._learner.rate_at(self.curve.learnt.step, self._steps)

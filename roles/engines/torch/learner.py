@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from p2p.errors import ConfigError
 from roles.contract.core.shape import Dtype
+from roles.engines.adapters import LORA, NUMBERS, WEIGHT
 from roles.engines.base import (
     Answers,
     EngineError,
@@ -41,6 +42,7 @@ from roles.engines.torch.gradient import (
     learning_batches,
     old_log_probs,
 )
+from roles.engines.torch.lora import Adapter
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
 from roles.engines.torch.rank import ALONE, Rank
@@ -53,22 +55,23 @@ from roles.rl.learner import LearnerConfig, WarmUp
 
 T = TypeVar("T")
 
-_NUMBERS: Final = "numbers"
-"""In a checkpoint: the step, and the optimiser's updates."""
 _SHUFFLE: Final = "shuffle"
 """The state of the generator that shuffles groups."""
-_WEIGHT: Final = "weight."
 
 
 class TorchLearner(TrainedModel):
     """A policy, its optimiser, and the step they are at."""
 
     def __init__(
-        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+        self,
+        config: EngineConfig,
+        device: torch.device = CPU,
+        rank: Rank = ALONE,
+        folder: Path | None = None,
     ) -> None:
         if config.learner is None:
             raise EngineError("an engine without a learner's configuration cannot learn")
-        super().__init__(config, device, rank)
+        super().__init__(config, device, rank, folder)
         self._recipe, self._sampling = config.learner, config.sampling
         self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
@@ -76,11 +79,15 @@ class TorchLearner(TrainedModel):
         """Folder of the model that the run begins with; None if it draws one."""
         self._reference: TransformerModel | None = None
         self.step_number = 0
+        if config.learner.lora is not None:
+            if rank.mesh is not None:
+                raise ConfigError("[lora] needs a learner of one process: leave out ranks")
+            self._adapter = Adapter(self.model, config.learner.lora, config.seed)
         self._optimisers = [self._new_optimiser(self._recipe)]
 
     def _new_optimiser(self, recipe: LearnerConfig | WarmUp) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            self.model.parameters(),
+            [weight for _, weight in self._learning()],
             recipe.rate,
             recipe.betas,
             weight_decay=recipe.weight_decay,
@@ -91,6 +98,14 @@ class TorchLearner(TrainedModel):
         """Take the run's base, and keep a frozen copy of it where the objective asks for
         one."""
         self._base = base
+        if self._adapter is not None:
+            if base is None:
+                raise ConfigError(
+                    "[lora] adds to a model that is there, and this run draws its first"
+                    " weights: leave it out, or begin with a model"
+                )
+            load_weights(self.model, base)
+            self._adapter.take_base()
         if not self.objective.shared.kl_reference:
             return
         if base is None:
@@ -126,6 +141,11 @@ class TorchLearner(TrainedModel):
     def adopt(self, weights: Path, step: int, base: Path | None = None) -> float:
         """Go on from ``weights``, the policy of ``step``, with a fresh optimiser. Returns the
         share of the weights that changed."""
+        if self._adapter is not None:
+            raise ConfigError(
+                "the checkpoint is lost, and with it what [lora] has learnt: leave it out to go"
+                " on from the last policy with every weight"
+            )
         self._begin_with(base)
         before = self._rounded()
         load_weights(self.model, weights)
@@ -138,6 +158,8 @@ class TorchLearner(TrainedModel):
 
         Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
         """
+        if self._adapter is not None:
+            return
         if self._base is not None:
             load_weights(self.model, self._base)
             return
@@ -196,7 +218,7 @@ class TorchLearner(TrainedModel):
         )
         tally, norms = Tally(), []
         for make_batches, theirs in zip(minibatches, old, strict=True):
-            self.model.zero_grad()
+            self._forget_gradients()
             tally += self._minibatch(make_batches(), theirs, aim)
             norms.append(self._descend(rate, self._recipe.gradient_norm))
         self.step_number += 1
@@ -295,7 +317,7 @@ class TorchLearner(TrainedModel):
             with interrupted(Ration()):
                 examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = supervised(examples, self._device)
-            logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
+            logits = self.model.logits(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.gradient_norm)
@@ -337,34 +359,42 @@ class TorchLearner(TrainedModel):
     def _state(self) -> dict[str, Tensor]:
         """All that decides what the next steps do; of several processes only the first's."""
         tensors = {
-            _NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
+            NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),
         }
-        for name, weight in self.model.named_parameters():
+        if self._adapter is not None:
+            lora = self._adapter.lora
+            tensors[LORA] = torch.tensor([lora.rank, lora.alpha], device=CPU)
+        for name, weight in self._learning():
             full = whole(weight)
             if self._rank.is_first:
                 # what was gathered waits for the file in the CPU's memory
-                tensors[f"{_WEIGHT}{name}"] = full.to(CPU) if self._rank.mesh else full
+                tensors[f"{WEIGHT}{name}"] = full.to(CPU) if self._rank.mesh else full
         return tensors | self._moments()
 
     def _restore(self, checkpoint: Path) -> None:
         found = read_checkpoint(checkpoint)
-        numbers = found.get(_NUMBERS)
+        numbers = found.get(NUMBERS)
         updates = 0 if numbers is None else int(numbers[1])
-        expected = {_NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
+        expected = {NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
         expected |= self._shapes_of_moments(updates)
-        for name, weight in self.model.named_parameters():
-            expected[_WEIGHT + name] = tuple(weight.shape)
+        if self._adapter is not None:
+            expected[LORA] = (2,)
+        for name, weight in self._learning():
+            expected[WEIGHT + name] = tuple(weight.shape)
         if {name: tuple(one.shape) for name, one in found.items()} != expected:
             raise EngineError(
-                f"{checkpoint} is no checkpoint of this model: the names or the shapes of its"
-                " tensors differ"
+                f"{checkpoint} is no checkpoint of this model, or of one with another [lora]:"
+                " the names or the shapes of its tensors differ"
             )
-        for name, weight in self.model.named_parameters():
-            put(weight, found[_WEIGHT + name])
+        if self._adapter is not None:
+            self._adapter.load({name: found[WEIGHT + name] for name, _ in self._learning()})
+        else:
+            for name, weight in self.model.named_parameters():
+                put(weight, found[WEIGHT + name])
         self._put_moments(found, updates)
         self._shuffle.set_state(found[_SHUFFLE].clone())
-        self.step_number = int(found[_NUMBERS][0])
+        self.step_number = int(found[NUMBERS][0])
 
 
 def _batches(
