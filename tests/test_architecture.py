@@ -63,6 +63,7 @@ EXEMPT = {
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/trainer/metrics.py": "a real trainer's numbers into files of a person's tools",
+    "roles/trl/": "a process of its own beside a node: no node imports it",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/own/draft.py": "a command line: a draft in, terms out",
     "roles/own/editions.py": "a command line: a key and its record in, a document out",
@@ -94,6 +95,8 @@ EXEMPT = {
 # Handlers that may swallow anything. Each stands at a border where one side must outlive the
 # other.
 BROAD_EXCEPTS = {
+    # what ends the feeding thread is raised again in TRL's own
+    "roles/trl/seams.py": 1,
     # an environment is foreign code, called for every stranger's completions
     "roles/envs/contained.py": 1,
     # a chat template is a stranger's program, and may raise whatever Python knows
@@ -125,6 +128,8 @@ SLEEP_IN_LOOP = {
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
     "roles/own/stage.py": "a terminal shows the seconds that pass",
+    "roles/engines/external.py": "another program's files, perhaps on a shared file system",
+    "roles/trl/run.py": "a node's files, perhaps on a shared file system",
 }
 
 

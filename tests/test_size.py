@@ -47,9 +47,9 @@ LIMITS = {
     "roles/own": 2711,
     "roles/protocol": 2468,
     "roles/rl": 657,
-    "roles/shared": 185,
+    "roles/shared": 169,
     "roles/trainer": 3461,
-    "roles/trl": 331,
+    "roles/trl": 345,
     "roles/validator": 424,
     "roles/workers": 416,
     "sim": 612,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 59161,
+    "tests": 59165,
 }
 
 NO_CODE = {
