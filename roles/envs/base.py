@@ -27,10 +27,12 @@ ENTRY_POINTS: Final = "shoal.envs"
 _BUILT_IN: Final = {
     "sort": "roles.envs.sort:SortEnvironment",
     "calculator": "roles.envs.calculator:CalculatorEnvironment",
+    "code": "roles.envs.code:CodeEnvironment",
     "guess": "roles.envs.guess:GuessEnvironment",
     "arithmetic": "roles.envs.arithmetic:ArithmeticEnvironment",
     "math": "roles.envs.questions:MathEnvironment",
     "math-exact": "roles.envs.questions:ExactEnvironment",
+    "math-python": "roles.envs.python:PythonMathEnvironment",
     "reasoning-gym": "roles.envs.gym:GymEnvironment",
 }
 
