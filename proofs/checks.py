@@ -147,53 +147,51 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What honest numerics may do. Calibrated per model, dtype and the engines of its nodes
-    into the run file: one set for all pairs of them, since a worker's engine is its own word.
+    """Limits of honest numerical error, calibrated per model, dtype and engines into the run
+    file. One set holds for all pairs of engines, since a worker may name any engine.
 
     `fp32` and `bf16` are starting points, measured on CPUs, decode against prefill
     (bench/README.md). ``shoal calibrate`` measures a run's own.
     """
 
     exponent_mismatches: int
-    """Mismatches allowed among the values of a chunk
-    (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
+    """Most exponents that may differ in a chunk, of its ``proof_values``."""
 
     mantissa_mean: float
-    """Of what is worth one chunk. This does the work: a constant polynomial agrees in 121 of
-    128 exponents. A chunk proves little in bf16; what other weights take is more chunks:
-    `mantissa_limit`. The worst of many may have more: `CHUNK_EXCESS`."""
+    """Largest mean mantissa error of a group that counts as one chunk. This test finds other
+    weights: a constant polynomial agrees in 121 of 128 exponents. The limit falls with the
+    number of chunks (`mantissa_limit`); the worst chunk may exceed it (`CHUNK_EXCESS`)."""
 
     mantissa_median: float
-    """Honest: 0 in fp32, where under 1 value in 100 differs at all."""
+    """Largest median mantissa error. In fp32 under 1 value in 100 differs."""
 
     draw_distance: float
-    """Rule CDF: of any token, a hard bound."""
+    """Rule CDF: largest distance of any token from its draw."""
 
     gap_max: float
-    """Rule Gumbel: of any token, a hard bound, extrapolated from the tail of honest gaps."""
+    """Rule Gumbel: largest gap of any token, in nats, extrapolated from honest gaps."""
 
     off: tuple[tuple[float, float], ...]
-    """Steps of `LADDER`, and the largest honest share of tokens that are further off than
-    each."""
+    """For each distance of `LADDER`: largest honest share of tokens beyond it."""
 
     gap_mean: float
-    """Rule Gumbel: largest honest mean gap of very many tokens."""
+    """Rule Gumbel: largest honest mean gap of many tokens, in nats."""
 
     gap_scale: float
-    """Rule Gumbel: of the exponential tail of honest gaps, in nats. With `gap_mean` it bounds
-    the sum of any number of them: `gap_limit`."""
+    """Rule Gumbel: scale of the exponential tail of honest gaps, in nats. With `gap_mean` it
+    bounds the sum of any number of them: `gap_limit`."""
 
     end_probability: float = 1e-12
-    """An honest seeded draw ends with a token of probability p in a share p of cases, so n
-    tokens fall below this with a chance of at most n times as much."""
+    """Least probability of an end token. An honest draw ends with a token of probability p in a
+    share p of cases, so n tokens fall below it with a chance of n times as much at most."""
 
     surprise: float = 20.0
-    """Standard deviations, either sign: a cross-check of the seeds that only gross lies fail. A
+    """Most standard deviations of the surprise of drawn tokens. Only gross lies fail it, as a
     policy that is nearly sure has a surprise with a heavy tail."""
 
     pooled_mantissa_mean: float
-    """Mean error allowed over many chunks: 1.2 times the honest mean. Between one and many see
-    `mantissa_limit`."""
+    """Largest mean mantissa error over many chunks: 1.2 times the honest mean. Between one and
+    many see `mantissa_limit`."""
 
     def __post_init__(self) -> None:
         numbers = [(name, getattr(self, name)) for name in self.__slots__ if name != "off"]
@@ -209,26 +207,27 @@ class Limits:
             )
 
     def mantissa_limit(self, chunks: float) -> float:
-        """The mean error allowed over so many independent chunks: `pooled_mantissa_mean`, plus
-        the excess of `mantissa_mean` over it divided by their number to the power
-        `MEAN_POWER`."""
+        """Return the largest mean error of `chunks` independent chunks.
+
+        It is `pooled_mantissa_mean`, plus the excess of `mantissa_mean` over it divided by
+        ``chunks ** MEAN_POWER``."""
         share = 1.0 if chunks <= 1 else chunks**-MEAN_POWER
         above = self.mantissa_mean - self.pooled_mantissa_mean
         return self.pooled_mantissa_mean + above * share
 
     def gap_limit(self, tokens: int, chance: float) -> float:
-        """What the sum of the gaps of so many honest tokens exceeds with this chance at most.
+        """Return the bound that the summed gaps of honest tokens exceed with `chance` at most.
 
-        Gaps are taken to come now and then (Poisson), each with an exponential size, in the
-        mean `gap_mean` a token. Chernoff's bound on such a sum is this square: one gap of
-        ``gap_scale`` ln(1 / chance) for few tokens, ``gap_mean`` each for many.
+        The model is compound Poisson: gaps of exponential size with the mean `gap_mean` a
+        token. The square is Chernoff's bound on their sum: ``gap_scale * ln(1 / chance)`` for
+        few tokens, ``gap_mean`` a token for many.
         """
         sure = OVERDISPERSION * self.gap_scale * math.log(1 / chance)
         return (math.sqrt(self.gap_mean * tokens) + math.sqrt(sure)) ** 2
 
     def off_limits(self, tokens: int, chance: float) -> dict[float, int]:
-        """How many of so many honest tokens are further off than each step, or more, with this
-        chance at most: clumps of `OVERDISPERSION` tokens, as Poisson has it."""
+        """Map each step to the count of honest tokens beyond it that is exceeded with `chance`
+        at most, by a Poisson model of clumps of `OVERDISPERSION` tokens."""
         clumps = {step: share * tokens / OVERDISPERSION for step, share in self.off}
         return {
             step: math.floor(OVERDISPERSION * poisson_limit(mean, chance))

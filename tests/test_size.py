@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1147,
     "p2p/ledger": 1306,
     "p2p/membership": 2515,
-    "p2p/node": 4273,
+    "p2p/node": 4347,
     "p2p/reach": 1013,
     "p2p/sandbox": 877,
     "p2p/shardcast": 6937,
@@ -38,13 +38,13 @@ LIMITS = {
     "roles/contract": 901,
     "roles/demo": 649,
     "roles/diloco": 3921,
-    "roles/doctor": 705,
+    "roles/doctor": 704,
     "roles/engines": 4469,
     "roles/envs": 2473,
     "roles/inference": 1317,
     "roles/ledger": 788,
     "roles/models": 1738,
-    "roles/own": 2655,
+    "roles/own": 2656,
     "roles/protocol": 2451,
     "roles/rl": 635,
     "roles/shared": 105,
@@ -59,7 +59,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 57410,
+    "tests": 57524,
 }
 
 NO_CODE = {

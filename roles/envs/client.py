@@ -438,7 +438,7 @@ def _require(containment: Containment, setup: EnvironmentSetup) -> None:
     if not containment.holds:
         raise ConfigError(
             f"this machine contains no process ({containment.reason}), and the environment"
-            f" {setup} may evaluate what strangers write: make bwrap work (docs/running.md), or"
+            f" {setup} may evaluate what strangers write: make bwrap work (docs/node.md), or"
             " start the node with --trust-environments if nothing on this machine is worth"
             " stealing"
         )

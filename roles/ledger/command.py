@@ -21,9 +21,9 @@ from p2p.identity import verify
 from p2p.ledger import Entry
 from p2p.ledger.core.inspection import MAX_FLAWS
 from p2p.machine import KEY, load_or_create_key
+from p2p.node.folders import add_folder, node_of
 from p2p.node.usage import (
     BEGINS_AGAIN,
-    DATA,
     FAILED,
     WRONG_USAGE,
     CommandParser,
@@ -83,10 +83,10 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, work: Any, **folder: Any) -> Any:
         one: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         one.set_defaults(work=work)
-        if name != "verify":
-            one.add_argument("folder", type=Path, metavar="DIR",
-                             **{"nargs": "?", "default": DATA,
-                                "help": "a node's folder (default ~/.shoal)", **folder})
+        if folder:
+            one.add_argument("folder", type=Path, metavar="DIR", **folder)
+        elif name != "verify":
+            add_folder(one)
         if name not in ("show", "verify"):
             one.add_argument("--run", type=Path, metavar="FILE",
                              help="run file (default: what the node has pinned)")
@@ -139,7 +139,7 @@ def _worded(entry: Entry) -> tuple[Wording, str]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    folder = expanded(options.folder)
+    folder = node_of(options)
     chosen: deque[Entry] = deque(maxlen=options.last)
 
     def take(entry: Entry) -> None:
@@ -168,7 +168,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    folder = expanded(options.folder)
+    folder = node_of(options)
     if not options.evidence and (options.sources or options.model):
         raise ConfigError("--from and --model are for proofs: say --evidence, too")
     for source in map(expanded, options.sources):
@@ -254,7 +254,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _receipt(options: argparse.Namespace) -> int:
     check_target("--out", options.out, text=False)
-    folder = expanded(options.folder)
+    folder = node_of(options)
     run, read = read_run(options.run, folder), read_ledger(folder)
     read.check()
     if not (folder / KEY).exists():

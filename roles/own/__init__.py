@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from p2p.node.folders import add_folder
 from p2p.node.usage import host_port, whole_number
 
 MAX_NODES: Final = 64
@@ -73,7 +74,7 @@ def add_arguments(commands: Any) -> None:
     start.add_argument("folder", type=Path, metavar="DIR", help="what init made")
     add_dashboard(start)
     report = commands.add_parser("report", help="write the page of a run as one file")
-    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
+    add_folder(report, "of a node, or of several")
     report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
                         help="where the page goes")  # fmt: skip
     export = commands.add_parser("export", help="write the model of a run as a folder")

@@ -52,7 +52,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal run", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="sign a draft")
-    create.add_argument("draft", type=Path, help="TOML file; keys in docs/running.md")
+    create.add_argument("draft", type=Path, help="TOML file; keys in docs/run-file.md")
     create.add_argument(
         "--key", type=Path, required=True, help="the owner's key; made if it is not there"
     )

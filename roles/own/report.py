@@ -27,9 +27,9 @@ from p2p.node.dashboard.core.picture import (
     layout,
 )
 from p2p.node.dashboard.page import write_report
-from p2p.node.dashboard.server import SOCKET
+from p2p.node.folders import SOCKET, named_folder, node_of
 from p2p.node.panels import load_panels
-from p2p.node.usage import MAX_NAMED, check_target, complain, expanded, say, write_text
+from p2p.node.usage import MAX_NAMED, check_target, complain, say, write_text
 from roles.own.layout import TRAINER
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS, OLDER
@@ -37,7 +37,7 @@ from roles.trainer.metrics import METRICS, OLDER
 
 def main(options: argparse.Namespace) -> int:
     """Write the report. Raises `ConfigError`."""
-    folder: Path = expanded(options.folder).absolute()
+    folder = (named_folder(options) or node_of(options)).absolute()
     check_target("-o", options.out)
     found = list(_found(folder))
     if not found:

@@ -56,7 +56,7 @@ class SamplerConfig(RoleConfig):
     """Of a role that draws, or replays what was drawn."""
 
     engine: str = AUTO
-    """What runs the policy on this machine: ``torch``, ``vllm`` (docs/running.md), or ``auto``:
+    """What runs the policy on this machine: ``torch``, ``vllm`` (docs/gpu.md), or ``auto``:
     vLLM where it is installed and knows the model. The run decides what is computed, each node
     with what."""
 

@@ -67,8 +67,8 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """Supervised learning on the environment's clean examples, before the first policy of a
-    model without a base is published."""
+    """Supervised learning on an environment's examples, before a model without a base publishes
+    its first policy."""
 
     steps: int
     """Optimiser steps."""
@@ -80,21 +80,19 @@ class WarmUp:
     """Fresh examples per step."""
 
     ramp: int = 50
-    """Steps over which the rate climbs to its peak; then it falls linearly to ``floor`` of
-    it."""
+    """Steps over which the rate climbs to its peak, to fall linearly afterwards."""
 
     floor: float = 0.1
-    """Share of the peak rate that is left at the last step, so that the weights come to rest
-    where RL takes them up."""
+    """Share of the peak rate at the last step."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of Adam's two moments: the second forgets in 20 steps, as a warm-up is short."""
 
     weight_decay: float = 0.01
-    """Decoupled, per unit of learning rate."""
+    """Decoupled weight decay, per unit of learning rate."""
 
     gradient_norm: float = 1.0
-    """The global norm that gradients are clipped to."""
+    """Global norm that gradients are clipped to."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _WARM_UP)
@@ -109,10 +107,10 @@ class LearnerConfig:
     """The keys of ``learner.toml``. `roles.rl.recipes` has the numbers that work, by model."""
 
     run: str = ""
-    """Name of the run that it is for: a trainer of another run refuses it."""
+    """Name of its run; a trainer of another run refuses the file."""
 
     algorithm: str = "grpo"
-    """Name of an algorithm (`roles.rl`): shipped, or of an installed package."""
+    """Algorithm: `grpo`, `dapo`, `dr_grpo`, `cispo`, `gspo`, or an installed package's."""
 
     options: Mapping[str, object] = field(default_factory=dict)
     """Options of the algorithm, each with a default of its own."""
@@ -132,23 +130,22 @@ class LearnerConfig:
     """How the rate falls over the run's steps: ``linear``, ``cosine`` or ``wsd``."""
 
     ramp: int = 5
-    """Steps over which the rate climbs: Adam's second moment is an estimate from nothing at
-    first."""
+    """Steps over which the rate climbs, while Adam's second moment is unreliable."""
 
     floor: float = 0.1
-    """Share of the rate that is left at the run's last step."""
+    """Share of the peak rate at the run's last step."""
 
     decay_share: float = 0.2
-    """Of ``wsd``: the last share of the run's steps, in which the rate falls."""
+    """Last share of the run's steps, in which the rate of ``wsd`` falls."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     """Decay of Adam's two moments."""
 
     weight_decay: float = 0.0
-    """Decoupled, per unit of learning rate."""
+    """Decoupled weight decay, per unit of learning rate."""
 
     gradient_norm: float = 1.0
-    """The global norm that gradients are clipped to."""
+    """Global norm that gradients are clipped to."""
 
     evaluate_every: int = 10
     """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
@@ -157,13 +154,13 @@ class LearnerConfig:
     """Held-out tasks of an evaluation, each answered twice (0: all that there are)."""
 
     evaluation_seed: int = 9
-    """Of the draws of an evaluation, fixed so that two differ by the policy alone."""
+    """Seed of the draws of an evaluation, so that two differ by the policy alone."""
 
     sinks: tuple[str, ...] = ("jsonl", "tensorboard")
-    """Where metrics go: shipped, or of an installed package."""
+    """Sinks of metrics: ``jsonl``, ``tensorboard``, or an installed package's."""
 
     warm_up: WarmUp | None = None
-    """What comes before the first policy of a model without a base."""
+    """Supervised steps before the first policy of a model without a base."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)

@@ -303,7 +303,7 @@ class Remote:
         if self._deaths[method] >= MOST_DEATHS:
             raise WorkerLost(
                 f"{error}, {self._deaths[method]} times in a row at {method}: does this machine"
-                " have the memory that the run needs (docs/running.md)? The kernel's log says"
+                " have the memory that the run needs (docs/runs.md)? The kernel's log says"
                 " whether it ended the process"
             ) from error
 

@@ -29,7 +29,7 @@ class Row:
     """One row of the table: the files whose paths match, and what their damage may cost."""
 
     told: str
-    """How the table of docs/running.md calls them."""
+    """How the table of docs/operating.md calls them."""
     path: str
     """A pattern for the whole path."""
     kept_by: Sequence[str]
@@ -239,9 +239,9 @@ def test_a_node_that_cannot_go_on_says_what_to_do(
 
 
 def test_each_file_of_the_table_has_a_test_and_each_test_a_row() -> None:
-    """What docs/running.md promises of a file is what is tried."""
+    """What docs/operating.md promises of a file is what is tried."""
     here = Path(__file__).parent
-    text = (here.parent.parent / "docs" / "running.md").read_text(encoding="utf-8")
+    text = (here.parent.parent / "docs" / "operating.md").read_text(encoding="utf-8")
     table = text.split("| file under DIR |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     told = [name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])]
     assert len(told) == len(set(told)) > 20

@@ -22,7 +22,7 @@ import pytest
 from p2p.cast.view import PIPED
 from p2p.machine import RealWorld
 from p2p.naming import MAX_NAME
-from p2p.node.dashboard.server import SOCKET
+from p2p.node.folders import SOCKET
 from p2p.node.usage import SOON
 from tests.e2e.cast_process import LOCAL, Cast, cast, contents
 from tests.e2e.forked import Forks, Surroundings

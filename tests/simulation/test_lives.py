@@ -135,7 +135,7 @@ def test_a_worker_says_what_it_waits_for(lives: tuple[Lives, Mapping[str, Any]])
 
 def test_the_page_names_every_key_of_a_status(lives: tuple[Lives, Mapping[str, Any]]) -> None:
     """Whoever reads ``--status`` had to guess."""
-    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- status:.*?-->\n(.*?)\n\n", table, re.DOTALL)
     assert found is not None
     named: dict[str, set[str]] = {}

@@ -44,9 +44,10 @@ from p2p.node.dashboard.core.picture import (
 )
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.page import PARTS, STATIC, write_report
-from p2p.node.dashboard.server import SOCKET, Dashboard
+from p2p.node.dashboard.server import Dashboard
 from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots
 from p2p.node.entries import installed
+from p2p.node.folders import SOCKET
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
 
 ROLES = load_panels(installed(PANELS))
@@ -210,7 +211,7 @@ async def test_the_socket_of_the_folder_is_for_its_owner(tmp_path: Path) -> None
                     told = await hear() or {}
             assert told["picture"]["peers"][OWN]["policy"] == 21
     assert not (tmp_path / SOCKET).exists()
-    with pytest.raises(ConfigError, match="no node answers"):
+    with pytest.raises(ConfigError, match="no node"):
         await read(tmp_path, "/api/picture")
 
 

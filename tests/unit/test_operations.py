@@ -13,7 +13,7 @@ import pytest
 
 from p2p.errors import ConfigError
 from p2p.node.dashboard.commands import ASK_SECONDS, read
-from p2p.node.dashboard.server import SOCKET
+from p2p.node.folders import SOCKET
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import progress_of
 from roles.own.__main__ import main as run_main

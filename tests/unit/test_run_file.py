@@ -38,6 +38,7 @@ from roles.envs.client import setup_of
 from roles.own.__main__ import main
 from roles.own.draft import read_draft
 from roles.rl.recipes import NETWORK
+from tests import run_file
 from tests.model_folders import make_folder
 from tests.support.runs import (
     MODEL,
@@ -489,3 +490,9 @@ def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
     run.check_store(5, 5 * size)
     with pytest.raises(ConfigError, match=r"disk in \[share\]"):
         run.check_store(5, 5 * size - 1)
+
+
+def test_the_reference_of_run_files_is_what_the_code_says() -> None:
+    assert run_file.PAGE.read_text(encoding="utf-8") == run_file.page(), (
+        "python -m tests.run_file --write"
+    )

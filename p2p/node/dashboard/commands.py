@@ -24,14 +24,13 @@ import trio
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
-from p2p.node.dashboard.server import PAUSE, RESUME, SOCKET
+from p2p.node.dashboard.server import PAUSE, RESUME
+from p2p.node.folders import SOCKET, add_folder, named_folder, node_of, nodes_of, why_silent
 from p2p.node.process import until_told_to_end
 from p2p.node.usage import (
-    DATA,
     FAILED,
     CommandParser,
     complain,
-    expanded,
     interruptible,
     patience,
     say,
@@ -81,12 +80,8 @@ def _run(
     main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
 ) -> int:
     parser = CommandParser(prog=f"shoal {name}", description=text)
-    words: dict[str, Any] = {"type": Path, "metavar": "DIR", "default": DATA,
-                             "help": "the node's folder (default ~/.shoal)"}  # fmt: skip
-    if name in ("pause", "resume"):
-        parser.add_argument("data", nargs="?", **words)
-    else:
-        parser.add_argument("--data", **words)
+    add_folder(parser)
+    if name not in ("pause", "resume"):
         parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(argv)
     return interruptible(partial(_ask, options, main))
@@ -95,7 +90,7 @@ def _run(
 def _ask(
     options: argparse.Namespace, main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]]
 ) -> int:
-    options.data = expanded(options.data)
+    named_folder(options)  # a wrong command line, and not a node that is silent
     failures: list[BaseException] = []
     try:
         trio.run(main, options)
@@ -107,22 +102,27 @@ def _ask(
 
 
 async def _order(path: str, options: argparse.Namespace) -> None:
-    say((await read(options.data, path, "POST")).decode().strip())
+    for folder in nodes_of(options):
+        say((await read(folder, path, "POST")).decode().strip())
 
 
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
-    whole = json.loads(await read(options.data, "/api/picture"))
-    whole["picture"]["facts"] += notes(options.data)
+    folder, *others = nodes_of(options)
+    whole = json.loads(await read(folder, "/api/picture"))
+    whole["picture"]["facts"] += notes(folder)
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
+    for other in () if options.json else others:
+        says = json.loads(await read(other, "/api/picture"))["picture"]["says"]
+        say(f"\n{other}\n{printable(says)}")
 
 
 async def _peers(options: argparse.Namespace) -> None:
-    peers = json.loads(await read(options.data, "/api/picture"))["picture"]["peers"]
+    peers = json.loads(await read(node_of(options), "/api/picture"))["picture"]["peers"]
     say(json.dumps(peers) if options.json else "\n".join(peer_lines(peers)))
 
 
 async def _top(options: argparse.Namespace) -> None:
-    async with until_told_to_end(), following(options.data) as hear:
+    async with until_told_to_end(), following(node_of(options)) as hear:
         while (whole := await hear()) is not None:
             # ECMA-48, ED and CUP: empty the terminal and go to its first line.
             clear = "\x1b[2J\x1b[H"
@@ -206,7 +206,9 @@ async def asking(
         with _told(where):
             stream = await trio.open_unix_socket(where)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"no node answers at {where}: {error}") from None
+        refused = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        why = why_silent(folder) if refused else f"no node answers at {where}: {error}"
+        raise ConfigError(why) from None
     http = h11.Connection(h11.CLIENT)
 
     async def receive() -> bytes:

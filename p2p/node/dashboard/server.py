@@ -56,6 +56,7 @@ from p2p.errors import LimitExceeded, ShoalError
 from p2p.host import Host
 from p2p.node.dashboard.page import PARTS, read_part
 from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots, as_json
+from p2p.node.folders import SOCKET
 from p2p.node.panels import load_panels
 from p2p.node.role import Role
 from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
@@ -64,7 +65,6 @@ from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-SOCKET: Final = "api.sock"  # in the node's folder
 PAUSE: Final = "/api/pause"
 RESUME: Final = "/api/resume"
 _MAX_SOCKET: Final = 100  # bytes of its path: the kernels allow 108 and 104

@@ -114,96 +114,97 @@ class DilocoTerms:
     """Every number of a DiLoCo run; the defaults are measured in bench/README.md."""
 
     goal: Goal = Goal.TEXT
-    """What an inner step learns from. With ``reward`` a member draws ``sequences`` tasks of the
-    run's environments a step, each answered [sampling] group_size times; corpora are not read,
-    and a task counts as a token."""
+    """Material of inner steps: ``text``, or ``reward`` for GRPO. With ``reward`` a member draws
+    ``sequences`` tasks of the run's environments a step, each answered [sampling] group_size
+    times; corpora are not read, and a task counts as a token."""
 
     corpora: Mapping[str, float] = field(default_factory=lambda: {"python": 1.0})
-    """Where text comes from, by name with weights; each machine's owner says where a name's
-    files lie. ``python`` is the library of the Python that runs the node."""
+    """Sources of text by name, with weights; each machine's owner says where the files are.
+    ``python`` is the library of the Python that runs the node."""
 
     anneal: Mapping[str, float] = field(default_factory=dict)
-    """The mixture of the last ``decay_share`` of the inner steps, by name with weights; empty:
-    the same to the end. Good text counts most while the rate falls."""
+    """Mixture of the last ``decay_share`` of the inner steps; empty: ``corpora``. Good text
+    counts most while the rate falls."""
 
     outer_steps: int = 20
-    """Rounds in all; the schedule of the learning rate ends with them."""
+    """Rounds of the run, with which the rate's schedule ends."""
 
     inner_steps: int = 100
-    """Steps between two exchanges, at most."""
+    """Most steps between two exchanges."""
 
     round_seconds: float = 0.0
-    """Seconds after which a member stops its inner steps; 0: it takes them all. With it slow
-    machines count, by the tokens that they have learnt from."""
+    """Seconds after which a member stops its inner steps; 0: all are taken. Slow machines then
+    count by the tokens that they learnt from."""
 
     sequences: int = 8
     """Windows of text in an inner step of one member."""
 
     window: int = 64
-    """Tokens of a window that are predicted."""
+    """Predicted tokens of a window."""
 
     inner: Inner = Inner.ADAMW
-    """The inner optimiser."""
+    """Inner optimiser."""
 
     rate: float = 4e-3
-    """Its peak learning rate."""
+    """Peak learning rate of the inner optimiser."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of Adam's two moments."""
 
     weight_decay: float = 0.1
-    """Decoupled, per unit of learning rate."""
+    """Decoupled weight decay, per unit of learning rate."""
 
     gradient_norm: float = 1.0
-    """The global norm that gradients are clipped to."""
+    """Global norm that gradients are clipped to."""
 
     warmup: int = 200
     """Inner steps over which the rate climbs to its peak."""
 
     decay_share: float = 0.2
-    """Last share of all inner steps, over which the rate falls to zero by the square root."""
+    """Last share of the inner steps, in which the rate falls to zero by the square root."""
 
     z_loss: float = 0.0
     """Weight of the squared largest logit of a token; PRIME had 2e-4."""
 
     outer: Outer = Outer.NESTEROV
-    """What takes the outer steps. ``parallel`` exchanges gradients: every inner step is a
-    round, with the traffic of one."""
+    """Outer optimiser: ``nesterov``, or ``parallel``, which averages gradients at each inner
+    step."""
 
     outer_rate: float = 0.9
-    """Of the outer step. PRIME's 0.7 with momentum 0.9 is for hundreds of them."""
+    """Learning rate of the outer step. PRIME has 0.7 with momentum 0.9, for hundreds of
+    steps."""
 
     outer_momentum: float = 0.5
-    """Nesterov's, of the outer step."""
+    """Nesterov momentum of the outer step."""
 
     overlap: bool = False
-    """Whether members go on with the next round's steps during an exchange, and shift them by
-    what it brings. It costs some hundredths of a nat, and waits for no line."""
+    """True if members take the next round's steps during an exchange and apply its result late.
+    It costs some hundredths of a nat, and no member waits for a line."""
 
     fragments: int = 1
-    """Parts of the model that are exchanged by turns, one a round. With four, and a quarter of
+    """Parts of the model, one of which is exchanged a round. With four, and a quarter of
     the inner steps, the same bytes travel in bursts of a quarter."""
 
     codec: Codec = Codec.INT4
-    """What updates and means travel as."""
+    """Encoding of updates and means: ``int4``, ``int8`` or ``fp32``."""
 
     joining: Joining = Joining.NAMED
-    """Who may be a member."""
+    """Who may be a member: ``named`` trainers, or all ``admitted`` peers."""
 
     anchor: PeerId | None = None
-    """Whose vote decides when exactly half of the members are left; none: then they stop."""
+    """Member whose vote decides when exactly half are left; none: they stop."""
 
     grace: float = 20.0
-    """Seconds that late members are waited for once a majority is ready."""
+    """Seconds that a ready majority waits for late members."""
 
     patience: float = 60.0
-    """Seconds that an exchange may take before it is begun anew with those that are there."""
+    """Seconds after which an exchange begins anew with those that are present."""
 
     beat: float = 1.0
-    """Seconds between two signs of life."""
+    """Seconds between two signs of life of a member."""
 
     held_out: int = 256
-    """Windows on which the loss is measured, and no member trains."""
+    """Windows for measuring the loss, on which no member trains."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

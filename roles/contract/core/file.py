@@ -106,31 +106,30 @@ class AdmissionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRules:
-    """Who may join the run and submit rollouts."""
+    """Which peers may join the run and submit rollouts."""
 
     mode: AdmissionMode = AdmissionMode.OPEN
-    """Open to all, or by list."""
+    """``open``: everybody; ``allow``: the peers of ``allowed`` and invited ones."""
 
     allowed: tuple[PeerId, ...] = ()
-    """The list."""
+    """Peers that may join a run in mode ``allow``."""
 
     inviters: tuple[PeerId, ...] = ()
-    """Who may invite besides the owner; none of them can make others inviters."""
+    """Peers that may invite besides the owner. They cannot name further inviters."""
 
     revoked: tuple[str, ...] = ()
-    """Ids of invites that admit nobody any more, as ``shoal run invite`` printed them."""
+    """Ids of revoked invites, as ``shoal run invite`` prints them."""
 
     stamp_bits: int = 0
-    """Of the work stamp that whoever is not named or invited must make before it submits work
-    to an open run; 0: none. 26 take half a minute of one core, and each more twice as long."""
+    """Difficulty of the work stamp that peers without a name or an invite need in an open run;
+    0: none. 26 bits take half a minute of one core, and each more bit doubles it."""
 
     min_memory: int = 0
-    """Bytes of memory that a node must lend its engine, where the owner knows better than our
-    reckoning; 0: as it comes."""
+    """Bytes of memory that a node must lend its engine; 0: the estimate from shape and
+    lengths."""
 
     min_tokens_per_second: float = 0.0
-    """Accepted tokens a second that a worker should bring: accepted work at a rate is the proof
-    of its hardware. Who brings less is shown as slow, and works on."""
+    """Accepted tokens a second below which a worker is shown as slow. It works on."""
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -152,30 +151,30 @@ class Model:
     """What is trained."""
 
     engine: str = "torch"
-    """``torch``: each node computes, with what engine it likes. ``fake``: each pretends, in
+    """``torch``: nodes compute, each with an engine of its choice; ``fake``: nodes pretend, in
     simulations (`roles.engines`)."""
 
     seed: int = 0
-    """Of the initial weights, and of the warm-up; of no use to a model with a base."""
+    """Seed of initial weights and warm-up, unless there is a base."""
 
     shape: ModelShape
-    """Sizes of the network, and with them its family."""
+    """Sizes of the network, which also tell its family."""
 
     base: tuple[FilePin, ...] = ()
     """The files of policy 0, a Hugging Face folder. Empty: the weights are drawn from ``seed``
     and warmed up."""
 
     dtype: Dtype = Dtype.FLOAT32
-    """What is sampled and scored in."""
+    """Number format of sampling and scoring: ``float32`` or ``bfloat16``."""
 
     draw: DrawRule = DrawRule.CDF
-    """How a seed decides which token comes next."""
+    """Rule by which a seed selects the next token: ``cdf`` or ``gumbel``."""
 
     context: int = 4096
     """Most tokens of a prompt and its completion together."""
 
     end_tokens: tuple[int, ...] = (0,)
-    """Any of them ends a completion. The environment ``sort`` ends with 0."""
+    """Tokens that end a completion. The environment ``sort`` ends with 0."""
 
     def __post_init__(self) -> None:
         check_bounds(self, {"seed": SEEDS, "context": (2, MAX_CONTEXT)})
@@ -264,23 +263,22 @@ class EnvironmentPin:
     """An environment, by name and by the digest of its source."""
 
     name: str
-    """As entry points and `roles.envs` know it."""
+    """Name of its entry point (`roles.envs`)."""
 
     digest: bytes
-    """sha256 of its source (32 bytes): other code under the same name is another game."""
+    """SHA-256 of its source; ``run create`` fills it in."""
 
     weight: float = 1.0
-    """How many tasks come from it, beside the weights of the run's other environments."""
+    """Share of the tasks, relative to the weights of the other environments."""
 
     kinds: Mapping[str, float] = field(default_factory=dict)
-    """Weights of its kinds of tasks, for environments that have some; empty: as it likes."""
+    """Weights of its kinds of tasks; empty: the environment's own."""
 
     data: FilePin | None = None
-    """A file of questions that every node must have, for environments that read one."""
+    """File of questions that every node must have, pinned by size and digest."""
 
     length_targets: tuple[int, ...] = ()
-    """Tokens that a completion should have. Each task draws one from its seed, and its prompt
-    says so. Empty: any length is as good as another."""
+    """Lengths in tokens, of which each task's prompt asks for one. Empty: no length rewards."""
 
     length_penalty: float = 0.0
     """Subtracted from the reward for each token more or less than the target."""
@@ -316,10 +314,10 @@ class EnvironmentPin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How policies travel."""
+    """Delivery of policies."""
 
     chunk_bytes: int = 0
-    """Raw bytes of one SHARDCAST chunk, 4 KiB to 4 MiB; 0 chooses by the size of the policy."""
+    """Raw bytes of a SHARDCAST chunk, 4 KiB to 4 MiB; 0: by the size of the policy."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
@@ -333,48 +331,48 @@ class Terms:
     """What the owner decides."""
 
     name: str
-    """What people call the run. With the owner's key it gives the run its id."""
+    """Name of the run. With the owner's key it determines the run's id."""
 
     epoch: int = 1
-    """Edition of this document."""
+    """Number of this edition; a higher one replaces it."""
 
     expiry: int
-    """Seconds since 1970; after it the document is void and nodes ask for a newer one."""
+    """Seconds since 1970 at which this edition ends; drafts say ``days`` (30)."""
 
     environments: tuple[EnvironmentPin, ...]
-    """Where tasks come from, by weight. A model without a base is warmed up on the first."""
+    """Sources of tasks, by weight. A model without a base is warmed up on the first."""
 
     trainers: tuple[PeerId, ...]
-    """Whose policies count."""
+    """Peers whose policies count."""
 
     validators: tuple[PeerId, ...]
-    """Whose verdicts count."""
+    """Peers whose verdicts count; none: the trainer's scorer judges newcomers."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """All other nodes."""
+    """Which other peers may join."""
 
     model: Model
-    """What is trained."""
+    """Model that is trained."""
 
     sampling: SamplingTerms
-    """How answers are drawn, and how many steps there are."""
+    """Sampling of answers, and the number of steps."""
 
     limits: Limits = field(default_factory=Limits.fp32)
-    """What validators let pass."""
+    """Numeric errors that scorers accept."""
 
     delivery: Delivery = field(default_factory=Delivery)
-    """How policies travel."""
+    """Delivery of policies."""
 
     calibration: Calibration | None = None
-    """Where the limits come from; None: from a preset, or from the owner's head."""
+    """Record that ``shoal calibrate`` writes of how the limits were measured."""
     algorithm: Algorithm = Algorithm.GRPO
-    """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
+    """``grpo``: one trainer learns from workers' rollouts; ``diloco``: several trainers."""
 
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
-    """How the latter do."""
+    """Terms of ``algorithm = "diloco"``."""
 
     trust: TrustTerms = field(default_factory=TrustTerms)
-    """How workers earn it that not all of their work is checked."""
+    """How much work is checked, and how names earn standing."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():

@@ -11,7 +11,7 @@ from typing import Final
 from roles.contract.core.bounds import Bounds, check_bounds
 
 MAX_SUBMISSION_GROUPS: Final = 256
-"""What `roles.protocol.core.groups` can carry."""
+"""Limit of the encoding in `roles.protocol.core.groups`."""
 MAX_COMPLETIONS: Final = 8192
 """Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at
 most 64 KiB."""
@@ -34,21 +34,21 @@ class SamplingTerms:
     """The run's ``[sampling]``."""
 
     steps: int
-    """Policies after the first, each an optimiser step. With the last the run is over."""
+    """Training steps, each of which makes a policy. The run ends with the last."""
 
     group_size: int
-    """Completions per task: 16 in INTELLECT-2. With a chance of one in ten, four groups of five
-    hold a right answer to learn from (1 - 0.9^16 = 0.81)."""
+    """Completions per task. INTELLECT-2 had 16: if one answer in ten is right, four groups of
+    five have something to learn from (1 - 0.9^16 = 0.81)."""
 
     max_new_tokens: int
-    """A completion that reaches it is cut there."""
+    """Most tokens of a completion; longer ones are cut."""
 
     submission: int = 8
     """Groups that a node draws, proves and submits together. Few keep lag low, many fill an
     engine."""
 
     temperature: float = 1.0
-    """Of sampling, and of every log-prob in the loss."""
+    """Temperature of sampling and of log-probs in the loss."""
 
     lag: int = 2
     """Oldest usable policy, in steps behind the trainer's. It is rate times lag that
@@ -56,9 +56,8 @@ class SamplingTerms:
     0.86 and 0.96 with lag 2."""
 
     proof_values: int = 62
-    """Values of each 32 tokens' hidden states that an activation proof holds: 3.94 bytes a
-    token, so that one of three bytes takes 7 on the wire. The package toploc has 128; what the
-    fewer cost is in docs/protocols/toploc.md."""
+    """Values in an activation proof of 32 tokens. 62 take 3.94 bytes a token. The package
+    toploc has 128; docs/protocols/toploc.md says what fewer cost."""
 
     turns: int = 1
     """Turns of the model in one completion, at most. The environment answers between them; all

@@ -76,16 +76,16 @@ class ModelShape:
     """Base of the rotary frequencies."""
 
     epsilon: float = 1e-5
-    """Of every RMSNorm."""
+    """Epsilon of every RMSNorm."""
 
     tied: bool = False
-    """Whether the head is the embedding."""
+    """True if head and embedding share weights."""
 
     qkv_bias: bool = False
-    """Whether queries, keys and values have biases, as in Qwen2."""
+    """True if queries, keys and values have biases, as in Qwen2."""
 
     qk_norm: bool = True
-    """Whether each head's queries and keys are normed, as in Qwen3."""
+    """True if each head's queries and keys are normed, as in Qwen3."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _SHAPE)

@@ -1,4 +1,4 @@
-"""How much of the work is looked at, and what a newcomer owes first (docs/trust.md)."""
+"""How much of the work is checked, and what a newcomer owes first (docs/trust.md)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class TrustTerms:
     """The three numbers of the run's ``[trust]``."""
 
     share: float = 0.05
-    """Chance that a place which teaches nothing is wanted none the less, that a group without
-    spread is replayed, and that a validator's verdict is repeated."""
+    """Chance that a place without spread is checked, that a group without spread is replayed,
+    and that a validator's verdict is repeated."""
 
     probation: int = 32
-    """Places of a name that have to stand before anything of it is learnt from."""
+    """Places of a new name that must stand before the trainer learns from it."""
 
     window: int = MAX_WINDOW
-    """Places that are committed together at most, and void together."""
+    """Most places that are committed, and void, together."""
 
     def __post_init__(self) -> None:
         bounds = {"share": (0.01, 1.0), "probation": (1, 1 << 16), "window": (1, MAX_WINDOW)}

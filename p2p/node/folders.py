@@ -1,0 +1,92 @@
+"""Which node a command is about: that of the folder that is named, or one that runs here."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ConfigError
+from p2p.machine import KEY
+from p2p.node.usage import DATA, expanded, remark
+
+SOCKET: Final = "api.sock"
+"""In a node's folder: where it answers its owner."""
+STARTED: Final = "started"
+"""In a node's folder: the command that has started it last."""
+_SOCKETS: Final = Path("/proc/net/unix")
+"""Linux's list of sockets: the path is the last word of a line."""
+
+
+def add_folder(parser: argparse.ArgumentParser, what: str = "a node's folder") -> None:
+    """Add ``DIR`` and ``--data DIR``, which mean the same, to a command line."""
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR",
+        help=f"{what} (default: of the node that you run, or ~/.shoal)",
+    )  # fmt: skip
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the same")
+
+
+def named_folder(options: argparse.Namespace) -> Path | None:
+    """Return the folder that a command line names. Raises `ConfigError` if it names two."""
+    named = {expanded(one) for one in (options.folder, options.data) if one is not None}
+    if len(named) > 1:
+        raise ConfigError("DIR and --data DIR mean the same: name one")
+    return next(iter(named), None)
+
+
+def nodes_of(options: argparse.Namespace) -> list[Path]:
+    """Return the folders of the nodes that a command line means, a trainer's first: those in
+    the folder that it names, or those that run. Raises `ConfigError`."""
+    named = named_folder(options)
+    if named is None:
+        return list(running()) or [expanded(DATA)]
+    inside = [] if (named / KEY).exists() else [key.parent for key in named.glob(f"*/{KEY}")]
+    answering = [place for place in inside if (place / SOCKET).exists()]
+    return sorted(answering or inside, key=_order) or [named]
+
+
+def node_of(options: argparse.Namespace) -> Path:
+    """Return the folder of the one node that a command line means; of several the first, with a
+    remark. Raises `ConfigError`."""
+    first, *others = nodes_of(options)
+    if others:
+        remark(f"this is {first}; there are {', '.join(map(str, others))} too")
+    return first
+
+
+def _order(place: Path) -> tuple[bool, int, str]:
+    return not place.name.startswith("trainer"), len(place.name), str(place)
+
+
+def running() -> Iterator[Path]:
+    """Yield the folders of this user's nodes that run, where the system tells: Linux."""
+    with suppress(OSError):
+        lines = _SOCKETS.read_text(errors="surrogateescape").splitlines()
+        found = {Path(line.rpartition(" ")[2]) for line in lines if line.endswith(f"/{SOCKET}")}
+        for path in sorted(found, key=lambda one: _order(one.parent)):
+            with suppress(OSError):
+                if path.is_absolute() and path.stat().st_uid == os.getuid():
+                    yield path.parent
+
+
+def why_silent(folder: Path) -> str:
+    """Return a sentence about a node that does not answer in its folder, with the remedy."""
+    if not folder.is_dir():
+        return f"there is no folder {folder}: name that of a node"
+    if not (folder / KEY).exists():
+        return f"{folder} is no node's folder, and no node of yours runs: name its folder"
+    try:
+        wrote = (folder / "log").stat().st_mtime
+        command = (folder / STARTED).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return f"the node of {folder} does not run: shoal node --data {folder}"
+    end = datetime.datetime.fromtimestamp(wrote, datetime.UTC).astimezone()
+    return (
+        f"the node of {folder} does not run (its log ends on {end:%d %b at %H:%M}); this starts"
+        f" it: {command}"
+    )

@@ -1,0 +1,82 @@
+"""Every key of run files and learner.toml: ``python -m tests.run_file --write``."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from roles.contract.core.trust import MAX_WINDOW
+
+ROOT: Final = Path(__file__).parent.parent
+PAGE: Final = ROOT / "docs" / "run-file.md"
+HEAD: Final = """# Run file and learner.toml: every key
+
+An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
+which all nodes follow. `learner.toml` is the trainer's alone and is not signed. [Runs](runs.md)
+says how they are made and changed. `python -m tests.run_file --write` makes this page from the
+dataclasses: the first sentence of each field is here, the reasons are beside the fields.
+"""
+TABLES: Final = (
+    ("Top level", "roles/contract/core/file.py", "Terms"),
+    ("`[admission]`", "roles/contract/core/file.py", "AdmissionRules"),
+    ("`[model]`", "roles/contract/core/file.py", "Model"),
+    ("`[model.shape]`", "roles/contract/core/shape.py", "ModelShape"),
+    ("`[[environments]]`", "roles/contract/core/file.py", "EnvironmentPin"),
+    ("`[sampling]`", "roles/contract/core/sampling.py", "SamplingTerms"),
+    ("`[limits]`", "proofs/checks.py", "Limits"),
+    ("`[trust]`", "roles/contract/core/trust.py", "TrustTerms"),
+    ("`[delivery]`", "roles/contract/core/file.py", "Delivery"),
+    ("`[diloco]`", "roles/contract/core/diloco.py", "DilocoTerms"),
+    ("`learner.toml`", "roles/rl/learner.py", "LearnerConfig"),
+    ("`[warm_up]` of `learner.toml`", "roles/rl/learner.py", "WarmUp"),
+)
+CONSTANTS: Final = {"MAX_WINDOW": MAX_WINDOW}
+
+
+def fields(file: str, name: str) -> Iterator[tuple[str, str, str]]:
+    """Key, default and first sentence of each field of a dataclass."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    (body,) = (
+        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        text = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text = re.split(r"(?<=[.!?])\s", " ".join(str(after.value.value).split()))[0]
+            text = text.replace("``", "`")
+        yield node.target.id, plain(node.value), text
+
+
+def plain(value: ast.expr | None) -> str:
+    """A default as TOML would write it; empty for tables and for what must be given."""
+    match value:
+        case ast.Attribute(attr=name):
+            return name.lower()
+        case ast.Constant(value=None) | ast.Call() | None:
+            return ""
+        case ast.Name(id=name):
+            return str(CONSTANTS[name])
+        case ast.Tuple(elts=elements):
+            return f"[{', '.join(map(plain, elements))}]"
+    return ast.unparse(value).strip("'").replace("True", "true").replace("False", "false")
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, file, name in TABLES:
+        parts.append(f"\n## {title}\n\n`{file}`\n\n| key | default | meaning |\n")
+        parts.append("|---|---|---|\n")
+        for key, default, text in fields(file, name):
+            parts.append(f"| `{key}` | {f'`{default}`' if default else ''} | {text} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    PAGE.write_text(page(), encoding="utf-8")
