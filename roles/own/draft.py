@@ -21,9 +21,10 @@ from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import EnvironmentPin, Terms
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
-from roles.envs.base import environment_digest, make_environment
+from roles.envs.base import environment_digest, is_ours, make_environment
 from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
+from roles.envs.examine import examine
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
@@ -212,6 +213,13 @@ def check_environments(terms: Terms, folder: Path) -> None:
         name = pin.data.name if pin.data is not None else ""
         if why := why_not_repeatable(_make(pin, folder / name)):
             raise ConfigError(why)
+        if not is_ours(pin.name) and (
+            faults := examine(pin.name, folder / name if name else None, pin.kinds)
+        ):
+            raise ConfigError(
+                f"the environment {pin.name!r} is not sound: {faults[0]} (shoal envs check"
+                f" {pin.name} says all)"
+            )
 
 
 def _based(table: Mapping[str, object], where: str) -> dict[str, object]:
