@@ -100,12 +100,14 @@ if TYPE_CHECKING:
     from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
     from p2p.machine import open_world
     from p2p.membership import Member, Membership, MembershipConfig, open_membership
+    from p2p.reach.nat import Nat, NatConfig, open_nat
 
 _SERVICES = {
     "p2p.dht": ("Dht", "DhtConfig", "Namespace", "Record", "open_dht"),
     "p2p.gossip": ("Gossip", "GossipConfig", "Validity", "open_gossip"),
     "p2p.machine": ("open_world",),
     "p2p.membership": ("Member", "Membership", "MembershipConfig", "open_membership"),
+    "p2p.reach.nat": ("Nat", "NatConfig", "open_nat"),
 }
 """The services that `__getattr__` imports on first use, by module."""
 
@@ -136,10 +138,11 @@ __all__ = [
     "AddrSource", "BadMessage", "ConfigError", "ConnectionConfig", "Dht", "DhtConfig",
     "FrameReader", "Gossip", "GossipConfig", "Host", "KeyPair", "LimitExceeded", "Listener",
     "LocalProtocolError", "Member", "Membership", "MembershipConfig", "MemoryNetwork",
-    "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Network", "PeerEvent",
-    "PeerId", "PeerState", "PeerUnreachable", "ProtocolError", "ProtocolId",
-    "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError", "StorageError",
-    "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork", "Validity", "World",
-    "WrongPeer", "frame", "open_dht", "open_gossip", "open_host", "open_membership",
-    "open_world", "ping", "request", "send_frame", "serve_requests",
+    "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Nat", "NatConfig",
+    "Network", "PeerEvent", "PeerId", "PeerState", "PeerUnreachable", "ProtocolError",
+    "ProtocolId", "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError",
+    "StorageError", "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork",
+    "Validity", "World", "WrongPeer", "frame", "open_dht", "open_gossip", "open_host",
+    "open_membership", "open_nat", "open_world", "ping", "request", "send_frame",
+    "serve_requests",
 ]  # fmt: skip

@@ -445,8 +445,20 @@ def _walk(path: Path, most: int) -> list[DiskEntry]:
                     folders.append(Path(entry.path))
                     continue
                 name = Path(entry.path).relative_to(path).as_posix()
-                found.append(_disk_entry(name, entry.stat(follow_symlinks=False)))
+                follows = entry.is_symlink() and _is_followed(path, Path(entry.path))
+                found.append(_disk_entry(name, entry.stat(follow_symlinks=follows)))
     return sorted(found, key=lambda entry: entry.path)
+
+
+def _is_followed(folder: Path, link: Path) -> bool:
+    """Return True if a link leads to a file in its own folder, or from a snapshot of Hugging
+    Face's cache to the same model's blobs; anything else could be a private file."""
+    target, place = link.resolve(), folder.resolve()
+    blobs = place.parent.parent / "blobs"
+    is_snapshot = place.parent.name == "snapshots" and target.parent == blobs
+    is_hidden = any(name.startswith(".") for name in target.parts[len(place.parts) :])
+    is_inside = target.is_relative_to(place) and not is_hidden
+    return (is_snapshot or is_inside) and target.is_file()
 
 
 def _disk_entry(path: str, status: os.stat_result) -> DiskEntry:

@@ -50,15 +50,15 @@ MIDDLE: Final = """
 
 
 def classes() -> Iterator[tuple[str, str]]:
-    """Name and first paragraph of each public error that an operator or an embedder meets."""
+    """Name and first sentence of each public error that an operator or an embedder meets."""
     found: dict[str, tuple[tuple[str, ...], str]] = {}
     for package in ("p2p", "roles", "sim"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
-                    text = (ast.get_docstring(node) or "").partition("\n\n")[0]
-                    found[node.name] = bases, " ".join(text.split())
+                    text = " ".join((ast.get_docstring(node) or "").split())
+                    found[node.name] = bases, re.split(r"(?<=[.!?])\s", text)[0]
 
     def is_ours(name: str) -> bool:
         return name in ROOTS or any(map(is_ours, found.get(name, ((), ""))[0]))

@@ -48,6 +48,13 @@ def existing(path: Path) -> Path:
     return path
 
 
+def name_of(path: Path) -> str:
+    """Return what a path is called elsewhere: a snapshot of Hugging Face's cache by its
+    model's name, and not by 40 digits."""
+    model = path.parent.parent.name.rpartition("--")[2]
+    return model if path.parent.name == "snapshots" and is_name(model) else path.name
+
+
 def state_of(path: Path) -> Path:
     """The folder where a pusher keeps its key: one for each path, so that the same command
     makes the same ticket."""

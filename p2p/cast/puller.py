@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import filecmp
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -38,8 +40,10 @@ from p2p.cast.commandline import (
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import PIPED, CastState, Teller
+from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import Host
+from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived, unencodable
@@ -47,12 +51,16 @@ from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
+from p2p.reach.mapping import ReachConfig
+from p2p.reach.nat import Nat, NatConfig, open_nat
 from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
+PULLING: Final = NatConfig(reach=ReachConfig(map_port=False))
+"""A pull is short: it opens no port of the router."""
 _TEMPORARY: Final = ".shoal-part"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk on which there may be room later."""
@@ -92,6 +100,50 @@ def deliver(
         raise first
     kind = NoRoom if first.errno in _FULL else StorageError
     raise kind(f"{where} cannot be written: {first.strerror}{more}")
+
+
+class Replaces(ConfigError):
+    """Files of the version would take the place of others that no pull has put there."""
+
+
+def check_replaced(
+    index: Index, out: Path, name: str, ours: Collection[int], weights: Path | None = None
+) -> None:
+    """Raise `Replaces` if files in ``out`` are others than those of a version.
+
+    Args:
+        index: Of the version.
+        out: Where its files go.
+        name: What it is called if it is one file.
+        ours: Inodes of what earlier pulls have put there.
+        weights: Where the version lies; None: it is still to come, and only sizes are known.
+    """
+    others = []
+    for file in index.files:
+        target = out / (file.path or name)
+        if not target.is_file() or target.stat().st_ino in ours:
+            continue
+        if weights is None:
+            is_same = target.stat().st_size == file.size
+        else:
+            source = weights / file.path if file.path else weights
+            is_same = target.samefile(source) or filecmp.cmp(target, source, shallow=False)
+        if not is_same:
+            others.append(target)
+    if others:
+        more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
+        raise Replaces(f"{others[0]}{more} would be replaced by another file of this name")
+
+
+async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
+    """Ask a person whether to go on. Raises `ConfigError` if not, or if nobody can be asked."""
+    if sys.stdin.isatty() and sys.stdout.isatty() and not options.json:
+        question = f"{trouble}. Go on? [y/N] "
+        answer = await trio.to_thread.run_sync(input, question, abandon_on_cancel=True)
+        if answer.strip().lower() in ("y", "yes"):
+            return
+        raise ConfigError("nothing was replaced; --out DIR puts it elsewhere")
+    raise ConfigError(f"{trouble}: give another --out, or --replace if you mean it") from None
 
 
 def _put(source: Path, target: Path, out: Path) -> None:
@@ -188,6 +240,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, metavar="DIR", help="where its files go (default: the name it has)")
     add("--only", metavar="GLOB", help="fetch only files that match, such as '*.json'")
     add("--follow", action="store_true", help="stay, and take each newer version")
+    add(
+        "--replace",
+        action="store_true",
+        help="replace what is there without a question",
+    )
     add("--exec", dest="command", metavar="CMD",
         help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
     add("--seed", type=duration, default=SEED, metavar="TIME",
@@ -217,14 +274,16 @@ async def _pull(options: argparse.Namespace) -> int:
     teller = Teller(ticket.name, as_json=options.json)
     config = ShardcastConfig(keep_versions=2 if options.follow else 1)
     bootstrap = [addr.with_peer(ticket.pusher) for addr in ticket.addrs]
-    here = CastState()
+    here, given = CastState(), 0
     with locked_folder(state, "shoal pull", OUT):
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
+            ours = {one.stat().st_ino for one in state.rglob("*") if one.is_file()}
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
+            nat = await enter(open_nat(host, world.signer, PULLING))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(
@@ -239,7 +298,10 @@ async def _pull(options: argparse.Namespace) -> int:
             stack.callback(nursery.cancel_scope.cancel)
             unreachable: dict[Multiaddr, str] = {}
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
-            view = PullView(node, ticket, out, teller, unreachable)
+            nursery.start_soon(tell_path, nat, ticket.pusher, teller)
+            # What an earlier pull has put there may be replaced.
+            asks = node.shardcast.newest == NO_POLICY and not options.replace
+            view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
             here = view.last
             if selection is not None:
                 await _pull_some(node, ticket, selection, out, view)
@@ -247,7 +309,10 @@ async def _pull(options: argparse.Namespace) -> int:
                 await _pull_all(node, ticket, options, out, view, ending)
             ending.is_done = True
             await pass_on(world, options.seed, teller)
-    if ending.signal:
+            given = node.shardcast.stats.uploaded_as_relay
+    if not ending.signal:
+        teller.event("ended", f"ended    gave {given / 1e6:,.1f} MB to others", given=given)
+    else:
         what = f"{here.here / 1e6:,.1f} of {here.total / 1e6:,.1f} MB"
         what = "all of it" if ending.is_done else what if here.total else "nothing"
         teller.event(
@@ -265,7 +330,16 @@ async def _pull_all(
     """Fetch the ticket's version, and with ``--follow`` each newer one."""
     wanted = ticket.version
     while True:
-        version = await view.show(partial(node.shardcast.wait_policy, wanted))
+        version = await _wait(view, options, partial(node.shardcast.wait_policy, wanted))
+        if view.asks:
+            place = Path(node.world.disk.locate(node.shardcast.weights(version)))
+            try:
+                check_replaced(
+                    node.shardcast.index(version), out, ticket.name, view.ours, place
+                )
+            except Replaces as trouble:
+                await _ask(trouble, options)
+            view.asks = False
         await _hand_over(node, version, ticket, out, view)
         ending.is_done = True
         if options.command:
@@ -275,15 +349,45 @@ async def _pull_all(
         wanted = PolicyVersion(version + 1)
 
 
+async def _wait(
+    view: PullView, options: argparse.Namespace, wait: Callable[[], Awaitable[_T]]
+) -> _T:
+    """Show how a pull gets on until ``wait`` returns; ask before what is there is replaced."""
+    trouble: list[Replaces] = []
+    try:
+        return await view.show(wait)
+    except* Replaces as group:
+        trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
+    await _ask(trouble[0], options)
+    view.asks = False
+    return await view.show(wait)
+
+
+async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
+    """Say that the pusher is reached through a relay, and when it is directly after that."""
+    told = "direct"
+    while True:
+        path = nat.path(pusher)
+        if path not in ("", told):
+            told = path
+            words = {"relay": "through a relay, which is slow", "direct": "direct"}[path]
+            teller.event("path", f"path     {words}", path=path)
+        await nat.news.wait()
+
+
 class PullView:
     """Shows how a pull gets on, and what it waits for."""
 
     def __init__(
         self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
-        unreachable: Mapping[Multiaddr, str],
+        unreachable: Mapping[Multiaddr, str], *, asks: bool, ours: Collection[int],
     ) -> None:  # fmt: skip
         """``unreachable`` says of each address why nothing comes from there."""
         self.teller = teller
+        self.asks = asks
+        """Whether files that are there may be replaced only after a question."""
+        self.ours = ours
+        """Inodes of what earlier pulls have put there, which need none."""
         self.last = CastState()
         """What was shown last; it is updated in place."""
         self._node = node
@@ -309,6 +413,9 @@ class PullView:
             came = stats.from_origin + stats.from_peers
             if came != moved:
                 moved, moved_at = came, node.world.now()
+            index = node.shardcast.fetching_index
+            if self.asks and index is not None:
+                check_replaced(index, self._out, self._ticket.name, self.ours)
             version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
             total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
             self.last.update(

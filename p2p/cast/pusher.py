@@ -28,6 +28,7 @@ from p2p.cast.commandline import (
     join_secret,
     listen_again,
     mounted,
+    name_of,
     offering,
     relay_addr,
     run_command,
@@ -43,6 +44,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
 from p2p.policy import PolicyVersion
+from p2p.reach.nat import open_nat
 from p2p.shardcast import ShardcastConfig, ShardcastStats
 from p2p.shardcast.publisher import Digester, publish_alone, publish_next
 from p2p.shardcast.store import Cores
@@ -53,6 +55,9 @@ _MAX_WAITED: Final = 100_000
 """The most machines that a push may wait for: more than a roster names (4,096), so a larger
 number is a typing mistake."""
 
+ROUTER_SECONDS: Final = 1.0
+"""The longest that a ticket waits for the router's answer: one that maps ports answers within a
+tenth of that."""
 _LOOK: Final = 0.25
 """Seconds between two looks at who has it whole. A puller that is done says so in a heartbeat,
 serves for five seconds and leaves: a slower look would miss it and wait for ever."""
@@ -84,7 +89,7 @@ def _push_options(argv: Sequence[str]) -> argparse.Namespace:
 async def _push(options: argparse.Namespace) -> int:
     path = existing(options.path)
     state = state_of(path) if options.data is None else expanded(options.data)
-    teller = Teller(path.name, as_json=options.json)
+    teller = Teller(name_of(path), as_json=options.json)
     changes = Changes("run push again", teller, path.name if path.is_file() else "")
     config = ShardcastConfig(keep_versions=1)
     given = Given()
@@ -101,6 +106,7 @@ async def _push(options: argparse.Namespace) -> int:
                 teller.event("taken", f"{words} give your pullers the one below", port=port)
             for relay in options.relay:
                 await host.listen(relay.through)
+            nat = await enter(open_nat(host, world.signer, named=options.relay))
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )
@@ -111,12 +117,14 @@ async def _push(options: argparse.Namespace) -> int:
 
                 version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)
+            with trio.move_on_after(ROUTER_SECONDS):
+                await nat.router_answered.wait()
             given.stats = node.shardcast.stats
             manifest = node.shardcast.manifest(version)
             ticket = Ticket(
                 pusher=node.host.peer_id,
                 addrs=tuple(addr.transport for addr in node.host.addrs[:MAX_ADDRS]),
-                secret=secret, name=path.name, is_folder=source == SOURCE,
+                secret=secret, name=name_of(path), is_folder=source == SOURCE,
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
             _tell_ticket(ticket, manifest.size, teller)
@@ -193,7 +201,10 @@ async def _wait_given(
                 )
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)
-    teller.event("given", f"given    {_machines(expected)} it", machines=expected)
+    teller.event(
+        "given", f"given    {_machines(expected)} it, gave {given.bytes / 1e6:,.1f} MB",
+        machines=expected, given=given.bytes,
+    )  # fmt: skip
 
 
 def serve(argv: Sequence[str]) -> int:

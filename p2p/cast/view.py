@@ -90,21 +90,22 @@ class Teller:
         from rich.markup import escape
         from rich.progress import (
             BarColumn,
-            DownloadColumn,
             Progress,
             TextColumn,
             TimeRemainingColumn,
         )
 
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=False),
+            TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[done]}"),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[swarm]}", markup=False), transient=True,
             console=Console(file=sys.stdout, highlight=False, soft_wrap=True),
         )  # fmt: skip
         try:
             with self._progress:
-                self._progress.add_task(escape(self._title), total=None, rate="", swarm="")
+                self._progress.add_task(
+                    escape(self._title), total=None, done="", rate="", swarm=""
+                )
                 yield
         finally:
             self._progress = None
@@ -125,8 +126,8 @@ class Teller:
             [task] = self._progress.task_ids
             total, done = _drawn(state)
             self._progress.update(
-                task, total=total, completed=done,
-                rate=f"{state.rate / 1e6:.1f} MB/s",
+                task, total=total, completed=done, done=_done(state),
+                rate=f"{state.rate / 1e6:.1f} MB/s" if state.total else "",
                 swarm="waits" if state.waits_for else _swarm(state),
             )  # fmt: skip
             return
@@ -142,12 +143,18 @@ def _drawn(state: CastState) -> tuple[int | None, int]:
     return (state.total, state.total * state.whole // machines) if machines else (None, 0)
 
 
-def _swarm(state: CastState) -> str:
+def _done(state: CastState) -> str:
+    """What the bar shows, in words: of a pull bytes, of a push machines."""
+    if state.here < state.total:
+        return f"{state.here / 1e6:,.1f} of {state.total / 1e6:,.1f} MB"
     machines = state.asked or max(state.members, state.whole)
-    if not machines:
+    return f"{state.whole} of {machines} machines" if state.total and machines else ""
+
+
+def _swarm(state: CastState) -> str:
+    if not (state.asked or state.members or state.whole):
         return "no other machine yet"
-    whole = f"{state.whole} of {machines} whole"
-    return f"{whole}, gave {state.given / 1e6:.1f} MB"
+    return f"gave {state.given / 1e6:,.1f} MB"
 
 
 def _line(state: CastState) -> str:
@@ -157,4 +164,5 @@ def _line(state: CastState) -> str:
         share = ""  # a pusher has all of it
     if state.waits_for:
         return f"{share}{state.waits_for}"
-    return f"{share}{state.rate / 1e6:.1f} MB/s  {_swarm(state)}"
+    rest = "" if share else f"{_done(state)}  "
+    return f"{share}{state.rate / 1e6:.1f} MB/s  {rest}{_swarm(state)}"

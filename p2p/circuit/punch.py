@@ -2,8 +2,9 @@
 
 Each dials the other from the port at which it listens. Each router then takes the other's first
 packet for an answer to its own. The peer that accepted the circuit (B) starts and is the server
-in what follows; the dialer of the circuit (A) is the client. Specification: libp2p/specs,
-relay/DCUtR.md.
+in what follows; the dialer of the circuit (A) is the client. In the third try they change
+parts, for peers that have them the other way round: go-libp2p did until 0.41. Specification:
+libp2p/specs, relay/DCUtR.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Protocol
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.circuit.messages import (
     DCUTR_ID,
     MAX_ADDRS,
@@ -34,6 +36,16 @@ MAX_PUNCHES: Final = 8
 MIN_PORT: Final = 1024
 """Lowest port that a peer can make us dial: no router maps a client to a lower one."""
 
+PLAIN_TIMEOUT: Final = 2.0
+"""Seconds for a plain dial before the first try: a peer with an open port needs no hole."""
+PAUSE: Final = 0.5
+"""Seconds between two tries: the other side's try has ended by then as well."""
+REST: Final = 600.0
+"""Seconds without a try after all have failed: as long as a circuit lives."""
+SERIES: Final = 60.0
+"""Seconds within which tries belong together."""
+_MAX_REMEMBERED: Final = 1024
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +61,11 @@ class PunchHost(CircuitHost, Protocol):
         """Return True if we dialled ``peer`` through a relay and have no direct connection."""
         ...
 
+    async def dial_direct(self, peer: PeerId) -> bool:
+        """Dial the public addresses that a peer names. Return True if there is a direct
+        connection; the caller sets the deadline."""
+        ...
+
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Try for a few seconds to make a direct connection. Return True if there is one."""
         ...
@@ -61,22 +78,35 @@ class Puncher:
         self._world = world
         self._host = host
         self._busy: set[PeerId] = set()
+        self._resting: BoundedDict[PeerId, float] = BoundedDict(_MAX_REMEMBERED)
+        """Peers with which all tries failed, and until when none is made."""
+        self._tries: BoundedDict[PeerId, tuple[int, float]] = BoundedDict(_MAX_REMEMBERED)
+        """Tries that peers have begun, and when the last one was."""
 
     async def upgrade(self, peer: PeerId) -> None:
         """Replace a circuit that we accepted from ``peer`` (part B)."""
-        if not self._begin(peer):
+        now = self._world.now()
+        if now < self._resting.get(peer, now) or not self._begin(peer):
             return
         try:
+            with trio.move_on_after(PLAIN_TIMEOUT):
+                if await self._host.dial_direct(peer):
+                    logger.info("punch.direct peer=%s tries=%d", peer.short, 0)
+                    return
             for number in range(1, TRIES + 1):
-                if self._host.is_direct(peer) or await self._try(peer):
+                if number > 1:
+                    await self._world.sleep(PAUSE)
+                if self._host.is_direct(peer) or await self._try(peer, number):
                     logger.info("punch.direct peer=%s tries=%d", peer.short, number)
                     return
+            self._resting.renew(peer, self._world.now() + REST)
+            logger.info("punch.failed peer=%s reason=%s", peer.short, f"{TRIES} tries")
         except STREAM_FAILURES as error:
             logger.info("punch.failed peer=%s reason=%s", peer.short, error)
         finally:
             self._busy.discard(peer)
 
-    async def _try(self, peer: PeerId) -> bool:
+    async def _try(self, peer: PeerId, number: int) -> bool:
         async with await self._host.open_stream(peer, DCUTR_ID) as stream:
             started = self._world.now()
             with trio.fail_after(PATIENCE):
@@ -85,7 +115,8 @@ class Puncher:
                 round_trip = self._world.now() - started
                 await send_frame(stream, HolePunch(PunchType.SYNC).encode())
             await self._world.sleep(round_trip / 2)
-        return await self._host.punch(peer, _worth_dialling(theirs), is_client=False)
+        is_client = number == TRIES
+        return await self._host.punch(peer, _worth_dialling(theirs), is_client=is_client)
 
     async def serve(self, stream: Stream) -> None:
         """Answer a peer that accepted our circuit (part A)."""
@@ -98,11 +129,20 @@ class Puncher:
                 theirs = await _receive(stream, PunchType.CONNECT)
                 await send_frame(stream, self._connect())
                 await _receive(stream, PunchType.SYNC)
-            await self._host.punch(peer, _worth_dialling(theirs), is_client=True)
+            is_client = self._count(peer) != TRIES
+            await self._host.punch(peer, _worth_dialling(theirs), is_client=is_client)
         except trio.TooSlowError:
             stream.reset()
         finally:
             self._busy.discard(peer)
+
+    def _count(self, peer: PeerId) -> int:
+        """Return which try of ``peer`` this is."""
+        now = self._world.now()
+        tries, last = self._tries.get(peer, (0, now))
+        tries = tries + 1 if tries < TRIES and now < last + SERIES else 1
+        self._tries.renew(peer, (tries, now))
+        return tries
 
     def _begin(self, peer: PeerId) -> bool:
         if peer in self._busy or len(self._busy) >= MAX_PUNCHES:

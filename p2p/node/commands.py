@@ -69,7 +69,8 @@ def command_summaries() -> list[tuple[str, str]]:
     found = []
     for name in command_names():
         try:
-            summary = (inspect.getdoc(load_command(name)) or "").partition("\n")[0]
+            text = inspect.getdoc(load_command(name)) or ""
+            summary = text.partition("\n")[0].replace("``", "")
         except ConfigError as error:
             summary = f"({error})"
         found.append((name, summary))

@@ -69,6 +69,10 @@ class CommandParser(argparse.ArgumentParser):
     """argparse's, and an option that there is not is answered with the nearest that there
     is."""
 
+    def format_help(self) -> str:
+        """Return the help without the marks that code has in docstrings."""
+        return super().format_help().replace("``", "")
+
     def error(self, message: str) -> NoReturn:
         """End with `WRONG_USAGE` and one sentence."""
         _, is_unknown, rest = message.partition("unrecognized arguments: ")

@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import trio
+
 from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.relay import Relay, relaying
 from p2p.concurrency import Notifier, open_bare_nursery
@@ -35,7 +37,8 @@ class NatConfig:
 
     reach: ReachConfig = field(default_factory=ReachConfig)
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
-    relay: RelayConfig = field(default_factory=RelayConfig)
+    relay: RelayConfig | None = None
+    """What this host relays for others; None for nothing."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,10 +47,13 @@ class NatConfig:
 class Nat:
     """How a host stands to the outside. Open it with `open_nat`."""
 
-    def __init__(self, host: SwarmHost, autonat: Autonat, relay: Relay) -> None:
+    def __init__(self, host: SwarmHost, autonat: Autonat, relay: Relay | None) -> None:
         self._host = host
         self._autonat = autonat
         self._relay = relay
+        self.router_answered = trio.Event()
+        """Set when the router has said whether it forwards a port; at once if it is not
+        asked."""
 
     @property
     def reach(self) -> Reach:
@@ -70,10 +76,18 @@ class Nat:
         """Relays at which there is a reservation."""
         return self._host.network.relays
 
+    def path(self, peer: PeerId) -> str:
+        """Return how a connected peer is reached: ``direct`` or ``relay``; empty for others."""
+        if peer not in self._host.connected:
+            return ""
+        return "direct" if self._host.is_direct(peer) else "relay"
+
     @property
     def places(self) -> int:
         """Reservations that this host, as a relay, has left: 0 unless others can dial it."""
-        return min(self._relay.places, MAX_OFFERED) if self.reach is Reach.OPEN else 0
+        if self._relay is None or self.reach is not Reach.OPEN:
+            return 0
+        return min(self._relay.places, MAX_OFFERED)
 
     @property
     def needs_relays(self) -> bool:
@@ -84,6 +98,11 @@ class Nat:
     def news(self) -> Notifier:
         """Notified when any of this may have changed."""
         return self._host.news
+
+    def heard_router(self, addr: Multiaddr | None) -> None:
+        """The router forwards ``addr`` to us, or None."""
+        self._host.set_mapped(addr)
+        self.router_answered.set()
 
     async def follow(self) -> None:
         """Tell the host which of its addresses can be dialled, until cancelled."""
@@ -109,7 +128,7 @@ async def open_nat(
     Args:
         host: The host; ``signer`` is its own.
         signer: Signs what this host grants as a relay.
-        config: What to do; by default all of it, and to relay for members only.
+        config: What to do; by default all but to relay for others.
         named: Relays with which to keep a reservation in any case; addresses with ids.
         is_member: Returns True for peers for which to relay.
         offers: Returns peers that say that they relay, with the places that each has left.
@@ -119,13 +138,19 @@ async def open_nat(
     check("host", host, SwarmHost)
     config = config or NatConfig()
     async with AsyncExitStack() as stack:
-        relay = stack.enter_context(relaying(host.world, host, signer, config.relay, is_member))
+        relay = None
+        if config.relay is not None:
+            relay = stack.enter_context(
+                relaying(host.world, host, signer, config.relay, is_member)
+            )
         autonat = await stack.enter_async_context(open_autonat(host, config.autonat, network))
+        nat = Nat(host, autonat, relay)
         port = host.port_to_map if config.reach.map_port else None
         if port is not None:
             mapping = PortMapping(host.world, port)
-            await stack.enter_async_context(mapping.kept(host.set_mapped))
-        nat = Nat(host, autonat, relay)
+            await stack.enter_async_context(mapping.kept(nat.heard_router))
+        else:
+            nat.router_answered.set()
         keeper = RelayKeeper(host, lambda: nat.needs_relays, offers, seek)
         nursery = await stack.enter_async_context(open_bare_nursery())
         nursery.start_soon(nat.follow)

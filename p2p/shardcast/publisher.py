@@ -177,8 +177,9 @@ class Digester:
         for entry in found:
             if not entry.is_plain:
                 raise LocalProtocolError(
-                    f"{self._disk.locate(_join(path, entry.path))} is a symbolic link, or no"
-                    " file: publish a folder of plain files (cp -rL makes one)"
+                    f"{self._disk.locate(_join(path, entry.path))} is a link to a folder or"
+                    " out of this one, or no file: publish a folder of plain files (cp -rL"
+                    " makes one)"
                 )
         try:
             check_paths_untrusted(sorted(entry.path for entry in found))

@@ -144,6 +144,11 @@ class Shardcast:
         return sum(coming.index.spans[span].size for span in coming.wanted)
 
     @property
+    def fetching_index(self) -> Index | None:
+        """The files of the version that `fetching` names, once they are known."""
+        return None if self._coming is None else self._coming.index
+
+    @property
     def damaged(self) -> Mapping[str, str]:
         """What is wrong with files that peers asked for, by absolute path: ``changed`` since
         they were published, or why they cannot be read."""

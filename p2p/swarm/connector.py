@@ -61,8 +61,12 @@ from p2p.world import World, dawdle, lateness
 PUNCH_TIMEOUT: Final = 5.0
 """Seconds of one try to punch: a packet and its repetitions after one and three seconds."""
 CIRCUIT_GRACE: Final = 5.0
-"""Seconds that a circuit lives on beside a new direct connection, so that what is under way on
-it comes to its end."""
+"""Seconds between two looks at a circuit beside a new direct connection: it is closed when no
+stream is left on it."""
+CIRCUIT_LIFE: Final = 60.0
+"""The longest that it lives on, in seconds."""
+MAX_PUNCHED: Final = 4
+"""Accepted connections that are taken for those of one punch."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -131,6 +135,14 @@ class _Dial:
     """Why there is no connection; what it says at first holds for a dial that a bug of ours
     ended.
     """
+
+
+@dataclass(slots=True)
+class _Punched:
+    """A hole that we punch as a client: who is there, and how many may still come of it."""
+
+    peer: PeerId
+    left: int = MAX_PUNCHED
 
 
 class _Ready(trio.abc.AsyncResource):
@@ -268,8 +280,8 @@ class Connector:
         self._offences = FadingCounts(300.0)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
-        self._punched: dict[str, PeerId] = {}
-        """Hosts that we punch a hole to as a client, and which peer is there."""
+        self._punched: dict[str, _Punched] = {}
+        """Hosts that we punch a hole to as a client."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
@@ -445,6 +457,18 @@ class Connector:
                 raise
         return _Ready(raw, secured)
 
+    async def dial_direct(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
+        """Dial ``addrs`` beside a circuit that there is. Return True if there is a direct
+        connection; the caller sets the deadline."""
+        try:
+            ready, addr = await race(peer, addrs, partial(self._dial_addr, peer))
+        except (*DIAL_FAILURES, WrongPeer) as error:
+            logger.debug("a plain dial failed: %s", error)
+            return self.is_direct(peer)
+        if not self._adopt(ready.raw, ready.secured, dialer=True, addr=_named(peer, addr)):
+            await trio.aclose_forcefully(ready)
+        return self.is_direct(peer)
+
     # Punching.
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
@@ -455,7 +479,7 @@ class Connector:
         handshake on what it accepts, as if it had dialled.
         """
         hosts = [group_of(addr).host for addr in addrs] if is_client else []
-        self._punched.update(dict.fromkeys(hosts, peer))
+        self._punched.update((host, _Punched(peer)) for host in hosts)
         try:
             with trio.move_on_after(PUNCH_TIMEOUT):
                 async with trio.open_nursery() as nursery:
@@ -549,9 +573,11 @@ class Connector:
             if self._offences.count(group_of(addr).host, self._world.now()) >= 8.0:
                 await trio.aclose_forcefully(raw)
                 continue
-            punched = self._punched.pop(group_of(addr).host, None)
-            if punched is not None:
-                self._spawn(self._greet_punched, raw, punched, addr)
+            punched = self._punched.get(group_of(addr).host)
+            if punched is not None and punched.left > 0:
+                # If it is another peer of that host, the handshake fails: it dials again.
+                punched.left -= 1
+                self._spawn(self._greet_punched, raw, punched.peer, addr)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(
@@ -691,8 +717,9 @@ class Connector:
         self.gater.connected(peer)
         if not connection.is_circuit:
             for sibling in siblings:
-                if sibling.is_circuit:
-                    self._world.call_at(now + CIRCUIT_GRACE, sibling.close)
+                if sibling.is_circuit and not sibling.is_replaced:
+                    sibling.is_replaced = True
+                    self._retire_later(sibling, now + CIRCUIT_LIFE)
         self._adopted.notify_all()
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
@@ -701,6 +728,20 @@ class Connector:
         if len(siblings) == 1:
             self.tell(peer, PeerState.CONNECTED, dialled=dialer)
         return True
+
+    def _retire_later(self, circuit: Connection, end: float) -> None:
+        due = self._world.now() + CIRCUIT_GRACE
+        self._world.call_at(due, partial(self._retire, circuit, end))
+
+    def _retire(self, circuit: Connection, end: float) -> None:
+        """Close a circuit that a direct connection replaces, when what is under way on it has
+        come to its end."""
+        if not circuit.is_open:
+            return
+        if circuit.stream_count and self._world.now() < end:
+            self._retire_later(circuit, end)
+        else:
+            circuit.close()
 
     async def _carry(self, connection: Connection, held: HeldConnection) -> None:
         peer = connection.peer

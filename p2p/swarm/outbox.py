@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -82,6 +83,9 @@ STUCK_SWEEPS: Final = 4
 given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
 what it did not read."""
 
+LEAVE_TIMEOUT: Final = 5.0
+"""Seconds for a peer to read what is on its way over a connection that another replaces."""
+
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
 
@@ -119,7 +123,9 @@ class Lane:
 
     def try_send(self, framed: bytes) -> bool:
         """Queue on the stream at once, if it is there and nothing waits before."""
-        if self._stream is None or self.is_running or not self._stream.try_send(framed):
+        if self._stream is None or self.is_running or self._is_replaced:
+            return False
+        if not self._stream.try_send(framed):
             return False
         self.sweeps = 0
         return True
@@ -127,15 +133,35 @@ class Lane:
     async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
         """Carry what waits, then return. Raises what opening or sending raises."""
         with self.scope:
-            if self._stream is None:
-                self.connection, self._stream = await open_lane(self.peer, self.protocol)
-            while self.waiting:
+            while True:
+                if self._stream is not None and self._is_replaced:
+                    await self._leave(self._stream)
+                if self._stream is None:
+                    self.connection, self._stream = await open_lane(self.peer, self.protocol)
+                if not self.waiting:
+                    return
                 batch = self._next_batch()
                 await self._stream.send_all(b"".join(batch))
                 if self.waiting:  # else the lane was closed meanwhile
                     del self.waiting[: len(batch)]
                     sent(sum(map(len, batch)))
                 self.sweeps = 0
+
+    @property
+    def _is_replaced(self) -> bool:
+        return self.connection is not None and self.connection.is_replaced
+
+    async def _leave(self, stream: MuxedStream) -> None:
+        """End the stream when the peer has read all of it: on the next one nothing may overtake
+        what is still on its way through the relay."""
+        self.connection = self._stream = None
+        try:
+            with trio.move_on_after(LEAVE_TIMEOUT), suppress(trio.BrokenResourceError):
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
+        finally:
+            stream.reset()
 
     def end(self) -> None:
         """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back

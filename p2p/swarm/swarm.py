@@ -37,7 +37,7 @@ import trio
 
 from p2p import door, host as hosts
 from p2p.bounded import TokenBucket
-from p2p.circuit.messages import DCUTR_ID, STOP_ID
+from p2p.circuit.messages import DCUTR_ID, MAX_ADDRS, STOP_ID
 from p2p.circuit.network import CircuitNetwork
 from p2p.circuit.punch import Puncher
 from p2p.concurrency import Notifier, leaves, open_bare_nursery, require_trio
@@ -59,6 +59,7 @@ from p2p.swarm.connector import Callbacks, Connector
 from p2p.swarm.core.limits import (
     LOOPBACK,
     PRIVATE,
+    PUBLIC,
     UNKNOWN,
     Budget,
     ResourceLimits,
@@ -282,6 +283,14 @@ class SwarmHost:
         ]
         likeliest = [host for host, _ in Counter(hosts).most_common(2)]
         return tuple(Multiaddr.tcp(host, port) for host in likeliest for port in ports)
+
+    async def dial_direct(self, peer: PeerId) -> bool:
+        """Dial the public addresses that a peer names, beside a circuit that there is. Return
+        True if there is a direct connection; the caller sets the deadline."""
+        info = self.info(peer)
+        named = () if info is None else info.listen_addrs
+        addrs = [one for one in named if one.relay is None and reach_of(one) == PUBLIC]
+        return await self._connector.dial_direct(peer, addrs[:MAX_ADDRS])
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Try for a few seconds to make a direct connection from the port at which we listen.
@@ -678,14 +687,14 @@ class SwarmHost:
             async with connection.open_stream(identify.PROTOCOL_ID) as stream:
                 info = await identify.receive_info(stream)
             connection.learn(info.protocols)
-            if self._config.punch and connection.is_circuit and not connection.dialer:
-                self._spawn(
-                    self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
-                )
             if self._connector.usage(connection.peer) is None:
                 return  # it has gone meanwhile, and `_forget` will not be called again
             self._infos[connection.peer] = info
             self.news.notify_all()
+            if self._config.punch and connection.is_circuit and not connection.dialer:
+                self._spawn(
+                    self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
+                )
             seen = connection.remote_addr
             reach = self._own_reach() if seen is None else reach_of(seen)
             self._connector.gater.add_addrs(
@@ -762,12 +771,16 @@ async def open_host(
     key: KeyPair | None = None,
     strict: bool = False,
     config: SwarmConfig | None = None,
+    nat: bool = False,
 ) -> AsyncIterator[SwarmHost]:
     """Run a host for the length of the block; nothing outlives the block.
 
     Without arguments: TCP on a free port of the loopback interface, this machine, a fresh
     identity. ``key`` defaults to the world's. ``strict`` lets a crashing handler end the host,
-    as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
+    as tests want it. ``nat`` makes the host reachable behind a router (`p2p.reach.nat`): it
+    asks the router for its port and peers whether they can dial it, keeps reservations at
+    relays while they cannot, and punches. Raises `ConfigError` when an address in ``listen``
+    cannot be had; with ``nat`` a relay that is away is asked again instead.
     """
     require_trio()
     listen = door.check_each("listen", listen, str, Multiaddr)
@@ -779,13 +792,15 @@ async def open_host(
     if world is not None:
         door.check_world(world)
     door.check("strict", strict, bool)
+    door.check("nat", nat, bool)
     async with AsyncExitStack() as stack:
         if world is None:
             from p2p.machine import open_world
 
             world = await stack.enter_async_context(open_world(key=key))
         config = config or SwarmConfig()
-        config = replace(config, strict=strict or config.strict)
+        config = replace(config, strict=strict or config.strict, punch=nat or config.punch)
+        dials_back = network
         network = network or TcpNetwork()
         if isinstance(network, TcpNetwork):
             config = replace(config, limits=config.limits.within(network.descriptors))
@@ -796,7 +811,15 @@ async def open_host(
                 )
             key = world.signer
         host = SwarmHost(world, network, key, config)
-        await stack.enter_async_context(
-            host.running([as_multiaddr(addr, "listen") for addr in listen])
-        )
+        places = [as_multiaddr(addr, "listen") for addr in listen]
+        named = [place.relay for place in places if nat and place.relay is not None]
+        if named:
+            places = [place for place in places if place.relay is None]
+        await stack.enter_async_context(host.running(places))
+        if nat:
+            from p2p.reach.nat import open_nat
+
+            await stack.enter_async_context(
+                open_nat(host, key, named=named, network=dials_back)
+            )
         yield host

@@ -688,6 +688,8 @@ class Connection:
         """Where the peer was dialled, or seems to come from."""
         self.is_circuit = False
         """Whether it runs through a relay."""
+        self.is_replaced = False
+        """Whether a direct connection has come in its place."""
         self.spoken: dict[ProtocolId, None] = {}
         """Protocols that the peer is known to speak: streams of these open without waiting."""
         self.failure: RemoteProtocolError | None = None

@@ -81,6 +81,7 @@ EXPORT: Final = f"{FOLDER}/export"
 MOST_WAITING: Final = 64 * MIB
 """Bytes of messages that wait for the core, while a full disk holds it up: a message of each
 member. What does not fit is lost, as on a line, and said again."""
+WRITTEN: Final = 6  # samples that are shown
 ROUNDS_SHOWN: Final = 200
 """Newest rounds of which figures are kept for people."""
 
@@ -225,6 +226,7 @@ class DilocoSession:
         return {
             "algorithm": "diloco",
             "step": core.held,
+            "round": core.held,
             "steps": self._terms.outer_steps,
             "done": self.is_over,
             "finished": self._is_finished,
@@ -242,8 +244,21 @@ class DilocoSession:
             "waits_for_disk": self._durable.waiting,
             "weights": self._engine.size,
             "sample": self.sample,
+            "parallel": self._parallel(),
+            "written": [
+                [f"round {one.step}: {self.figures.prompt}", one.sample, one.loss or 0.0]
+                for one in self.figures.rounds
+                if one.sample
+            ][-WRITTEN:],
             **asdict(self.figures),
         }
+
+    def _parallel(self) -> int:
+        """Return the bytes that averaging gradients in a ring would have sent: 2 (n - 1) / n
+        values of 4 bytes a weight and step."""
+        members = max(1, len(self.core.members))
+        steps = self.figures.inner_steps
+        return round(8 * (members - 1) / members * self._engine.size * steps)
 
     @property
     def now(self) -> str:

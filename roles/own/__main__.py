@@ -1,8 +1,5 @@
-"""``shoal run init DIR`` makes a run of one's own and all its nodes; ``start DIR`` plays it.
-
-``create DRAFT --key FILE --out FILE`` signs a run; ``show`` reads it; ``invite`` lets others
-in, and ``amend`` signs its next edition.
-"""
+"""Make a run of one's own, play it, and say who is in it: ``shoal run init DIR``, then
+``shoal run start DIR``, is all that one needs on one machine."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ from roles.own.pending import pending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write, sign and show run files.
+    """Make a run of your own, play it, report it; sign and show run files.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
@@ -50,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal run", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    own.add_arguments(commands)
     create = commands.add_parser("create", help="sign a draft")
     create.add_argument("draft", type=Path, help="TOML file; keys in docs/run-file.md")
     create.add_argument(
@@ -64,7 +62,6 @@ def _main(argv: Sequence[str] | None) -> int:
         action="store_true",
         help="sign a run in bfloat16 with limits that were measured on no model",
     )
-    own.add_arguments(commands)
     people.add_arguments(commands)
     show = commands.add_parser("show", help="check a document and print it")
     show.add_argument("document", type=Path)

@@ -44,7 +44,9 @@ class Rounds:
     def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
         """Return what a terminal shows now."""
         rounds = nodes.run.terms.diloco.outer_steps
-        return draw(healths_of(nodes), seconds, rounds, gone_of(nodes))
+        drawn = draw(healths_of(nodes), seconds, rounds, gone_of(nodes))
+        editions = nodes.status.editions
+        return Lines(Text(editions, "yellow"), drawn) if editions else drawn
 
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:
         """Yield a line for each round that was evaluated, and for each sample."""

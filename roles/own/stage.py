@@ -151,10 +151,22 @@ async def _play(show: Show, make: Callable[[trio.Nursery], LocalNodes], stage: S
 async def _show(
     show: Show, nodes: LocalNodes, stage: Stage, seconds: Callable[[], float]
 ) -> None:
-    """Redraw on a terminal; elsewhere print lines as they come."""
+    """Redraw on a terminal, at least once a second; elsewhere print lines as they come."""
     if stage.console.is_terminal:
         with Live(console=stage.console, refresh_per_second=4) as live:
-            await show.act(nodes, lambda: live.update(show.draw(nodes, seconds())), stage.say)
+
+            def look() -> None:
+                live.update(show.draw(nodes, seconds()))
+
+            async def tick() -> None:
+                while True:
+                    look()
+                    await trio.sleep(1)  # noqa: TID251 - a command line tool
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tick)
+                await show.act(nodes, look, stage.say)
+                nursery.cancel_scope.cancel()
         return
     told = set[Hashable]()
 
@@ -200,12 +212,9 @@ def write_page(snapshots: Snapshots, path: Path | None) -> Path:
 
 def view_of(nodes: LocalNodes, command: str) -> SwarmView:
     """Return all nodes that run, by what they last said, and the guests that they name."""
-    living = {
-        name: child.status
-        for name, child in nodes.children.items()
-        if child.status is not None and child.is_alive
-    }
-    ours = {one.status["peer"] for one in nodes.children.values() if one.status is not None}
+    told = {name: one.status for name, one in nodes.children.items() if one.status is not None}
+    living = {name: one for name, one in told.items() if nodes.children[name].is_alive}
+    ours = {one["peer"] for one in told.values()}
     heard = (one for status in living.values() for one in status["known"])
     run = nodes.run
     return SwarmView(
@@ -214,10 +223,16 @@ def view_of(nodes: LocalNodes, command: str) -> SwarmView:
         run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
              "owner": str(run.owner)},
         known={
-            str(one["peer"]): NodeView(health=one, name=name, says=work_of(one["roles"]))
-            for name, one in living.items()
+            str(one["peer"]): NodeView(
+                health=one,
+                name=name,
+                says=work_of(one["roles"]) if name in living else "has ended",
+                is_gone=name not in living,
+            )
+            for name, one in told.items()
         },
         members={one["peer"]: one for one in heard if one["peer"] not in ours},
+        terms=run.words,
         facts=[("command", command), *pending(nodes.folder, nodes.status.learner)],
     )  # fmt: skip
 
@@ -232,8 +247,10 @@ def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
     if trainer.get("algorithm") == "diloco" and trainer["step"] < 0:
         return f"{peers} find each other; the trainers read their text."
     if trainer.get("algorithm") == "diloco":
+        losses = [one["loss"] for one in trainer.get("rounds", ()) if one["loss"] is not None]
+        gain = f", held-out loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
         rounds = f"{trainer['step']} of {trainer.get('steps')}"
-        return f"{peers} pre-train one model: round {rounds}."
+        return f"{peers} pre-train one model: round {rounds}{gain}."
     if trainer.get("greedy") is None:
         return f"{peers} find each other; the trainer warms up the first policy."
     first, last = trainer["greedy_start"], trainer["greedy"]

@@ -104,6 +104,17 @@ class SwarmStatus:
         ][:MAX_GUESTS]
 
     @property
+    def editions(self) -> str:
+        """A sentence if nodes follow different editions of the run file; else empty."""
+        found: dict[int, list[str]] = {}
+        for name, status in self.nodes.items():
+            found.setdefault(status.get("epoch", 0), []).append(name)
+        if len(found) < 2:
+            return ""
+        each = (f"epoch {epoch} by {', '.join(found[epoch])}" for epoch in sorted(found))
+        return f"{len(found)} editions of the run file are followed: {'; '.join(each)}"
+
+    @property
     def done(self) -> bool:
         """Return True if the trainer has all its steps and every node its last policy."""
         trainer = self.trainer

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Group as Lines
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -63,6 +64,12 @@ class Learning:
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:
         """Yield a line for the newest evaluation, and one for the newest answer."""
         trainer = nodes.status.trainer
+        if trainer.get("now") and trainer.get("greedy_start") is None:
+            yield ("now", trainer["now"]), trainer["now"]
+        if warning := trainer.get("warning"):
+            yield ("warning", trainer["step"]), warning
+        if editions := nodes.status.editions:
+            yield editions, editions
         for step, greedy, sampled in (trainer.get("curve") or [])[-1:]:
             yield step, f"step {step:3d}  held-out greedy {greedy:.3f}  sampled {sampled:.3f}"
         if line := sample_line(trainer, self):
@@ -102,7 +109,9 @@ def draw(status: SwarmStatus, seconds: float, show: Learning) -> Lines:
         made = f"{guest.accepted} accepted, {guest.rejected} rejected"
         held = str(guest.policy) if guest.policy >= 0 else "-"
         table.add_row(guest.name, held, "", made if "inference" in guest.roles else "relays")
-    return Lines(*_headlines(trainer, seconds, show), table, *_verdict_lines(status))
+    editions = [Text(status.editions, "yellow")] if status.editions else []
+    lines = (*_headlines(trainer, seconds, show), *editions, table, *_verdict_lines(status))
+    return Lines(*lines)
 
 
 def plain(show: Learning, tokens: Sequence[int]) -> str:
@@ -134,12 +143,12 @@ def gain(figures: dict[str, Any]) -> str:
     )
 
 
-def _headlines(trainer: Any, seconds: float, show: Learning) -> Iterator[Text]:
+def _headlines(trainer: Any, seconds: float, show: Learning) -> Iterator[Text | Padding]:
     if not trainer or trainer.get("greedy_start") is None:
-        yield _line(f"{seconds:4.0f} s  {show.opening}")
+        yield _line(f"{seconds:4.0f} s  {(trainer or {}).get('now') or show.opening}")
     else:
         if warning := trainer.get("warning"):
-            yield _line(f"        {warning}", "yellow")
+            yield Padding(Text(warning, "yellow"), (0, 0, 0, 8))
         learnt = trainer["groups_used"]
         staleness = f"staleness ≤ {trainer['staleness_max']}   " if learnt else ""
         rewards = [min(max(greedy, 0.0), 1.0) for _, greedy, _ in trainer["curve"]]

@@ -85,6 +85,7 @@ class TrainerWatch:
             "trainer_away_since": self.away_since,
             "step": account.step,
             "steps": account.steps,
+            "run_curve": [[step, reward / 1000] for step, reward in account.curve],
         }
 
     async def watch(self) -> None:
@@ -109,7 +110,7 @@ class TrainerWatch:
     async def _ask(self, trainer: PeerId) -> Account | None:
         try:
             reply = await ask(
-                *(self._node, trainer, AccountRequest(), lambda reply: reply),
+                *(self._node, trainer, AccountRequest(with_curve=True), lambda reply: reply),
                 max_reply=MAX_ACCOUNT,
                 raises_unsupported=True,
             )

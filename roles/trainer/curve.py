@@ -62,6 +62,9 @@ class Learnt:
     shown: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     """The same as text, question, answer and reward, if the environment can write it."""
+    samples_start: list[Sample] = field(default_factory=list)
+    held_out: int = 0
+    """Tasks of an evaluation, by which a curve's error is reckoned."""
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float | None = None
@@ -140,6 +143,8 @@ class LearningCurve:
         if learnt.greedy_start is None:
             learnt.greedy_start, learnt.reward_start = result.greedy, result.sampled
             learnt.kinds_start, learnt.shown_start = result.kinds, shown
+            learnt.samples_start = samples
+        learnt.held_out = len(self._tasks)
         await self.keep()
 
     async def _answer(

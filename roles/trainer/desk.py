@@ -127,7 +127,7 @@ class WorkDesk:
         standing: RoleStanding,
         ledger: Ledger,
         durable: Durable,
-        account_of: Callable[[PeerId], Account],
+        account_of: Callable[[PeerId, bool], Account],
         capacity: int,
     ) -> None:
         """`capacity` is the number of groups that the buffer holds."""
@@ -299,7 +299,7 @@ class WorkDesk:
     async def _answer(self, stream: Stream, request: object, begun: bytes) -> Reply | None:
         match request:
             case AccountRequest():
-                return self._account(stream.peer)
+                return self._account(stream.peer, request.with_curve)
             case _ if not self.is_open:
                 return STARTS
             case WindowRequest(signed, _):
@@ -312,10 +312,12 @@ class WorkDesk:
                 return await self._take_contest(stream, verdict, begun)
         raise BadMessage("no request for a trainer")
 
-    def _account(self, peer: PeerId) -> Reply | None:
+    def _account(self, peer: PeerId, with_curve: bool) -> Reply | None:
         limit = self._asking.get(peer) or RateLimit(1 / SHORTEST_PAUSE, QUESTIONS_AT_ONCE)
         self._asking.renew(peer, limit)
-        return self._account_of(peer) if limit.allows(1.0, self._world.now()) else None
+        return (
+            self._account_of(peer, with_curve) if limit.allows(1.0, self._world.now()) else None
+        )
 
     # Windows.
 
@@ -423,7 +425,7 @@ class WorkDesk:
             is_newcomer=said.is_newcomer,
             stood=said.stood,
             owed=said.owed,
-            account=self._account_of(window.node),
+            account=self._account_of(window.node, False),
         ).signed(self._world.signer)
 
     def _wanted_next(self, worker: PeerId, said: Assignment) -> int:

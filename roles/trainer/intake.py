@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
@@ -40,6 +41,11 @@ from roles.trainer.inbox import NEVER, GroupPlace, Inbox
 from roles.trainer.taken import TakenPlace, learnable_groups
 
 logger = logging.getLogger(__name__)
+
+
+ALIKE: Final = 100
+"""Groups without spread, one after the other, that are said to be no accident: where one in ten
+has spread, it happens once in 40,000 times."""
 
 
 class Intake:
@@ -75,6 +81,8 @@ class Intake:
         """Those that are being written to disk now."""
         self._authors: dict[bytes, PeerId] = {}
         """Which node each place in the buffer is of."""
+        self.alike = 0
+        """Groups since the last one that had spread: nothing is learnt from them."""
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
         self._planned: list[BufferedGroup] = []
@@ -184,6 +192,7 @@ class Intake:
         groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
         no_spread = sum(not has_spread(one) for one in groups)
         self.accounts.take(place.verdict.commitment.node, len(groups), no_spread)
+        self._note_alike(no_spread, has_spread=no_spread < len(groups))
 
     def _put(self, place: TakenPlace, groups: list[BufferedGroup]) -> None:
         self._authors[place.key] = place.verdict.commitment.node
@@ -194,6 +203,15 @@ class Intake:
         """Count places that were not wanted: their groups teach nothing, by their claims."""
         groups = places * self._sampling.submission
         self.accounts.note_unsent(node, groups)
+        self._note_alike(groups, has_spread=False)
+
+    def _note_alike(self, groups: int, *, has_spread: bool) -> None:
+        before, self.alike = self.alike, 0 if has_spread else self.alike + groups
+        if before < ALIKE <= self.alike:
+            logger.warning(
+                "nothing_to_learn groups=%d: in each of them all answers earned the same",
+                self.alike,
+            )
 
     def turn_down(self, commitment: Commitment) -> None:
         """Count a place that came too late for any step."""

@@ -19,6 +19,8 @@ GRPO: Final = (
         title="Held-out reward",
         kind=Kind.CURVE,
         rows="curve",
+        lead=True,
+        tasks="held_out",
         about="Mean reward on tasks that are never trained on. Greedy is the likeliest answer,"
         " sampled one that is drawn as in training.",
         values=(
@@ -51,9 +53,9 @@ GRPO: Final = (
         title="Training",
         kind=Kind.FIGURES,
         values=(
-            Value(key="step", label="step", lead=True, about="Optimiser steps done."),
-            Value(key="steps", label="steps of the run", about="Optimiser steps."),
-            Value(key="algorithm", label="algorithm", about="As learner.toml says."),
+            Value(key="step", label="step", is_only_metric=True, about="Optimiser steps done."),
+            Value(key="learnt_steps", of="steps", label="step", lead=True),
+            Value(key="learns_by", label="algorithm", about="As learner.toml says."),
             Value(key="rate", label="learning rate", about="Of the next step."),
             Value(key="groups_used", label="groups learnt from", counts=True),
             Value(key="pooled", label="groups waiting", about="Accepted, for a next step."),
@@ -74,13 +76,31 @@ GRPO: Final = (
         ),
     ),
     Panel(
-        title="Workers, by accepted work",
+        title="Workers, and what became of their work",
         kind=Kind.TABLE,
-        rows="workers",
-        about="Accepted tokens a second over half an hour: what a machine has proven.",
+        rows="work",
+        names="worker",
+        about="In groups of answers. Tokens a second over half an hour are what a machine has"
+        " proven.",
         values=(
+            Value(key="learnt", label="learnt from"),
+            Value(key="no_spread", label="all alike"),
+            Value(key="stale", label="too old"),
             Value(key="tokens_per_second", label="tokens a second"),
-            Value(key="is_slow", label="below the run's minimum"),
+            Value(key="why", label="rejected or banned because"),
+        ),
+    ),
+    Panel(
+        title="Kinds of tasks, before and after",
+        kind=Kind.TABLE,
+        rows="by_kind",
+        names="kind",
+        about="Held-out reward of the first and of the newest policy.",
+        values=(
+            Value(key="before", label="greedy before", unit="reward"),
+            Value(key="after", label="after", unit="reward"),
+            Value(key="sampled_before", label="sampled before", unit="reward"),
+            Value(key="sampled_after", label="after", unit="reward"),
         ),
     ),
     Panel(
@@ -93,7 +113,7 @@ GRPO: Final = (
         title="Answers to held-out questions",
         kind=Kind.SAMPLES,
         rows="samples",
-        about="The likeliest answers of the last policy that was examined.",
+        about="The likeliest answers of the first policy and of the newest, and their rewards.",
     ),
 )  # fmt: skip
 """Of a run of reinforcement learning."""
@@ -103,29 +123,49 @@ DILOCO: Final = (
         title="Loss on what is held out",
         kind=Kind.CURVE,
         rows="rounds",
+        lead=True,
         values=(Value(key="loss", label="loss", unit="nats"),),
-        about="By outer step, nats a token.",
+        about="By round, nats a token: the lower, the better it foresees text.",
     ),
     Panel(
-        title="Members of each round",
+        title="Members",
         kind=Kind.CURVE,
         rows="rounds",
         values=(
             Value(key="members", label="members"),
             Value(key="summed", label="updates summed"),
         ),
+        about="Of each round; a majority of the members before signs it.",
     ),
     Panel(
-        title="Pre-training",
+        title="Sites",
         kind=Kind.FIGURES,
+        about="All have the same digest after the same round: their weights are equal, bit by"
+        " bit.",
         values=(
-            Value(key="heard", label="members heard", lead=True),
-            Value(key="training_loss", label="training loss", unit="nats", lead=True),
-            Value(key="tokens", label="tokens", counts=True),
+            Value(key="round", of="steps", label="round", lead=True),
+            Value(key="digest", label="digest of its weights"),
+            Value(key="heard", label="members heard"),
+            Value(key="training_loss", label="training loss", unit="nats"),
+            Value(key="tokens", label="tokens", counts=True, lead=True),
             Value(key="inner_steps", label="inner steps", counts=True),
             Value(key="utilised", label="time computing", unit="share"),
+            Value(key="sent", label="sent", unit="bytes", lead=True),
+            Value(
+                key="parallel",
+                label="data parallel would send",
+                unit="bytes",
+                lead=True,
+                about="Averaging gradients at each inner step, in a ring.",
+            ),
             Value(key="views", label="rounds begun again", counts=True),
         ),
+    ),
+    Panel(
+        title="What it writes",
+        kind=Kind.SAMPLES,
+        rows="written",
+        about="Behind the beginning of a text that is held out; the number is the loss.",
     ),
 )
 """Of a run of DiLoCo."""

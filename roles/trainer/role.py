@@ -24,7 +24,7 @@ from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
-from roles.protocol.core.account import Account, Fates, TrainerDoing
+from roles.protocol.core.account import Account, Fates, TrainerDoing, thinned
 from roles.protocol.core.answer import (
     MAX_REQUEST,
     WORK_PROTOCOL,
@@ -52,7 +52,7 @@ from roles.trainer.intake import Intake
 from roles.trainer.metrics import open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
-from roles.trainer.status import doing_of, facts_of, now_of
+from roles.trainer.status import doing_of, facts_of, now_of, tables_of, work_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Trainer:
             "now": now_of(session, self._steps),
             "groups": asdict(Fates() if session is None else session.intake.fates(None)),
             "steps": self._steps,
+            "learns_by": self._learner["algorithm"],
             **self._learner,
         }
         if session is None or session.doing is TrainerDoing.OPENS:
@@ -100,6 +101,8 @@ class Trainer:
         counts, last = session.intake.buffer.counts, session.last_step
         return {
             **asdict(session.curve.learnt),
+            **tables_of(session.curve.learnt),
+            "learnt_steps": session.curve.learnt.step,
             **told,
             "done": session.is_over,
             "rate": session.rate,
@@ -112,6 +115,7 @@ class Trainer:
             "submissions_taken": session.intake.taken,
             **session.desk.health(),
             "workers": session.workers(),
+            "work": work_of(session),
             "waits_for_disk": session.writes_waiting,
             "warning": session.warning,
             "last_step": None if last is None else asdict(last),
@@ -126,7 +130,7 @@ class Trainer:
             return Progress(facts=(Fact("now", now_of(session, self._steps)),))
         return Progress(facts=tuple(facts_of(session, self._steps)), over=session.is_over)
 
-    def account_of(self, peer: PeerId) -> Account:
+    def account_of(self, peer: PeerId, with_curve: bool) -> Account:
         """What a peer that asks is told."""
         session = self.session
         if session is None:
@@ -139,6 +143,7 @@ class Trainer:
             pause=session.intake.accounts.pause,
             own=session.intake.fates(peer) if known else None,
             total=session.intake.fates(None) if known else None,
+            curve=thinned(session.curve.learnt.curve) if with_curve else (),
         )
 
     async def run(self, node: Node) -> None:
@@ -161,9 +166,12 @@ class Trainer:
         begun = await receive_frame(stream, MAX_REQUEST)
         if begun is not None:
             request = decode_request_untrusted(begun[0])
-            is_question = isinstance(request, AccountRequest)
             starts = Refused("the trainer starts", True)
-            reply = self.account_of(stream.peer) if is_question else starts
+            reply = (
+                self.account_of(stream.peer, request.with_curve)
+                if isinstance(request, AccountRequest)
+                else starts
+            )
             await send_frame(stream, encode_reply(reply))
 
     async def _learn(self, node: Node, run: Run) -> None:

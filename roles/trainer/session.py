@@ -37,7 +37,7 @@ from roles.rl.learner import LearnerConfig
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk
-from roles.trainer.intake import Intake
+from roles.trainer.intake import ALIKE, Intake
 from roles.trainer.metrics import Metrics
 from roles.trainer.policies import PolicyFiles
 
@@ -89,7 +89,18 @@ class TrainerSession:
     @property
     def warning(self) -> str:
         """What goes wrong with learning, for people; empty if nothing does."""
-        return self.wrong or self.curve.unexamined
+        return self.wrong or self.curve.unexamined or self._why_nothing_is_learnt
+
+    @property
+    def _why_nothing_is_learnt(self) -> str:
+        alike, greedy = self.intake.alike, self.curve.learnt.greedy or 0.0
+        if alike < ALIKE or self.is_over:
+            return ""
+        remedy = "harder tasks" if greedy > 0.5 else "easier tasks, hints, or partial rewards"
+        return (
+            f"nothing is learnt: all answers to each of the last {alike:,} tasks earned the"
+            f" same. Give {remedy}; shoal eval --show 5 prints answers"
+        )
 
     @property
     def rate(self) -> float:

@@ -4,17 +4,19 @@ dashboard are views."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
+from p2p.identity import PeerId
 from p2p.node.role import Fact
 from roles.protocol.core.account import TrainerDoing
 from roles.shared.reasons import but_not_from
+from roles.trainer.curve import Learnt
 from roles.trainer.session import TrainerSession
 
 WORDS: Final = {
     TrainerDoing.OPENS: "starting the engine",
     TrainerDoing.WARMS_UP: "warming up: the first policy is trained by examples",
-    TrainerDoing.EVALUATES: "examining the policy on held-out tasks",
+    TrainerDoing.EVALUATES: "examining the policy on held-out tasks: minutes, for a large one",
     TrainerDoing.LEARNS: "learning",
     TrainerDoing.OVER: "the run has all its steps: this node only relays",
 }
@@ -77,3 +79,38 @@ def facts_of(session: TrainerSession, steps: int) -> Iterator[Fact]:
         )
     if session.desk.liars:
         yield Fact("refused", f"{len(session.desk.liars)} lying validators")
+
+
+def tables_of(learnt: Learnt) -> dict[str, object]:
+    """What was learnt, as a page shows it: kinds of tasks and answers, before and after."""
+    names = ("before", "sampled_before", "after", "sampled_after")
+    both = zip(learnt.samples, learnt.samples_start, strict=False)
+    return {
+        "by_kind": {
+            kind: dict(zip(names, (*first, *learnt.kinds.get(kind, first)), strict=True))
+            for kind, first in learnt.kinds_start.items()
+        }
+        if len(learnt.kinds_start) > 1
+        else {},
+        "samples": [
+            [*now, *before[1:]] if len(learnt.curve) > 1 else list(now) for now, before in both
+        ]
+        or [list(one) for one in learnt.samples],
+    }
+
+
+def work_of(session: TrainerSession) -> dict[str, dict[str, Any]]:
+    """What became of each worker's work."""
+    paces, judged, bans = session.workers(), session.desk.stats.records, session.desk.banned
+    records = judged.health()
+    work = {}
+    for peer in dict.fromkeys((*paces, *records, *bans)):
+        fates, record = session.intake.fates(PeerId.from_base58(peer)), records.get(peer, {})
+        work[peer] = {
+            "learnt": fates.learnt,
+            "no_spread": fates.no_spread,
+            "stale": fates.stale,
+            "tokens_per_second": paces.get(peer, {}).get("tokens_per_second"),
+            "why": bans[peer]["reason"] if peer in bans else record.get("reasons"),
+        }
+    return work

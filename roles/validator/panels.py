@@ -11,7 +11,7 @@ PANELS: Final = (
         title="Judging",
         kind=Kind.FIGURES,
         values=(
-            Value(key="accepted", label="submissions accepted", counts=True, lead=True),
+            Value(key="accepted", label="submissions accepted", counts=True),
             Value(key="rejected", label="submissions rejected", counts=True, lead=True),
             Value(key="queue", label="waiting", about="Submissions that wait for the scorer."),
             Value(key="scorer_oldest", label="oldest waits", unit="seconds",
@@ -36,6 +36,7 @@ PANELS: Final = (
         title="Verdicts, by worker",
         kind=Kind.TABLE,
         rows="nodes",
+        names="worker",
         values=(
             Value(key="accepted", label="accepted"),
             Value(key="rejected", label="rejected"),

@@ -253,11 +253,12 @@ def test_guests_and_values_move_no_cursor_and_few_are_greeted() -> None:
         "role": "x",
         "number": "0",
         "title": "t",
-        "values": [{"label": ""}],
+        "values": [{"label": "", "unit": "", "of": ""}],
+        "lead": False,
     }
     roles = {"x": {"own": {"0": [said]}}}
-    picture = {"title": "", "says": "", "facts": [], "own": "own", "roles": roles}
-    text = describe({"picture": picture, "panels": [value]})
+    picture = {"title": "", "says": "", "facts": [], "own": "own", "roles": roles, "terms": []}
+    text = describe({"picture": picture, "panels": [value], "curves": {}})
     assert text.replace("\n", "").isprintable()
 
 

@@ -48,7 +48,7 @@ async def test_strangers_words_are_text_and_what_changes_is_seen(
             check_is_text(page)
             swarm.now = scene(peers=2, step=21, said=MARKUP)
             page.wait("#rows .gone")
-            page.wait("#tiles b:text('21')")
+            page.wait("#tiles bdi:text('21 of 60')")
             page.page.click("#rows a >> nth=0")
             assert OWN in page.text("#peer")
             page.check_quiet()
@@ -92,7 +92,7 @@ async def test_a_thousand_peers_that_change_each_second_cost_little() -> None:
             page.wait("#rows tr >> nth=50")
             before = page.heap()
             trio.from_thread.run_sync(seen.set)
-            page.wait(f"#tiles b:text-is('{20 + CHANGES}')")
+            page.wait(f"#tiles bdi:text-is('{20 + CHANGES} of 60')")
             grown = page.heap() - before
             page.check_quiet()
             return grown

@@ -245,3 +245,46 @@ def test_a_pusher_that_nobody_can_dial_is_reached_through_a_relay(tmp_path: Path
                 await trio.to_thread.run_sync(push_and_pull, host.addrs[0])
 
     trio.run(main)
+
+
+def test_links_are_followed_within_the_folder_and_from_a_snapshot_to_its_blobs(
+    tmp_path: Path, shells: Forks
+) -> None:
+    """A model in Hugging Face's cache is links, and could not be pushed."""
+    blobs, snapshot = tmp_path / "model/blobs", tmp_path / "model/snapshots/main"
+    for folder in (blobs, snapshot / "sub"):
+        folder.mkdir(parents=True)
+    (blobs / "abc").write_bytes(b"weights")
+    (snapshot / "model.bin").symlink_to("../../blobs/abc")
+    (snapshot / "sub/twice.bin").symlink_to("../model.bin")
+    code, said, _ = shells.run(("inspect", str(snapshot)), tmp_path, Surroundings())
+    assert (code, said.count("  7  "), "sub/twice.bin" in said) == (0, 2, True)
+    (tmp_path / "private").write_bytes(b"key")
+    (snapshot / ".hidden").write_bytes(b"key")
+    for target in ("../../../private", "../../blobs", ".hidden", "nowhere", "sub"):
+        (snapshot / "out").unlink(missing_ok=True)
+        (snapshot / "out").symlink_to(target)
+        code, _, said = shells.run(("inspect", str(snapshot)), tmp_path, Surroundings())
+        assert (code, "is a link to a folder or out of this one" in said) == (1, True), target
+
+
+def test_what_no_pull_has_put_there_is_not_replaced_without_a_word(tmp_path: Path) -> None:
+    """Whoever pulled a model into the wrong folder lost the one that was there."""
+    source, out = folder_at(tmp_path / "model"), tmp_path / "out"
+    out.mkdir()
+    equal, *_ = FILES
+    (out / equal).parent.mkdir(parents=True, exist_ok=True)
+    (out / equal).write_bytes(FILES[equal])
+    (out / "model-00001.bin").write_bytes(b"mine")
+    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
+        ticket = push.said("ticket")["ticket"]
+        with cast("pull", ticket, "--out", out, *LOCAL) as pull:
+            assert pull.end() == 2
+        assert (out / "model-00001.bin").read_bytes() == b"mine"
+        with cast("pull", ticket, "--out", out, "--replace", *LOCAL) as pull:
+            assert pull.end() == 0
+            assert pull.said("ended")["given"] == 0
+        (out / "model-00001.bin").write_bytes(b"mine")
+        with cast("pull", ticket, "--out", out, *LOCAL) as pull:  # an earlier pull was here
+            assert pull.end() == 0
+    assert contents(out) == FILES

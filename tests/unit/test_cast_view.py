@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.cast.view import CastState, _drawn, _swarm
+from p2p.cast.view import CastState, _done, _drawn, _swarm
 
 
 def state(**fields: int) -> CastState:
@@ -22,5 +22,6 @@ def test_the_bar_of_a_pull_tells_how_much_is_here() -> None:
 
 
 def test_never_are_more_machines_whole_than_there_are() -> None:
-    assert _swarm(state(whole=3)).startswith("3 of 3 whole")  # they have left since
+    assert _done(state(whole=3)) == "3 of 3 machines"  # they have left since
+    assert _done(state(here=40)) == "0.0 of 0.0 MB"
     assert _swarm(state()) == "no other machine yet"

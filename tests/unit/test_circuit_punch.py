@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
+import trio.testing
+from trio.testing import MockClock
 
 from p2p import SwarmConfig, SwarmHost, open_host
+from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.messages import DCUTR_ID, HolePunch, PunchType
+from p2p.circuit.relay import relaying
+from p2p.errors import PeerUnreachable, WrongPeer
 from p2p.host import request, serve_requests
+from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from tests.unit.test_circuit import ECHO, KEYS, echo, open_relay, run, until
+from p2p.transport.core.noise import StaticKey
+from p2p.transport.memory import MemoryNetwork
+from p2p.transport.upgrade import secure
+from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, open_relay, run, until
 
 PUNCHING = SwarmConfig(punch=True)
 
@@ -70,7 +80,7 @@ def test_only_a_peer_that_we_dialled_through_a_relay_may_make_us_punch() -> None
             await stranger.connect_addr(host.addrs[0])
             place = Multiaddr.tcp(*victim.addrs[0].host_port)
             punch = HolePunch(PunchType.CONNECT, (place,)).encode()
-            with pytest.raises(trio.BrokenResourceError):
+            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
                 await request(stranger, host.peer_id, DCUTR_ID, punch)
             assert victim.connected == ()
 
@@ -88,5 +98,136 @@ def test_a_punch_proves_who_answers() -> None:
             place = Multiaddr.tcp(*other.addrs[0].host_port)
             assert not await host.punch(KEYS[2].peer_id, [place], is_client=True)
             assert host.connected == ()
+
+    run(main)
+
+
+class Walled(MemoryNetwork):
+    """Hosts that no packet reaches but through a relay; notes who tries in which part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = 0
+
+    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        self.tries += 1
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+
+@asynccontextmanager
+async def three_in_memory(
+    network: MemoryNetwork, guest_listens: bool, config: RelayConfig = OPEN
+) -> AsyncIterator[tuple[SwarmHost, SwarmHost, SwarmHost]]:
+    """A relay, a home that others reach through it only, and a guest with a circuit to it."""
+    places = ["/memory/0"] if guest_listens else []
+    async with (
+        open_host(network=network, listen=["/memory/0"], key=KEYS[0], strict=True) as relay,
+        open_host(
+            network=network, listen=[], key=KEYS[1], strict=True, config=PUNCHING
+        ) as home,
+        open_host(
+            network=network, listen=places, key=KEYS[2], strict=True, config=PUNCHING
+        ) as guest,
+    ):
+        with relaying(relay.world, relay, KEYS[0], config):
+            await home.listen(relay.addrs[0].through)
+            await guest.connect_addr(home.addrs[0])
+            yield relay, home, guest
+
+
+def test_a_guest_with_an_open_port_is_dialled_plainly() -> None:
+    """Only the guest can be dialled, and a memory network cannot punch."""
+
+    async def main() -> None:
+        async with three_in_memory(MemoryNetwork(), guest_listens=True) as (_, home, guest):
+            await until(guest, lambda: guest.is_direct(home.peer_id))
+            assert home.has_dialled(guest.peer_id)
+
+    run(main)
+
+
+def test_three_tries_change_parts_once_and_then_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: dict[PeerId, list[bool]] = {}
+    punch = SwarmHost.punch
+
+    async def noted(
+        host: SwarmHost, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool
+    ) -> bool:
+        parts.setdefault(host.peer_id, []).append(is_client)
+        return await punch(host, peer, addrs, is_client=is_client)
+
+    monkeypatch.setattr(SwarmHost, "punch", noted)
+
+    async def main() -> None:
+        async with three_in_memory(Walled(), guest_listens=False) as (_, home, guest):
+            await home.world.sleep(60.0)
+            expected = {
+                home.peer_id: [False, False, True],
+                guest.peer_id: [True, True, False],
+            }
+            assert parts == expected
+            await guest.disconnect(home.peer_id)
+            await until(home, lambda: guest.peer_id not in home.connected)
+            await guest.connect(home.peer_id)
+            await home.world.sleep(60.0)
+            assert parts == expected
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.01))
+
+
+def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_circuit() -> None:
+    """The circuit is so slow that most messages wait when the direct connection comes."""
+    protocol, count = "/test/news/1.0.0", 400
+    slow = RelayConfig(strangers=True, rate=256 * 1024)
+
+    async def main() -> None:
+        async with three_in_memory(MemoryNetwork(), True, slow) as (_, home, guest):
+            got: list[int] = []
+            came = trio.Event()
+
+            def take(_: PeerId, message: bytes) -> None:
+                got.append(int(message[:8]))
+                if len(got) == count:
+                    came.set()
+
+            with home.receiving(protocol, take):
+                for number in range(count):
+                    assert guest.send(home.peer_id, protocol, b"%08d" % number + bytes(4096))
+                    if number == count // 2:
+                        assert not guest.is_direct(home.peer_id)
+                        await until(guest, lambda: guest.is_direct(home.peer_id))
+                        assert len(got) < number
+                await came.wait()
+            assert got == list(range(count))
+            assert guest.dropped_messages == 0
+
+    run(main)
+
+
+def test_a_punch_takes_only_the_expected_peer() -> None:
+    """Another peer of the same host is turned away, and does not end the punch."""
+
+    async def main() -> None:
+        async with (
+            open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
+            open_host(key=KEYS[3]) as stranger,
+            trio.open_nursery() as nursery,
+        ):
+            expected = KEYS[2]
+            static = StaticKey.create(expected, bytes(32))
+            silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            place = Multiaddr.tcp(*silent[0].socket.getsockname())
+            nursery.start_soon(partial(host.punch, expected.peer_id, [place], is_client=True))
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            with pytest.raises((PeerUnreachable, WrongPeer)):
+                await stranger.connect_addr(host.addrs[0])
+            assert stranger.peer_id not in host.connected
+            raw = await trio.open_tcp_stream(*host.addrs[0].host_port)
+            secured = await secure(raw, static, host.world.entropy, dialer=False)
+            assert secured.peer == host.peer_id
+            await until(host, lambda: host.is_direct(expected.peer_id))
+            await raw.aclose()
+            await silent[0].aclose()
 
     run(main)

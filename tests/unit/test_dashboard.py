@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,10 +46,12 @@ from p2p.node.dashboard.core.picture import (
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.page import PARTS, STATIC, write_report
 from p2p.node.dashboard.server import Dashboard
-from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots
+from p2p.node.dashboard.snapshots import KEPT, MAX_VIEWERS, OwnView, Snapshots
 from p2p.node.entries import installed
 from p2p.node.folders import SOCKET
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
+from roles.own.__main__ import main as run_main
+from tests.support.scenarios import embedded
 
 ROLES = load_panels(installed(PANELS))
 KEY = KeyPair(b"k" * 32)
@@ -70,7 +73,9 @@ def trainer_health(step: int, said: str = "12") -> dict[str, Any]:
         "roles": {
             "trainer": {
                 "step": step,
+                "learnt_steps": step,
                 "steps": 60,
+                "held_out": 64,
                 "train_reward": 0.5,
                 "curve": [[at, 0.1, 0.2] for at in range(0, step + 1, 10)],
                 "last_step": {"step": step, "loss": 0.25, "entropy": 1.5},
@@ -319,6 +324,39 @@ def test_who_has_gone_is_shown_for_a_while() -> None:
     crowd = {str(number): {} for number in range(1000)}
     seen.complete(crowd, 901.0)
     assert len(seen.complete({}, 902.0)) == MAX_GONE
+
+
+async def _life(folder: Path, step: int) -> None:
+    swarm = Clockwork()
+    swarm.now = scene(step=step)
+    async with open_world(folder) as world, trio.open_nursery() as nursery:
+        snapshots = Snapshots(world, ROLES, swarm.scene)
+        nursery.start_soon(partial(snapshots.run, keeps=True))
+        await world.sleep(0.1)  # it reads what was kept, in a thread
+        nursery.cancel_scope.cancel()
+
+
+def test_a_node_that_has_stopped_has_left_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the curves of its earlier lives; a page that is damaged costs no other."""
+    for step in (20, 30):
+        trio.run(_life, tmp_path / "trainer", step)
+    broken = tmp_path / "inference-1" / KEPT
+    broken.parent.mkdir()
+    broken.write_text("{")
+    page = tmp_path / "run.html"
+    assert run_main(["report", str(tmp_path), "-o", str(page)]) == 0
+    assert f"{broken}: damaged, and left out" in capsys.readouterr().err
+    whole = embedded(page.read_text(encoding="utf-8"), "data")
+    says = "Held-out reward 0.100 → 0.100, step 30 of 60; no node of it runs now"
+    assert whole["picture"]["says"] == says
+    (loss,) = [one for name, one in whole["curves"].items() if one[-1] == [30, 0.25]]
+    assert loss == [[20, 0.25], [30, 0.25]]
+    broken.unlink()
+    (tmp_path / "trainer" / KEPT).unlink()
+    assert run_main(["report", str(tmp_path), "-o", str(page)]) == 2
+    assert "nor one that has left its page" in capsys.readouterr().err
 
 
 # Laws of the core

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -17,9 +16,6 @@ from p2p.node.folders import SOCKET
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import progress_of
 from roles.own.__main__ import main as run_main
-from roles.own.report import kept
-from roles.trainer.curve import PROGRESS
-from roles.trainer.metrics import METRICS
 from tests.support.stub_node import stub_node
 
 
@@ -31,20 +27,6 @@ async def test_a_stopped_node_is_a_sentence(tmp_path: Path, autojump_clock) -> N
         with pytest.raises(ConfigError, match=f"nothing for {ASK_SECONDS:g} s: it is stopped"):
             await read(tmp_path, "/api/picture")
     assert autojump_clock.current_time() == ASK_SECONDS
-
-
-def test_a_damaged_line_of_metrics_costs_that_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The report failed, and blamed progress.json."""
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / PROGRESS).write_bytes(b"digest\n" + json.dumps({"step": 3}).encode())
-    lines = [json.dumps({"step": step, "loss": 0.5, "reward": 0.1}) for step in (1, 2, 3)]
-    (tmp_path / METRICS).write_text("\n".join([lines[0], '{"step": \x00}', *lines[1:], "[1"]))
-    curves = kept(tmp_path)["curves"]
-    assert any([point[0] for point in curve] == [1, 2, 3] for curve in curves.values())
-    said = capsys.readouterr().err
-    assert f"{tmp_path / METRICS}: damaged, and left out: line 2, 5" in said
 
 
 class Faulty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from roles.rl.recipes import (
     read_learner,
 )
 from roles.trainer.core.guards import LearningGuards
+from tests import recipe
 
 SMOLLM2 = 134_515_008
 
@@ -143,3 +145,10 @@ def test_an_algorithm_an_option_or_a_sink_that_is_not_there_is_told(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", SORTING)
+
+
+def test_the_page_of_recipes_is_made_from_the_code() -> None:
+    text = recipe.page()
+    assert recipe.PAGE.read_text(encoding="utf-8") == text, "python -m tests.recipe --write"
+    assert "| `rate` | Peak learning rate of AdamW" in text
+    assert not [line for line in text.splitlines() if re.match(r"\| `\w+` \|  \|", line)]

@@ -83,7 +83,13 @@ def verdict(
 
 def answer(trainer: KeyPair, signed: SignedWindow, wanted: tuple[int, ...]) -> Answer:
     """Return the trainer's answer to a window of a newcomer."""
-    account = Account(doing=TrainerDoing.WAITS, step=1, steps=9, own=Fates(learnt=3))
+    account = Account(
+        doing=TrainerDoing.WAITS,
+        step=1,
+        steps=9,
+        own=Fates(learnt=3),
+        curve=[(0, -1), (9, 700)],
+    )
     made = Answer(
         trainer=trainer.peer_id,
         window=signed.window.digest,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -40,6 +42,7 @@ from p2p.wire import KI, MIB
 ASK_SECONDS: Final = 10.0
 """How long a node may stay silent: it looks at itself each second, on a machine that may be
 busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
+WIDE: Final = 24  # points of a curve that a line has room for
 MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
 
@@ -122,30 +125,72 @@ async def _peers(options: argparse.Namespace) -> None:
 
 
 async def _top(options: argparse.Namespace) -> None:
+    whole: dict[str, Any] = {}
     async with until_told_to_end(), following(node_of(options)) as hear:
-        while (whole := await hear()) is not None:
-            # ECMA-48, ED and CUP: empty the terminal and go to its first line.
-            clear = "\x1b[2J\x1b[H"
-            say(json.dumps(whole["picture"]) if options.json else clear + describe(whole))
+        while (told := await hear()) is not None:
+            whole |= told  # curves come when they have changed
+            if options.json:
+                say(json.dumps(whole["picture"]))
+            elif sys.stdout.isatty():  # ECMA-48, CUP and ED: from the first line, and the rest
+                columns, lines = shutil.get_terminal_size()
+                kept = [
+                    line[: columns - 1] for line in describe(whole).split("\n")[: lines - 1]
+                ]
+                say("\x1b[H" + "\n".join(line + "\x1b[K" for line in kept) + "\x1b[J")
+            else:
+                say(describe(whole))
 
 
 def describe(whole: Mapping[str, Any]) -> str:
-    """A picture for a terminal."""
+    """A picture for a terminal: what the run is for and has learnt, what this node did, then
+    all else."""
     picture = whole["picture"]
-    lines = [printable(picture["title"]), printable(picture["says"]), ""]
-    lines += [f"{label:<12}{printable(text)}" for label, text in picture["facts"]]
+    head = [printable(picture["title"]), printable(picture["says"])]
+    lines, seen = list[str](), set[str]()
     for panel in whole["panels"]:
-        shown = picture["roles"].get(panel["role"], {}).get(picture["own"], {})
-        values = shown.get(panel["number"])
-        if panel["kind"] == "figures" and values:
-            lines += ["", f"{panel['role']}: {panel['title']}"]
-            lines += [
-                f"  {printable(value) if isinstance(value, str) else f'{value:,}':>14}"
-                f"  {one['label']}"
-                for one, value in zip(panel["values"], values, strict=True)
-                if value is not None
-            ]
-    return "\n".join(lines)
+        role, number = panel["role"], panel["number"]
+        shown = picture["roles"].get(role, {}).get(picture["own"], {})
+        values = shown.get(number)
+        points = whole["curves"].get(f"{role} {number} 0 {picture['own']}", [])
+        if panel["lead"] and points:
+            gain = f"{points[0][1]:.3f} -> {points[-1][1]:.3f}"
+            head.append(f"{panel['title']}  {gain}  {_bars([y for _, y in points])}")
+        if panel["kind"] != "figures" or not values:
+            continue
+        told = [
+            f"  {written(value, one['unit']):>14}  {one['label']}"
+            for one, value in zip(panel["values"], values, strict=True)
+            if value not in (None, 0) and one["label"] not in seen
+        ]
+        seen |= {one["label"] for one in panel["values"] if one["of"]}
+        lines += ["", panel["title"], *told] if told else []
+    terms = dict(picture["terms"])
+    if learns := terms.pop("learns", ""):
+        head.insert(1, printable(learns))
+    facts = [*terms.items(), *picture["facts"]]
+    return "\n".join([*head, *lines, ""] + [f"{name:<12}{printable(it)}" for name, it in facts])
+
+
+def _bars(values: Sequence[float]) -> str:
+    """The newest of some numbers as bars, from the least to the most."""
+    low, high = min(values), max(values)
+    shares = [(value - low) / (high - low) if high > low else 0 for value in values[-WIDE:]]
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * share)] for share in shares)
+
+
+def written(value: object, unit: str) -> str:
+    """A number with its unit, as on the page."""
+    if isinstance(value, str | bool):
+        return printable(str(value))
+    if not isinstance(value, int | float):
+        return "-"
+    if unit == "share":
+        return f"{100 * value:.3g} %"
+    if unit == "bytes":
+        power = next((p for p in (4, 3, 2, 1) if value >= 1000**p), 0)
+        return f"{value / 1000**power:,.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.{3 if value < 100 else 0}f}"
+    return f"{text} {unit}".rstrip().replace(" seconds", " s")
 
 
 def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -154,7 +199,8 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = [f"{'peer':<54}{'roles':<22}{'policy':>7}  state"]
     for peer, row in order:
         roles = printable(", ".join(row["roles"]) or "none")
-        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}")
+        path = {"direct": ", direct", "relay": ", through a relay"}.get(row.get("path", ""), "")
+        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}{path}")
     return lines
 
 

@@ -335,8 +335,7 @@ async def open_dashboard(
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        nursery.start_soon(snapshots.run)
-        nursery.start_soon(snapshots.keep)
+        nursery.start_soon(partial(snapshots.run, keeps=True))
         stack.enter_context(host.watching(own.note))
         await stack.enter_async_context(dashboard.at_folder(folder))
         url = ""

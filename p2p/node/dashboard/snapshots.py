@@ -2,8 +2,8 @@
 
 The node is looked at once a second, whoever watches: the curves need it. A picture is drawn and
 encoded only while somebody watches, once for all viewers; twice a minute, and at the end, one
-is kept in the node's folder, which a report of a stopped run shows and a next life goes on from. A viewer that reads slowly gets the
-newest snapshot when it reads again, so nothing piles up for it.
+is kept in the node's folder, for a report of a stopped run and for the node's next life. A
+viewer that reads slowly gets the newest snapshot when it reads again, so nothing piles up.
 """
 
 from __future__ import annotations
@@ -71,22 +71,10 @@ class Snapshots:
             "at": at,
         }
 
-    async def keep(self) -> None:
-        """Go on from what an earlier life has kept, and keep the newest snapshot until
-        cancelled, the last one too."""
-        await self._restore()
-        try:
-            while True:
-                await self._world.sleep(KEEP_SECONDS)
-                await self._keep()
-        finally:
-            with trio.move_on_after(5, shield=True):
-                await self._keep()
-
     async def _restore(self) -> None:
         try:
             kept = json.loads(await self._world.disk.read(KEPT))
-            if kept["panels"] == layout(self.panels):
+            if as_json(kept["panels"]) == as_json(layout(self.panels)):
                 self._history.restore(kept["curves"])
         except FileNotFoundError:
             return
@@ -96,22 +84,36 @@ class Snapshots:
     async def _keep(self) -> None:
         try:
             await self._world.disk.replace(KEPT, as_json(self.whole()))
-        except Exception as error:  # as in `run`; or the disk is full: it is for people only
-            logger.info("dashboard.not_kept %r", error)
+        except StorageError as error:
+            logger.info("dashboard.not_kept %s", error)
 
-    async def run(self) -> None:
-        """Look, and tell, until cancelled."""
+    async def run(self, *, keeps: bool = False) -> None:
+        """Look, and tell, until cancelled; with ``keeps`` go on from what an earlier life has
+        left in the node's folder, and leave the newest snapshot there."""
+        if keeps:
+            await self._restore()
         due, is_blind = self._world.now(), False
-        while True:
-            try:
-                self.look()
-                is_blind = False
-            except Exception:  # the border of what roles say: whoever only shows ends no work
-                if not is_blind:
-                    logger.warning("dashboard.blind", exc_info=True)
-                is_blind = True
-            due += 1.0
-            await self._world.sleep_until(due)
+        keep_at = due + KEEP_SECONDS
+        try:
+            while True:
+                try:
+                    self.look()
+                    if keeps and due >= keep_at:
+                        keep_at = due + KEEP_SECONDS
+                        await self._keep()
+                    is_blind = False
+                except (
+                    Exception
+                ):  # the border of what roles say: whoever only shows ends no work
+                    if not is_blind:
+                        logger.warning("dashboard.blind", exc_info=True)
+                    is_blind = True
+                due += 1.0
+                await self._world.sleep_until(due)
+        finally:
+            if keeps:
+                with trio.move_on_after(5, shield=True):
+                    await self._keep()
 
     def look(self) -> None:
         """Note the curves once, and draw a new picture if somebody watches."""
@@ -216,7 +218,11 @@ class OwnView:
         run, health = node.run, node.health(self._roles)
         linked = set(node.host.connected)
         members = {
-            str(one.peer): {**_said(one.profile), "linked": one.peer in linked}
+            str(one.peer): {
+                **_said(one.profile),
+                "linked": one.peer in linked,
+                "path": node.nat.path(one.peer) if node.nat is not None else "",
+            }
             for one in node.membership.members()
             if one.run in (b"", node.run.id)
         }
@@ -248,7 +254,13 @@ class OwnView:
         came = (
             f"yes: dialled {self._came:,} times" if self._came else "nobody has dialled it yet"
         )
-        return f"{came} (its address is for {where}); it dials others, too"
+        text = f"{came} (its address is for {where}); it dials others, too"
+        nat = None if self.node is None else self.node.nat
+        if nat is not None and nat.reachable:
+            text = f"yes: {nat.reachable[0]} answers from outside"
+        elif nat is not None and nat.relays:
+            text = f"through {len(nat.relays)} relays; directly where routers allow"
+        return text
 
 
 def lent(share: ShareConfig) -> str:

@@ -1,7 +1,8 @@
 """The edge as an ASGI application: which answer belongs to which path.
 
 ====================================  ==========================================================
-``/``                                 the versions that are here, as JSON
+``/``                                 the versions that are here, as JSON; for a browser a page
+                                      with their files
 ``/v/7/manifest``                     as its publisher signed it
 ``/v/7/files``, ``/v/7/files/NAME``   the list of files as JSON, and each file
 ``/v/7/raw``                          all files end to end: the stream that the manifest's spans
@@ -27,6 +28,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -75,6 +77,25 @@ _MAX_ARCHIVES: Final = 64
 version has thousands of files."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
+_PLAIN_PAGE: Final = (
+    "content-security-policy",
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+)
+"""Names are a publisher's: nothing of a page may run."""
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
+<meta name="viewport" content="width=device-width"><style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto;
+  padding: 0 1rem }}
+table {{ width: 100%; border-collapse: collapse }}
+th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid #8886;
+  overflow-wrap: anywhere }}
+th + th, td + td {{ text-align: right; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal }}
+</style></head><body><main>{}</main></body></html>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +189,9 @@ class HttpEdge:
             await self._answer(path.lstrip("/"), reply)
 
     async def _answer(self, path: str, reply: _Reply) -> None:
-        if path == "":
+        if path == "" and "text/html" in reply.asked("accept"):
+            await reply.text(self._page(), "text/html; charset=utf-8", _PLAIN_PAGE)
+        elif path == "":
             await reply.text(self._contents(), "application/json")
         elif path == LISTING:
             await reply.text(self._listing(), "text/plain; charset=utf-8")
@@ -249,6 +272,25 @@ class HttpEdge:
                 ]
             }
         )
+
+    def _page(self) -> bytes:
+        """The same for people, with a link to each file."""
+        parts = []
+        for release in sorted(self._releases(), key=lambda one: -one.version):
+            rows, base = [], f"/v/{release.version}"
+            for name, size in release.files:
+                where = f"{base}/files/{quote(name)}" if name else f"{base}/raw"
+                rows.append(
+                    f'<tr><td><a href="{where}" download>{escape(name or "the file")}</a></td>'
+                    f"<td>{size:,}</td></tr>"
+                )
+            whole = sum(size for _, size in release.files)
+            parts.append(
+                f"<h1>Version {release.version}</h1><p>{len(rows)} files, {whole:,} bytes; <a"
+                f' href="{base}.tar" download>all as one archive</a></p><table><thead><tr><th>'
+                f"file</th><th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            )
+        return _PAGE.format("".join(parts) or "<h1>No version is here yet</h1>").encode()
 
     def _listing(self) -> bytes:
         return encode_listing(
@@ -384,9 +426,10 @@ class _Reply:
         self.is_ending = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def text(self, data: bytes, media: str) -> None:
+    async def text(self, data: bytes, media: str, *headers: tuple[str, str]) -> None:
         """A short answer that is true now."""
-        await self._begin(200, len(data), ("content-type", media), ("cache-control", NEVER))
+        kept = ("cache-control", NEVER), ("vary", "accept")
+        await self._begin(200, len(data), ("content-type", media), *kept, *headers)
         await self._part(data if self._has_body else b"", more=False)
 
     async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:

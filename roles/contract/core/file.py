@@ -490,6 +490,34 @@ class Run:
         return self.terms.expiry
 
     @property
+    def words(self) -> list[tuple[str, str]]:
+        """What the run is for and its recipe, for people."""
+        terms, sampling, rounds = self.terms, self.terms.sampling, self.terms.diloco
+        model = f"{'A chat model' if terms.model.base else 'A network'} of"
+        model += f" {terms.model.shape.parameters:,} weights"
+        tasks = ", ".join(pin.name for pin in terms.environments)
+        answers = f"{sampling.group_size} answers to a task, drawn at temperature"
+        answers += f" {sampling.temperature:g}, at most {sampling.lag} steps old"
+        if terms.algorithm is Algorithm.GRPO:
+            about = f"{model} learns {tasks} by trial and error, in {sampling.steps:,} steps"
+            recipe = f"{answers}, of at most {sampling.max_new_tokens:,} tokens"
+        else:
+            names = ", ".join(rounds.corpora)
+            goal = f"text ({names})" if rounds.goal is Goal.TEXT else f"rewards ({tasks})"
+            about = (
+                f"{model} learns from {goal} at several sites, in {rounds.outer_steps} rounds"
+            )
+            recipe = (
+                f"{rounds.inner_steps} steps of {rounds.sequences} × {rounds.window} tokens a"
+            )
+            recipe += (
+                f" round at each site ({rounds.inner.value}, rate {rounds.rate:g}), then the"
+            )
+            recipe += f" mean of all updates ({rounds.codec.value}, {rounds.outer.value}, rate"
+            recipe += f" {rounds.outer_rate:g})"
+        return [("learns", about), ("recipe", recipe)]
+
+    @property
     def officers(self) -> tuple[PeerId, ...]:
         """Trainers, then validators, each once."""
         return tuple(dict.fromkeys((*self.terms.trainers, *self.terms.validators)))

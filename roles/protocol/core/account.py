@@ -8,6 +8,7 @@ answer is for the one who asks, so nothing is signed. Wire table: docs/protocols
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Final
@@ -19,6 +20,8 @@ MAX_ACCOUNT: Final = KI
 """Bytes of an answer; it has about 100."""
 MAX_COUNT: Final = 2**53
 """Of anything counted here: what JSON carries exactly."""
+MAX_CURVE: Final = 32
+"""Points of a curve: its shape, in 300 bytes."""
 
 
 class TrainerDoing(Enum):
@@ -106,19 +109,35 @@ class Account:
     """Groups of the peer that asked; None until the trainer has read its books."""
     total: Fates | None = None
     """Groups of all nodes."""
+    curve: Sequence[tuple[int, int]] = ()
+    """Step and greedy reward on held-out tasks, in thousandths; of newer trainers, if asked."""
 
     def to_bytes(self) -> bytes:
         """The wire form."""
         both = [None if one is None else one.to_list() for one in (self.own, self.total)]
-        return pack([self.doing.value, self.step, self.steps, self.pause, *both])
+        curve = [list(map(list, self.curve))] if self.curve else []
+        return pack([self.doing.value, self.step, self.steps, self.pause, *both, *curve])
+
+
+def thinned(curve: Sequence[tuple[int, float, float]]) -> list[tuple[int, int]]:
+    """Return at most `MAX_CURVE` points of (step, greedy, sampled), the newest among them."""
+    every = -(-len(curve) // MAX_CURVE) or 1
+    points = [(step, round(1000 * greedy)) for step, greedy, _ in curve[::-every]]
+    return [one for one in reversed(points) if abs(one[1]) <= MAX_COUNT]
 
 
 def decode_account_untrusted(data: bytes) -> Account:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    books = (list, type(None))
+    books, value = (list, type(None)), unpack_untrusted(data)
+    curve = value.pop() if isinstance(value, list) and len(value) == 7 else []
+    if not isinstance(curve, list) or len(curve) > MAX_CURVE:
+        raise BadMessage(f"a curve is a list of at most {MAX_CURVE} points")
+    points = [tuple(fields_untrusted(one, int, int, what="point of a curve")) for one in curve]
     doing, step, steps, pause, own, total = fields_untrusted(
-        unpack_untrusted(data), str, int, int, int, books, books, what="account"
+        value, str, int, int, int, books, books, what="account"
     )
+    if not all(-MAX_COUNT <= number <= MAX_COUNT for point in points for number in point):
+        raise BadMessage(f"numbers of a curve are at most {MAX_COUNT}")
     if not all(0 <= number <= MAX_COUNT for number in (step, steps, pause)):
         raise BadMessage(f"numbers of an account are from 0 to {MAX_COUNT}")
     try:
@@ -129,6 +148,7 @@ def decode_account_untrusted(data: bytes) -> Account:
             pause=pause,
             own=_fates_untrusted(own),
             total=_fates_untrusted(total),
+            curve=points,
         )
     except ValueError as error:
         raise BadMessage(f"an account makes no sense: {error}") from None

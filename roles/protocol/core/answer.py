@@ -211,10 +211,12 @@ class AccountRequest:
     """Anybody to trainer: how is the run, and my work? The reply is an `Account`."""
 
     KIND = "account"
+    with_curve: bool = False
+    """Older trainers read no body, and tell none."""
 
     def body(self) -> bytes:
         """Return the body of the request."""
-        return b""
+        return b"curve" if self.with_curve else b""
 
 
 Request = WindowRequest | ContentRequest | VerdictRequest | ContestRequest | AccountRequest
@@ -284,7 +286,7 @@ _REQUESTS: Final[Mapping[str, Callable[[bytes], Request]]] = {
     ContentRequest.KIND: _decode_content_untrusted,
     VerdictRequest.KIND: _decode_verdict_untrusted,
     ContestRequest.KIND: _decode_contest_untrusted,
-    AccountRequest.KIND: lambda _: AccountRequest(),
+    AccountRequest.KIND: lambda body: AccountRequest(with_curve=body == b"curve"),
 }
 
 

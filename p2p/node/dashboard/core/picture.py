@@ -7,7 +7,8 @@ healths it has. Both are a `SwarmView`. The document::
     says            what is going on, in a sentence
     facts           [label, text] of the node itself; terms: of its run
     peers           by id: name, roles, policy, load, upload, version, state, says, linked (to
-                    this node), links (their number), since (seconds of the page's life)
+                    this node), path (direct or relay), links (their number), since (seconds of
+                    the page's life)
     flows           by "from to": bytes of chunks
     roles           by role, by id, by the number of a panel: what `read` gives
 
@@ -225,7 +226,8 @@ def _member_row(member: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {key: plain(member.get(key)) for key in ("policy", "load", "upload", "version")}
     kept = {key: value for key, value in numbers.items() if value is not None}
     linked = {"linked": True} if member.get("linked") is True else {}
-    return {"roles": roles, "state": "alive", **kept, **linked}
+    path = {"path": member["path"]} if member.get("path") else {}
+    return {"roles": roles, "state": "alive", **kept, **linked, **path}
 
 
 def _flows(known: Mapping[str, NodeView]) -> dict[str, int]:

@@ -99,8 +99,8 @@ class Plot {
     };
     const small = more.height < 120, bars = lines.some((line) => line.bars);
     const beside = [...(more.whiskers || []).flatMap((one) => [one[1], one[2]]), ...(more.bands || []).flatMap((one) => [one[0], one[1]]), ...(more.dots || []).map((one) => one[1])];
-    const yRange = more.rows ? {range: [0, more.rows]} : more.from_zero ? {range: (_, low, high) => {
-      const least = Math.min(0, low ?? 0, ...beside), most = Math.max(high ?? 0, ...beside);
+    const yRange = more.rows ? {range: [0, more.rows]} : more.from_zero || beside.length ? {range: (_, low, high) => {
+      const least = Math.min(more.from_zero ? 0 : Infinity, low ?? 0, ...beside), most = Math.max(high ?? 0, ...beside);
       return least === most ? [0, 1] : [least, most + 0.06 * (most - least)];
     }} : {};
     const step = bars && data[0].length > 1 ? (data[0][1] - data[0][0]) / 2 : 0;
@@ -161,11 +161,11 @@ class Plot {
   }
 }
 
-// The newest number of each line, with its colour.
-function legend(lines) {
+// The newest number of each line, with its colour; `isNamed`: the title above says what it is.
+function legend(lines, isNamed) {
   return lines.slice(0, MOST_LINES).map((line, place) => {
     const last = line.points[line.points.length - 1];
-    return el("span", {class: "c" + (place % COLOURS.length)}, el("i", {}), number(last[1], line.unit), " ", el("small", {}, clean(line.label) + (line.unit && !SPELT.includes(line.unit) ? ", " + line.unit : "")));
+    return el("span", {class: "c" + (place % COLOURS.length)}, el("i", {}), number(last[1], line.unit), " ", el("small", {}, [isNamed ? "" : clean(line.label), SPELT.includes(line.unit) ? "" : line.unit].filter(Boolean).join(", ")));
   });
 }
 

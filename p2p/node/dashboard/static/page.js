@@ -30,7 +30,7 @@ function take(told) {
   state.began = told.wall - told.at; // wall clock of second 0
   if (isNew) {
     plots.clear();
-    for (const place of ["curves", "counts", "figures", "panels"]) byId(place).replaceChildren();
+    for (const place of ["first", "curves", "counts", "figures", "panels"]) byId(place).replaceChildren();
   }
   map.note(state.picture.flows);
   redraw();
@@ -48,14 +48,15 @@ function draw() {
   document.title = clean(picture.title) + " · Shoal";
   byId("title").replaceChildren(said(picture.title));
   byId("says").replaceChildren(said(picture.says));
-  const byPanel = panelsWithData();
-  drawTiles(byPanel);
+  byId("learns").replaceChildren(said((picture.terms.find(([label]) => label === "learns") || ["", ""])[1]));
+  const byPanel = panelsWithData(), drawn = drawTiles(byPanel);
   drawCurves(byPanel.filter((one) => one.panel.kind === "curve"));
-  drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts").reverse());
-  drawPanels(byId("figures"), byPanel.filter((one) => one.panel.kind === "figures"));
+  drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts"));
+  drawPanels(byId("figures"), byPanel.filter((one) => one.panel.kind === "figures").sort((a, b) => (a.nodes.length > 1) - (b.nodes.length > 1)), drawn);
   drawPanels(byId("panels"), byPanel.filter((one) => BELOW.includes(one.panel.kind)).sort((a, b) => BELOW.indexOf(a.panel.kind) - BELOW.indexOf(b.panel.kind)));
-  byId("map").hidden = Boolean(embedded) && Object.keys(picture.peers).length < 2; // of what one trainer has left
-  byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
+  byId("map").hidden = !Object.keys(picture.flows).length;
+  if (!byId("map").hidden) byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
+  byId("lead").classList.toggle("narrow", byId("map").hidden || !byId("first").children.length);
   drawPeers();
   drawPeer();
   drawFacts();
@@ -63,95 +64,116 @@ function draw() {
 
 // Each panel of which something is there, with its nodes: [{panel, nodes: [[peer, value], ...]}].
 function panelsWithData() {
-  return state.panels.map((panel) => {
+  const first = (panel) => panel.role === "trainer" ? 0 : 1; // what it says of the run is newest
+  return [...state.panels].sort((a, b) => first(a) - first(b)).map((panel) => {
     const role = state.picture.roles[panel.role] || {};
     const nodes = Object.entries(role).filter(([, shown]) => panel.number in shown).map(([peer, shown]) => [peer, shown[panel.number]]);
     return {panel, key: panel.role + " " + panel.number, nodes};
   });
 }
 
+// The share of weights' bytes that others than trainers have sent, where both ends are known.
+function fromPeers() {
+  const {peers, flows} = state.picture, isTrainer = (peer) => peers[peer]?.roles.includes("trainer");
+  const came = Object.entries(flows).map(([key, size]) => [...key.split(" "), size]).filter(([, to]) => !isTrainer(to) && (!state.picture.own || to === state.picture.own));
+  const all = came.reduce((sum, [, , size]) => sum + size, 0);
+  return all ? came.filter(([from]) => from in peers && !isTrainer(from)).reduce((sum, [, , size]) => sum + size, 0) / all : null;
+}
+
+// Returns the values that need no other place: "panel value".
 function drawTiles(byPanel) {
-  const peers = Object.values(state.picture.peers).filter((row) => row.state !== "gone");
-  const newest = Math.max(-1, ...peers.map((row) => row.policy ?? -1));
-  const tiles = embedded && peers.length < 2 ? [] : [["peers alive", peers.length]];
-  if (newest >= 0) tiles.push(["newest policy", newest]);
-  for (const {panel, nodes} of byPanel) {
+  const tiles = [], drawn = new Set();
+  for (const {panel, key, nodes} of byPanel) {
     panel.values.forEach((value, place) => {
       if (!value.lead || panel.kind !== "figures") return;
-      const found = nodes.map(([, shown]) => shown[place]).filter((one) => typeof one === "number");
-      if (!found.length || tiles.some(([label]) => label === value.label)) return;
-      if (value.counts) tiles.push([value.label, number(found.reduce((a, b) => a + b, 0), value.unit)]);
-      else if (found.every((one) => one === found[0])) tiles.push([value.label, number(found[0], value.unit)]);
+      const found = nodes.map(([, shown]) => shown[place]).filter((one) => one !== null && one !== undefined);
+      if (!found.length) return;
+      if (tiles.some(([label]) => label === value.label)) { // another node has told it
+        if (typeof found[0] === "string") drawn.add(key + " " + place);
+        return;
+      }
+      if (found.length === 1 || typeof found[0] === "string") {
+        const furthest = found.reduce((a, b) => parseFloat(String(b).replaceAll(",", "")) > parseFloat(String(a).replaceAll(",", "")) ? b : a);
+        tiles.push([value.label, number(furthest, value.unit)]);
+        if (found.every((one) => one === furthest)) drawn.add(key + " " + place);
+      } else if (found.every((one) => typeof one === "number") && value.unit !== "share") tiles.push([value.label + " (all)", number(found.reduce((a, b) => a + b, 0), value.unit)]);
     });
   }
-  byId("tiles").replaceChildren(...tiles.slice(0, 8).map(([label, value]) => el("div", {class: "tile"}, el("b", {}, number(value)), el("span", {}, label))));
+  const carried = fromPeers();
+  if (carried !== null) tiles.push(["of weights from other peers", number(carried, "share")]);
+  byId("tiles").replaceChildren(...tiles.slice(0, 6).map(([label, value]) => el("div", {class: "tile"}, el("b", {}, said(value)), el("span", {}, label))));
+  return drawn;
+}
+
+function agree(one, other) {
+  const at = new Map(one);
+  return other.every(([x, y]) => !at.has(x) || at.get(x) === y);
 }
 
 function linesOf(panel) {
   const own = panel.role + " " + panel.number + " ";
-  const found = Object.keys(state.curves).filter((series) => series.startsWith(own)).sort();
-  const peers = new Set(found.map((series) => series.split(" ")[3]));
-  // Where nodes agree, as replicas do, one line is enough.
-  const same = new Map();
+  const found = Object.keys(state.curves).filter((series) => series.startsWith(own)).sort((a, b) => state.curves[b].length - state.curves[a].length);
+  const lines = [];
   for (const series of found) {
-    const text = series.split(" ")[2] + JSON.stringify(state.curves[series]);
-    if (!same.has(text)) same.set(text, []);
-    same.get(text).push(series);
+    const [, , place, peer] = series.split(" "), points = state.curves[series], value = panel.values[Number(place)];
+    // Where nodes agree, as replicas do, one line is enough.
+    const same = lines.find((line) => line.value === value && agree(line.points, points));
+    if (same) same.isShared = true;
+    else if (points.length) lines.push({value, peer, points, unit: value.unit, place: Number(place)});
   }
-  return [...same.values()].map(([series, ...others]) => {
-    const [, , place, peer] = series.split(" "), value = panel.values[Number(place)];
-    if (others.length) return {label: value.label, unit: value.unit, points: state.curves[series]};
-    return {label: peers.size > 1 ? nameOf(peer) + (panel.values.length > 1 ? ", " + value.label : "") : value.label, unit: value.unit, points: state.curves[series]};
-  }).filter((line) => line.points.length);
+  lines.sort((a, b) => a.place - b.place || (a.peer < b.peer ? -1 : 1));
+  const several = new Set(lines.map((line) => line.place)).size < lines.length;
+  for (const line of lines) line.label = several && !line.isShared ? nameOf(line.peer) + (panel.values.length > 1 ? ", " + line.value.label : "") : line.value.label;
+  return lines;
 }
 
+// How far off a mean of rewards from 0 to 1 may be, by the tasks that it was measured on: 95 %.
+function errorOf(share, tasks) { return tasks && share >= 0 && share <= 1 ? 1.96 * Math.sqrt(share * (1 - share) / tasks) : 0; }
+
 function drawCurves(byPanel) {
-  let first = true;
-  for (const {panel, key} of byPanel) {
-    const lines = linesOf(panel);
-    if (!lines.length) continue;
+  const all = byPanel.map((one) => ({...one, lines: linesOf(one.panel)})).filter((one) => one.lines.length);
+  const leads = all.filter((one) => one.panel.lead).sort((a, b) => b.panel.values.length - a.panel.values.length);
+  const first = leads[0] || (byId("curves").children.length ? null : all[0]);
+  for (const {panel, key, lines, nodes} of all) {
+    if (panel.lead && key !== leads[0].key) continue; // the run's, once
     let one = plots.get(key);
     if (!one) {
-      const card = el("section", {class: "card curve " + (first ? "first" : "small")});
+      const isFirst = first && key === first.key;
+      const card = el("section", {class: "card curve " + (isFirst ? "first" : "small")});
       const place = el("div", {class: "plot", role: "img"});
       const now = el("p", {class: "now"});
       card.append(el("h2", {}, panel.title), el("p", {class: "about"}, panel.about), now, place);
-      card.title = first ? "" : panel.about;
-      byId("curves").append(card);
-      one = {now, place, plot: new Plot(place), height: first ? 216 : 92};
+      card.title = isFirst ? "" : panel.about;
+      byId(isFirst ? "first" : "curves").append(card);
+      one = {now, place, plot: new Plot(place), height: isFirst ? 300 : 104};
       plots.set(key, one);
     }
-    first = false;
-    one.now.replaceChildren(...legend(lines));
-    const latest = lines.map((line) => [line, line.points[line.points.length - 1]]);
-    one.place.setAttribute("aria-label", panel.title + ": " + latest.map(([line, point]) => `${line.label} from ${number(line.points[0][1], line.unit)} to ${number(point[1], line.unit)}`).join("; "));
-    one.plot.draw(lines, {height: one.height});
+    const tasks = panel.tasks ? nodes.map(([, shown]) => shown[panel.values.length])[0] : 0;
+    const whiskers = lines.flatMap((line, place) => line.points.map(([x, y]) => [x, y - errorOf(y, tasks), y + errorOf(y, tasks), place]).filter(([, low, high]) => tasks && high > low));
+    one.now.replaceChildren(...legend(lines, one.height < 200 && lines.length < 2));
+    if (tasks) one.now.append(el("small", {}, `± ${errorOf(lines[0].points.at(-1)[1], tasks).toFixed(3)}, of ${number(tasks)} tasks`));
+    one.place.setAttribute("aria-label", panel.title + ": " + lines.map((line) => `${line.label} from ${number(line.points[0][1], line.unit)} to ${number(line.points.at(-1)[1], line.unit)}`).join("; "));
+    one.plot.draw(lines, {height: one.height, whiskers, x: {label: one.height > 200 ? (panel.rows === "rounds" ? "round" : "step") : ""}});
   }
 }
 
-const BELOW = ["table", "samples"]; // what stands below all else, in this order
+const BELOW = ["samples", "table"]; // what stands below all else, in this order
 
 // Numbers of one node stand by themselves, those of several in a table beside each other.
 const DRAWN = {
-  figures(panel, nodes, card) {
+  figures(panel, nodes, card, drawn) {
+    const said_ = (value) => value !== null && value !== undefined;
+    const values = panel.values.map((value, place) => [value, nodes.map(([, shown]) => shown[place]), `${panel.role} ${panel.number} ${place}`])
+      .filter(([, cells, key]) => cells.some((cell) => said_(cell) && cell !== 0) && !drawn.has(key));
+    if (!values.length) return false;
+    const label = (value, name) => { const made = el(name, name === "th" ? {scope: "row"} : {}, value.label); if (value.about) made.title = value.about; return made; };
     if (nodes.length > 1) {
+      card.classList.add("broad");
       const head = el("tr", {}, el("td", {}), ...nodes.map(([peer]) => el("th", {scope: "col", class: "n"}, peerLink(peer))));
-      const rows = panel.values.map((value, place) => [value, nodes.map(([, shown]) => shown[place])])
-        .filter(([, cells]) => cells.some((cell) => cell !== null && cell !== undefined))
-        .map(([value, cells]) => el("tr", {}, el("th", {scope: "row", title: value.about}, value.label), ...cells.map((cell) => el("td", {class: "n"}, said(number(cell, value.unit))))));
+      const rows = values.map(([value, cells]) => el("tr", {}, label(value, "th"), ...cells.map((cell) => el("td", {class: "n"}, said(number(cell, value.unit))))));
       card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
-      return;
-    }
-    for (const [, shown] of nodes) {
-      const list = el("dl", {class: "figures"});
-      panel.values.forEach((value, place) => {
-        if (shown[place] === null || shown[place] === undefined) return;
-        const label = el("dt", {}, value.label);
-        if (value.about) label.title = value.about;
-        list.append(el("div", {}, label, el("dd", {}, said(number(shown[place], value.unit)))));
-      });
-      card.append(list);
-    }
+    } else card.append(el("dl", {class: "figures"}, ...values.map(([value, cells]) => el("div", {}, label(value, "dt"), el("dd", {}, said(number(cells[0], value.unit)))))));
+    return true;
   },
   counts(panel, nodes, card) {
     const sums = new Map();
@@ -166,16 +188,17 @@ const DRAWN = {
   },
   table(panel, nodes, card) {
     card.classList.add("broad");
-    const head = el("tr", {}, el("th", {scope: "col"}, "peer"), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
+    const head = el("tr", {}, el("th", {scope: "col"}, panel.names), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
     const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(/^12D3Koo\w{45}$/.test(name) ? shortened(name) : name)),
-      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(typeof cell === "string" ? cell : number(cell ?? ""))))));
+      ...cells.map((cell, place) => typeof cell === "number" ? el("td", {class: "n"}, panel.values[place].unit === "reward" ? cell.toFixed(3) : number(cell, panel.values[place].unit)) : el("td", {class: "text" + (cell ? " long" : "")}, said(cell ?? "")))));
     card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
   samples(panel, nodes, card) {
     card.classList.add("broad");
-    const rows = nodes.flatMap(([, samples]) => samples).slice(0, 10);
-    card.append(el("ul", {class: "samples"}, ...rows.map(([question, answer, reward]) => el("li", {}, el("q", {}, said(question)), el("span", {class: "said"}, said(answer)),
-      el("b", {class: reward >= 1 ? "right" : reward > 0 ? "" : "wrong"}, number(reward))))));
+    const rows = nodes.map(([, samples]) => samples).sort((a, b) => b.length - a.length)[0].slice(0, 6);
+    const given = (reward) => el("b", {class: reward === 1 ? "right" : reward === 0 ? "wrong" : ""}, number(reward));
+    card.append(el("ul", {class: "samples"}, ...rows.map(([question, answer, reward, before, earlier]) => el("li", {}, el("q", {}, said(question)),
+      ...(before === undefined ? [] : [el("span", {class: "said before"}, said(before)), given(earlier)]), el("span", {class: "said"}, said(answer)), given(reward)))));
   },
 };
 
@@ -184,13 +207,12 @@ function numeric(nodes, panel, value) {
   return nodes.some(([, lines]) => lines.some((line) => typeof line[place] === "number"));
 }
 
-function drawPanels(place, byPanel) {
+function drawPanels(place, byPanel, drawn) {
   if (place.contains(document.activeElement) && document.activeElement.scrollLeft) return; // somebody reads there
-  const cards = byPanel.filter((one) => one.nodes.length).map(({panel, nodes}) => {
+  const cards = byPanel.filter((one) => one.nodes.length).flatMap(({panel, nodes}) => {
     const card = el("section", {class: "card"}, el("h2", {}, panel.title));
     if (panel.about) card.append(el("p", {class: "about"}, panel.about));
-    DRAWN[panel.kind](panel, nodes, card);
-    return card;
+    return DRAWN[panel.kind](panel, nodes, card, drawn) === false ? [] : [card];
   });
   const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   place.replaceChildren(...cards);
@@ -229,6 +251,8 @@ function drawPeers() {
   for (const peer of [...rowsShown.keys()]) if (!(peer in peers)) rowsShown.delete(peer);
   const left = found.length - rows.length;
   byId("more").textContent = left > 0 ? `${left.toLocaleString("en")} more: type above to find one.` : "";
+  byId("peers").classList.toggle("no-policy", newest < 0);
+  byId("peers").hidden = Object.keys(peers).length < 2;
   byId("census").replaceChildren(said(census(Object.values(peers).filter((row) => row.state !== "gone"))));
   document.querySelector(".find").hidden = Object.keys(peers).length <= 12;
 }
@@ -250,7 +274,7 @@ function census(rows) {
   const versions = counted(rows.filter((row) => row.version).map((row) => "run " + row.version));
   if (versions.length) said.push(versions.join(", ") + ".");
   const loads = rows.map((row) => row.load).filter((load) => typeof load === "number");
-  if (loads.length) said.push(`Their load is ${number(loads.reduce((a, b) => a + b, 0) / loads.length, "share")} on average.`);
+  if (loads.some(Boolean)) said.push(`Their load is ${number(loads.reduce((a, b) => a + b, 0) / loads.length, "share")} on average.`);
   return said.join(" ");
 }
 
@@ -263,7 +287,7 @@ function stateOf(row, newest) {
 function peerRow(peer, row, newest) {
   const [kind, words] = stateOf(row, newest);
   return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
-    el("td", {class: "n"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
+    el("td", {class: "n policy"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
     el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
     el("td", {class: "text long"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
@@ -285,7 +309,7 @@ function drawPeer() {
   if (row.since !== undefined && state.began) facts.push(["known since", moment(state.began + row.since)]);
   if (row.version) facts.push(["software", row.version]);
   if (row.links !== undefined) facts.push(["connected to", row.links === 1 ? "1 peer" : number(row.links) + " peers"]);
-  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? "yes" : "no: heard of through others"]);
+  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? (row.path === "relay" ? "through a relay" : "yes") : "no: heard of through others"]);
   if (row.upload) facts.push(["says it uploads", number(row.upload, "bytes") + " a second"]);
   if (row.load !== undefined) facts.push(["load", number(row.load, "share")]);
   for (const [key, size] of Object.entries(state.picture.flows).sort((a, b) => b[1] - a[1])) {
@@ -306,7 +330,7 @@ function drawPeer() {
 
 function drawFacts() {
   const run = state.picture.run || {};
-  const facts = [...state.picture.facts];
+  const facts = [...state.picture.terms.filter(([label]) => label !== "learns"), ...state.picture.facts];
   if (state.picture.own) facts.unshift(["this node", state.picture.own]);
   if (run.id) facts.push(["run", run.id], ["owner", run.owner], ["epoch", run.epoch]);
   byId("about").hidden = !facts.length;

@@ -1,0 +1,116 @@
+"""`open_host(nat=True)`, and the same inside an asyncio program."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from p2p import NatConfig, open_host, open_nat
+from p2p.circuit.core.book import RelayConfig
+from p2p.host import request, serve_requests
+from p2p.multiaddr import Multiaddr
+from p2p.reach.core.verdict import Reach
+from p2p.reach.mapping import ReachConfig
+from p2p.swarm.swarm import SwarmConfig
+from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
+
+QUIET = ReachConfig(map_port=False)
+EMBEDDING = Path(__file__).parents[2] / "docs" / "embedding.md"
+
+
+def test_a_host_behind_a_router_is_reached_through_a_relay_that_it_meets() -> None:
+    """The relay is a peer that the home dials; nobody names it as a relay."""
+
+    async def main() -> None:
+        async with (
+            open_host(key=KEYS[0], strict=True) as relay,
+            open_nat(relay, KEYS[0], NatConfig(relay=OPEN, reach=QUIET)),
+            open_host(key=KEYS[1], strict=True, nat=True) as home,
+            open_host(key=KEYS[2], strict=True, nat=True) as guest,
+        ):
+            await home.connect_addr(relay.addrs[0])
+            await until(home, lambda: home.network.relays == (relay.peer_id,))
+            [circuit] = [addr for addr in home.addrs if addr.relay is not None]
+            with home.serving(ECHO, serve_requests(echo)):
+                await guest.connect_addr(circuit)
+                assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
+
+    run(main)
+
+
+def test_with_nat_a_relay_that_is_away_ends_no_host() -> None:
+    async def main() -> None:
+        away = Multiaddr.tcp("127.0.0.1", 9).with_peer(KEYS[3].peer_id)
+        async with open_host(listen=[away.through], nat=True) as host:
+            assert host.addrs == ()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("announce", "reach", "places"),
+    [((), Reach.CLOSED, 0), (("/ip4/192.0.2.1/tcp/1",), Reach.OPEN, 7)],
+)
+def test_only_a_host_that_others_can_dial_offers_to_relay(
+    announce: tuple[str, ...], reach: Reach, places: int
+) -> None:
+    async def main() -> None:
+        config = SwarmConfig(announce=tuple(map(Multiaddr.parse, announce)))
+        nat = NatConfig(reach=QUIET, relay=RelayConfig(reservations=7))
+        async with (
+            open_host(key=KEYS[0], config=config) as host,
+            open_nat(host, KEYS[0], nat) as opened,
+        ):
+            assert (opened.reach, opened.places) == (reach, places)
+
+    run(main)
+
+
+def test_peers_are_told_the_likeliest_address_first() -> None:
+    """One that peers deny stays: liars must not be able to take an address from us."""
+
+    async def main() -> None:
+        denied, confirmed = (Multiaddr.tcp(host, 4001) for host in ("8.0.0.1", "8.0.0.2"))
+        async with open_host() as host:
+            inside = host.addrs
+            host.set_mapped(denied)
+            host.set_standing({denied: False, confirmed: True})
+            told = [addr.transport for addr in host.addrs]
+            assert told == [confirmed, denied, *(addr.transport for addr in inside)]
+
+    run(main)
+
+
+def test_an_asyncio_program_runs_a_host_as_the_document_says() -> None:
+    text = EMBEDDING.read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(import asyncio\n.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, str(EMBEDDING), "exec"), names)
+
+    async def whole() -> bytes:
+        async with open_host() as host, open_host() as other:
+            with other.serving(ECHO, serve_requests(echo)):
+                host.add_addrs(other.peer_id, other.addrs)
+                return await request(host, other.peer_id, ECHO, b"from asyncio")
+
+    async def fails() -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError("comes out")
+
+    async def main() -> None:
+        answer, ticks = await asyncio.gather(names["in_trio"](whole), count())
+        assert (answer, ticks) == (b"from asyncio", 3)
+        with pytest.raises(ValueError, match="comes out"):
+            await names["in_trio"](fails)
+
+    async def count() -> int:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return 3
+
+    asyncio.run(main())
