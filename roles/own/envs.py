@@ -194,8 +194,8 @@ def _open(
         if options.out is not None:
             raise ConfigError("--out writes the good lines of a FILE of questions: name one")
         file = options.file
-        data = {"data": read_data(pin_data(str(file)), str(file.parent))} if file else {}
-        environment = make(**data)
+        options_of = {"data": read_data(pin_data(str(file)), str(file.parent))} if file else {}
+        environment = make(**options_of)
         tasks = environment.evaluation()
         most = min(options.tasks or MOST_TASKS, len(tasks))
         return environment, [tasks[at * len(tasks) // most] for at in range(most)], []
