@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from roles.envs.text import (
     is_turns,
 )
 from roles.envs.turns import Heard, hear
-from roles.envs.wasm import MODULES
+from roles.envs.wasm import use_modules
 from roles.models.errors import BadModel
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
@@ -163,7 +162,7 @@ def open_mix(setup: EnvironmentSetup) -> MixedEnvironment:
     run's model does.
     """
     if setup.modules:
-        os.environ[MODULES] = setup.modules
+        use_modules(setup.modules)
     try:
         tokenizer = None if setup.model is None else open_tokenizer(setup.model.folder)
         parts = {

@@ -326,6 +326,11 @@ def modules_folder() -> Path:
     return Path(os.environ.get(MODULES) or Path(cache) / "shoal" / "wasm")
 
 
+def use_modules(folder: str) -> None:
+    """Look for compiled modules there, in this process and those that it starts."""
+    os.environ[MODULES] = folder
+
+
 def _compiled_name(kind: Kind) -> str:
     numbers = f"{kind.digest} {WASMTIME} {STACK} {RESERVED} {platform.machine()}"
     return f"{kind.package}-{hashlib.sha256(numbers.encode()).hexdigest()[:16]}.cwasm"
