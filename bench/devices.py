@@ -214,7 +214,7 @@ def open_transformers(shape: ModelShape, device: torch.device) -> Generate | Non
     """A model of this shape; None where there is no transformers."""
     if importlib.util.find_spec("transformers") is None:
         return None
-    from transformers import AutoConfig, AutoModelForCausalLM  # type: ignore[import-not-found]
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     table = json.loads(write_config(ModelConfig(shape=shape, context=4096)))
     config = AutoConfig.for_model(table.pop("model_type"), **table)

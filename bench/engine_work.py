@@ -174,7 +174,7 @@ class Store:
         return sum(value[1] for value in there), sum(value[0] for value in there)
 
     def is_seen(self, way: Way, piece: int) -> bool:
-        """Whether it was read."""
+        """Return True if it was read."""
         return (self._seen / _name(way, piece)).exists()
 
     def keep_evidence(self, way: Way, piece: int, evidence: Sequence[Evidence]) -> None:

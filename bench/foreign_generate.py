@@ -14,7 +14,7 @@ Generate = Callable[[list[list[int]]], None]
 
 def open_transformers(folder: str, dtype: str, new: int) -> Generate:
     import torch
-    from transformers import AutoModelForCausalLM  # type: ignore[import-not-found]
+    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))

@@ -127,7 +127,8 @@ class Course:
 
 
 def is_as_expected(subject: str, rises: Sequence[float]) -> bool:
-    """Whether it learnt on every seed; of the control, whether it did not on their mean."""
+    """Return True if it learnt on every seed; of the control, whether it did not on their
+    mean."""
     if subject == PERMUTED:
         return math.fsum(rises) / len(rises) < CONTROL_RISE
     return min(rises) >= RISE

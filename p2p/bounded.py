@@ -70,7 +70,7 @@ class TokenBucket:
     __slots__ = ("_filled_at", "capacity", "level")
 
     def __init__(self, capacity: float, now: float, level: float | None = None) -> None:
-        """A full bucket, or one that begins at ``level``."""
+        """Start with a full bucket, or with ``level``."""
         self.capacity = capacity
         self._filled_at = now
         self.level = capacity if level is None else level

@@ -1,4 +1,4 @@
-"""What tasks wait for, who may be in a method at a time, and what is inside exception groups.
+"""Conditions to wait for, a guard against concurrent calls, and the leaves of exception groups.
 
 Each of these was written by hand in a dozen places. trio has the parts, but for two of them
 only in private (`trio._util.ConflictDetector`) or under another name (`trio.lowlevel`).
@@ -116,7 +116,7 @@ class ConflictDetector:
     def __init__(self, doing: str) -> None:
         """``doing`` is for the message: "another task is " ... ."""
         self.is_busy = False
-        """Whether a task is in the block."""
+        """True if a task is in the block."""
         self._doing = doing
 
     def __enter__(self) -> None:

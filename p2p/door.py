@@ -37,7 +37,7 @@ _HINTS: Final = {
     ("KeyPair", bytes): "KeyPair(seed) makes one of 32 bytes",
     ("Multiaddr", str): "Multiaddr.parse(text) reads it",
 }
-"""What makes the right thing of a wrong one, by the names of both."""
+"""Remedies for wrong argument types, by expected and given type."""
 
 
 def check(argument: str, value: object, *kinds: type) -> None:

@@ -1,4 +1,4 @@
-"""How a service drives its core: events in, effects carried out in order, one timer.
+"""Driver of a core: events in, effects carried out in order, one timer.
 
 Theory of operation
 -------------------
@@ -69,7 +69,7 @@ class MessageCore(Protocol[EventIn, EffectOut]):
 
     @property
     def next_deadline(self) -> float:
-        """When it wants to be told the time; infinite if never."""
+        """Time of the next tick that the core wants; infinite if none."""
         ...
 
     def handle(self, event: EventIn, now: float, /) -> Sequence[EffectOut]:
@@ -90,8 +90,7 @@ class Driver(Generic[Event, Effect]):
         on_deadline: Callable[[], None],
         lateness: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``on_deadline`` is called when the core wants to be told the time, and feeds its
-        tick.
+        """``on_deadline`` is called when the core's deadline comes, and feeds its tick.
 
         ``lateness`` is asked by how many seconds a deadline is missed on purpose: a
         `World.buggify` site.
@@ -182,7 +181,7 @@ class Driver(Generic[Event, Effect]):
             )
 
     def feed(self, event: Event) -> None:
-        """Let the core judge ``event`` and carry out what it asks, now, or behind the event
+        """Let the core handle `event` and carry out its effects, at once or after the event
         under way.
 
         Raises what the core raises: `BadMessage` where a peer is at fault. Events that waited

@@ -1,4 +1,5 @@
-"""Every error says whose fault it is; its docstring is the sentence an operator reads."""
+"""Errors that say whose fault they are. Each docstring is the sentence that an operator
+reads."""
 
 
 class ShoalError(Exception):

@@ -1,5 +1,4 @@
-"""What the host tells the core of every service (events), and what every core may ask of it
-(effects).
+"""Events of the host that every core receives, and effects that every core may ask for.
 
 `p2p.driver.Driver` brings the events and carries out the effects. What only one service knows
 (to deliver, to write, to wake a caller) stands in the ``events`` of its core.

@@ -43,7 +43,7 @@ class Stream(trio.abc.HalfCloseableStream):
         raise trio.BrokenResourceError
 
     async def drained(self, at_most: int = 0) -> None:
-        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+        """Return once at most `at_most` bytes of what was sent are still on this node.
 
         `send_all` returns when the last byte is queued; this says when it is on the line. What
         waits in this node's queues counts, and what its kernel has not sent yet; what the line
@@ -81,9 +81,7 @@ class PeerEvent:
     peer: PeerId
     state: PeerState
     dialled: bool = field(default=False, compare=False)
-    """Whether the connection is one that we dialled: a peer that we chose, not one that chose
-    us.
-    """
+    """True for an outbound connection, to a peer that we chose."""
 
 
 PeerFinder = Callable[[PeerId], Awaitable[object]]
@@ -203,7 +201,7 @@ class Host(Protocol):
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where others can dial us, each ending in ``/p2p/``."""
+        """Addresses of this host, each ending in ``/p2p/``."""
         ...
 
     @property
@@ -238,8 +236,8 @@ class Host(Protocol):
         ...
 
     def finding(self, find: PeerFinder) -> AbstractContextManager[None]:
-        """For the length of the block, ask ``find`` before dialling a peer without a known
-        address."""
+        """Ask ``find`` before dialling a peer without a known address, for the length of the
+        block."""
         ...
 
     def set_handler(
@@ -330,7 +328,8 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 async def request(
     host: Host, peer: PeerId, protocol: str, payload: bytes, *, max_reply: int = MAX_MESSAGE
 ) -> bytes:
-    """One question, one answer, on a stream of its own. The caller sets the deadline.
+    """Ask one question on a stream of its own and return the answer. The caller sets the
+    deadline.
 
     Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer
     goes away, `LimitExceeded` while 256 streams to it are open, `BadMessage` when it answers

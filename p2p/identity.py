@@ -1,4 +1,4 @@
-"""Who a peer is: an Ed25519 key, its libp2p name, and signatures that mean one thing only.
+"""Identities: an Ed25519 key, its libp2p name, and signatures with a domain.
 
 A `PeerId` is libp2p's: the identity multihash of the protobuf-encoded public key
 (specs/peer-ids), so the name *is* the key and needs no look-up. Everything signed
@@ -165,7 +165,7 @@ class Verify(Protocol):
     """Judges signatures; cores get one passed in, so that a simulator may remember verdicts."""
 
     def __call__(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
-        """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain``."""
+        """Return True if ``signature`` is ``peer``'s over ``payload`` under ``domain``."""
         ...
 
 
@@ -228,7 +228,7 @@ class KeyPair:
 
 
 def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` is ``peer``'s over exactly ``data``."""
+    """Return True if ``signature`` is ``peer``'s over exactly ``data``."""
     try:
         nacl.signing.VerifyKey(peer.public_key).verify(data, signature)
     except (nacl.exceptions.BadSignatureError, ValueError, nacl.exceptions.CryptoError):
@@ -237,7 +237,6 @@ def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
 
 
 def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real
-    `Verify`).
-    """
+    """Return True if ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real
+    `Verify`)."""
     return verify_raw(peer, signed_bytes(domain, payload), signature)

@@ -46,8 +46,8 @@ billions, and some libraries walk over all of them."""
 UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 """Errors of names that a file system cannot have."""
 _UNFINISHED: Final = ".shoal-"
-"""What files begin with that are renamed when they are whole. Not with the name that they get,
-which may be as long as a name can be."""
+"""Prefix of unfinished files, which are renamed when they are whole. The final name is left
+out, as it may already have the greatest length."""
 TRIM_EVERY: Final = 1.0
 """Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
 what was freed and what was taken anew add up."""
@@ -95,7 +95,7 @@ def full_collections_by_hand() -> Iterator[None]:
 
 
 def collect_garbage() -> None:
-    """Free what is in cycles, if much was made since last."""
+    """Collect garbage if many objects were created since the last time."""
     # A full collection is worth its time after so many of the middle generation: Python's own
     # threshold, 70,000 new objects. An idle node makes them in hours.
     if gc.get_count()[2] >= 10:
@@ -128,7 +128,7 @@ class RealTimer:
 
 
 class RealWorld:
-    """One node's share of this machine. Open it with `open_world`."""
+    """A node's share of this machine. Open it with `open_world`."""
 
     def __init__(
         self, signer: Signer, folder: Path, mounts: Mapping[str, Path] | None = None
@@ -142,7 +142,7 @@ class RealWorld:
         self._sooner = Notifier()
         self._workers = WorkerStarter(folder, keys=[folder / KEY])
         self.is_closed = False
-        """Whether the block that it was opened for has ended: no timer rings any more."""
+        """True if the block that it was opened for has ended: no timer rings any more."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -212,7 +212,8 @@ class RealWorld:
         return self._workers.open(argv, name, confined)
 
     async def containment(self) -> Containment:
-        """How workers are contained on this machine; probed once. Raises `WorkerNotStarted`."""
+        """Return how workers are contained on this machine; probed once. Raises
+        `WorkerNotStarted`."""
         return await self._workers.containment()
 
     def trace(self, name: str, **fields: object) -> None:

@@ -1,4 +1,4 @@
-"""One allowance of answers for all peers that are no members.
+"""One budget of answers for all peers that are no members.
 
 Theory of operation
 -------------------
@@ -29,9 +29,9 @@ RATE: Final = 64.0 * KI
 """Bytes a second after that, where the owner sets no limit to upload: half of a slow home's
 line of 1 Mbit/s."""
 SHARE: Final = 1 / 8
-"""Of ``[share] upload``, where the owner sets one."""
+"""Share of ``[share] upload`` for strangers, if the owner sets one."""
 SECONDS: Final = 16.0
-"""Of ``[share] upload`` that strangers get at once at most."""
+"""Burst of that share, in seconds."""
 
 
 class StrangerMeter:

@@ -52,7 +52,7 @@ _PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
 
 
 class AddrSource(Enum):
-    """On whose word an address is remembered, and so what may be done with it.
+    """Source of an address, which decides how it may be used.
 
     A stranger who may make us dial what it names uses us as its weapon, so hearsay is kept
     apart, pushed out first, never resolved as a DNS name, and never names a private address
@@ -73,7 +73,7 @@ class AddrSource(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Multiaddr:
-    """Where a peer can be dialled, and, behind ``/p2p/``, who must answer.
+    """Address of a peer, with the id behind ``/p2p/`` that must answer.
 
     ``parts`` are (protocol, value) pairs, checked at birth; `ValueError` names what is wrong.
     What is not a whole place (a TCP port on a host, or a number in memory) is no address:
@@ -125,7 +125,7 @@ class Multiaddr:
 
     @property
     def peer_id(self) -> PeerId | None:
-        """Who must answer there, if the address says so."""
+        """Id that must answer there, if the address names one."""
         name, value = self.parts[-1]
         return PeerId.from_base58(value) if name == "p2p" else None
 

@@ -17,7 +17,7 @@ class Listener(Protocol):
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it really listens (port 0 has become a port)."""
+        """Actual address, where port 0 has become a port."""
         ...
 
     async def accept(self) -> trio.abc.HalfCloseableStream:

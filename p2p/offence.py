@@ -1,4 +1,4 @@
-"""What peers do that honest peers do not, and how many points of penalty each costs.
+"""Offences of peers, with their penalty points.
 
 A host forgets half of a peer's points every minute, and refuses a peer that has 100 of them
 (`p2p.swarm.core.gater`). So the points say how often a peer may do a thing: what only an enemy
@@ -33,7 +33,7 @@ class Offence(Enum):
     """A bug in a validator may dupe its peer: ten of them, not four, disconnect."""
 
     NONSENSE = (10.0, "answered a question with nonsense")
-    """It may be another version of the program."""
+    """Nonsense. The peer may run another version of the program."""
 
     ASKED = (5.0, "asked for a seat more often than its quota")
     """A peer that asks every second is cut off within half a minute."""
@@ -42,13 +42,13 @@ class Offence(Enum):
     """Two clocks may differ now and then."""
 
     BROKEN_PROMISE = (2.0, "advertised messages and did not send them")
-    """It may be bad luck; at one each second it is cut off after 74."""
+    """A broken promise, perhaps by bad luck. One a second disconnects after 74."""
 
     REPLAYED = (1.0, "sent an older record of its own")
-    """Its disk may have lost its numbers."""
+    """A replayed message. The peer's disk may have lost its numbers."""
 
     OBSOLETE = (1.0, "suspected somebody on news that is long out of date")
-    """It may have been cut off from the swarm."""
+    """An obsolete message. The peer may have been cut off from the swarm."""
 
     OVER_QUOTA = (1.0, "sent a message over its quota")
     """The message is dropped; a hundred within a minute are a broken peer."""

@@ -18,7 +18,7 @@ from p2p.world import Timer, World
 
 @contextmanager
 def move_on_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope]:
-    """Like `trio.move_on_after`, but after a stop the wait begins anew."""
+    """Like `trio.move_on_after`, but the wait begins anew after the process was stopped."""
     with trio.CancelScope() as scope:
         due = world.now() + seconds
         timer: Timer
@@ -40,7 +40,7 @@ def move_on_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope
 
 @contextmanager
 def fail_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope]:
-    """Like `trio.fail_after`, but after a stop the wait begins anew. Raises
+    """Like `trio.fail_after`, but the wait begins anew after the process was stopped. Raises
     `trio.TooSlowError`."""
     with move_on_after_own(world, seconds) as scope:
         yield scope

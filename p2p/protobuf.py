@@ -23,7 +23,8 @@ _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 
 
 def field(number: int, value: int | bytes | str | bool) -> bytes:
-    """One field: bytes and text length-delimited, an int (not negative) or bool as a varint."""
+    """Encode a field: bytes and text length-delimited, an int (not negative) or bool as a
+    varint."""
     if isinstance(value, int):
         return encode_varint(number << 3 | _VARINT) + encode_varint(int(value))
     data = value.encode() if isinstance(value, str) else value
@@ -31,12 +32,12 @@ def field(number: int, value: int | bytes | str | bool) -> bytes:
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """One field of eight bytes, whatever the value."""
+    """Encode a field of eight bytes."""
     return encode_varint(number << 3 | _FIXED64) + value.to_bytes(8, "little")
 
 
 class FieldBudget:
-    """How many fields may still be read: one count for a message and all that is nested in it.
+    """Number of fields that may still be read, for a message and all that is nested in it.
 
     Bytes alone bound nothing: a MiB has room for half a million fields, and reading them takes
     half a second.

@@ -138,9 +138,8 @@ class Holds(Protocol):
 
 @functools.cache
 def _holds(kind: type) -> bool:
-    """Whether streams of a class are `Holds`; to ask each of them takes 9 µs, and there are
-    three classes.
-    """
+    """Return True if streams of a class are `Holds`; to ask each of them takes 9 µs, and there
+    are three classes."""
     return issubclass(kind, Holds)
 
 
@@ -217,8 +216,8 @@ def unpack_untrusted(
     max_list: int = MAX_ITEMS,
     max_depth: int = MAX_DEPTH,
 ) -> object:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Lists come as lists, text as
-    str.
+    """Decode canonical msgpack. Raise `BadMessage`, and nothing else, whatever the bytes. Lists
+    come as lists, text as str.
 
     At most ``max_items`` items in all lists and tables together, ``max_list`` in each, nested
     at most ``max_depth`` deep. What has more is refused while it is read: at most twice
@@ -252,9 +251,8 @@ def unpack_untrusted(
 
 
 def _counter(max_items: int) -> Callable[[_Container], _Container]:
-    """What msgpack calls with each list or table that it has read. It raises `ValueError` at
-    one too many.
-    """
+    """Return a hook that msgpack calls with each list or table; it raises `ValueError` at one
+    too many."""
     left = max_items + 1
 
     def count(container: _Container) -> _Container:
@@ -317,10 +315,10 @@ def message_untrusted(
 
 
 class Codec(NamedTuple):
-    """How one field of a message is written."""
+    """Encoding of a message's field."""
 
     kind: type
-    """Its type on the wire."""
+    """Its wire type."""
     encode: Callable[[Any], object] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
     """May raise `BadMessage`."""

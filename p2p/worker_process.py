@@ -46,8 +46,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
-"""Of a child's environment. Sets of text then come in one order in every worker process, on
-every node: in another order five of the 106 families of reasoning-gym make another task of a
+"""Environment of a child. A fixed hash seed gives sets of text one order in every worker
+process: in another order five of the 106 families of reasoning-gym make another task of a
 seed."""
 KILL_AFTER: Final = 1.0
 """Seconds that a child has to end after its input has ended. Ours end at once
@@ -70,7 +70,8 @@ class WorkerStarter:
         self._for_machine: Containment | None = None
 
     async def containment(self) -> Containment:
-        """How strangers' code is contained here; tried once. Raises `WorkerNotStarted`."""
+        """Return how strangers' code is contained here; tried once. Raises
+        `WorkerNotStarted`."""
         async with self._turn:
             if self._found is None:
                 try:
@@ -88,8 +89,8 @@ class WorkerStarter:
         return await self._with_machine(found) if confined.sees_machine else found
 
     async def _with_machine(self, found: Containment) -> Containment:
-        """How those are contained that see the machine: they have other mounts, which may
-        fail where the plain ones do not."""
+        """Return the containment of workers that see the machine. They have other mounts, which
+        may fail where the plain ones do not."""
         async with self._turn:
             if self._for_machine is None:
                 reason = found.reason
@@ -204,7 +205,7 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int:
-        """The child's process id; of a contained one that of what contains it."""
+        """Process id of the child, or of what contains it."""
         return self._process.pid
 
     @property
@@ -233,9 +234,8 @@ class ProcessWorker:
             return b""
 
     async def call(self, request: bytes) -> bytes:
-        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its
-        way.
-        """
+        """Send a request and return the reply. Raises `WorkerDied`, also after a call was
+        cancelled on its way."""
         async with self._turn:
             is_whole = False
             self._signal(signal.SIGCONT)
@@ -262,7 +262,7 @@ class ProcessWorker:
         return done
 
     async def _listen(self, stream: trio.lowlevel.FdStream) -> None:
-        """Until it ends, or has printed more than it may."""
+        """Read output until it ends or exceeds its limit."""
         left = self._chatter
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await stream.receive_some(BLOCK):
@@ -283,8 +283,8 @@ class ProcessWorker:
         return answer
 
     async def _let_go(self, ended: int) -> None:
-        """When the child has ended, end what it started as well: that holds its pipes, and the
-        reply would be waited for for ever. What is in no group of ours keeps them."""
+        """Kill what an ended child has started, which holds its pipes. Processes outside our
+        groups keep them."""
         await trio.lowlevel.wait_readable(ended)
         self._kill_group()
         await trio.sleep(KILL_AFTER)  # noqa: TID251 - no world
@@ -353,7 +353,7 @@ class ProcessWorker:
                 await self._listen(self._stderr)
 
     def _find_resting(self) -> list[int]:
-        """Of a worker that has just begun: it alone."""
+        """Return the processes of a worker that has just begun: itself."""
         found = []
         for pid in (pid for first in self._inner for pid in _children_of(first)):
             with contextlib.suppress(OSError):  # Linux before 5.3, or it has ended

@@ -1,4 +1,5 @@
-"""All that code may know of its machine: clock, chance, disk, blocking work, processes, signer.
+"""Everything that code may know of its machine: clock, randomness, disk, blocking work,
+processes, signer.
 
 Nothing else under p2p/ or roles/ reads a clock, a random source, a file, a thread or a process.
 The production side is `p2p.machine.RealWorld`, the simulated one `sim.node.world.SimWorld`; one
@@ -139,7 +140,7 @@ class World(Protocol):
     """Judges signatures. The simulator remembers verdicts; production does not."""
     disk: Disk
     cores: int
-    """How many calls of `run_blocking` can run in parallel."""
+    """Number of calls of `run_blocking` that can run in parallel."""
 
     def now(self) -> float:
         """Monotonic seconds, from an arbitrary start: for every deadline and age."""
@@ -194,8 +195,8 @@ class World(Protocol):
         ...
 
     async def containment(self) -> Containment:
-        """How this machine contains workers that are confined. Simulations, which have none,
-        say that nothing does. Raises `p2p.errors.WorkerNotStarted` where it cannot be tried."""
+        """Return how this machine contains confined workers; simulations contain nothing.
+        Raises `p2p.errors.WorkerNotStarted` where it cannot be tried."""
         ...
 
     def trace(self, name: str, **fields: object) -> None:
@@ -203,7 +204,7 @@ class World(Protocol):
         ...
 
     def buggify(self, name: str) -> bool:
-        """Whether to do, on purpose, what is legal here and seldom happens; never outside the
+        """Return True to do on purpose what is legal but rare; always False outside the
         simulator.
 
         ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py

@@ -15,5 +15,7 @@ is a whole swarm on one machine; `roles.own` makes and plays a run of one's own;
 says what a machine lacks; `roles.ledger` reads what nodes have signed, and makes receipts of
 it; `roles.chat` lets a person talk to what was trained, and measures it.
 
+`roles.trl` is TRL as the learner of a run, in a process of its own.
+
 `shoal` is the command line, which imports the rest once it has been asked for something.
 """

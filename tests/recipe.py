@@ -6,22 +6,15 @@ where the page is not what the code says.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from roles.contract.core.diloco import DilocoTerms
-from roles.contract.core.sampling import SamplingTerms
 from roles.rl.algorithms.find import find_algorithm
-from roles.rl.learner import LearnerConfig, WarmUp
 from roles.rl.recipes import KINDS, NETWORK
+from tests import run_file
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "recipe.md"
 HEAD: Final = """# Recipe
@@ -45,7 +38,8 @@ UNITS: Final = {
     "evaluate_every": "steps", "evaluate_tasks": "tasks", "outer_steps": "rounds",
     "inner_steps": "steps", "round_seconds": "seconds", "sequences": "sequences",
     "window": "tokens", "warmup": "steps", "grace": "seconds", "patience": "seconds",
-    "beat": "seconds", "batch": "tasks", "outer_rate": "a round",
+    "beat": "seconds", "batch": "tasks", "turns": "turns", "heard": "tokens",
+    "outer_rate": "a round",
 }  # fmt: skip
 TRL: Final = {
     "steps": "max_steps", "group_size": "num_generations", "temperature": "temperature",
@@ -70,57 +64,41 @@ PRIME: Final = {
 }  # fmt: skip
 
 
-def meanings(kind: type) -> dict[str, str]:
-    """The first sentence or two behind each field of a dataclass."""
-    found, body = {}, ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for one, text in zip(body.body, body.body[1:], strict=False):
-        match one, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(said))):
-                found[name] = re.sub(r"\s+", " ", said.replace("``", "`")).replace("|", "\\|")
-    return found
-
-
-def shown(value: object) -> str:
-    """A default as TOML has it."""
-    match value:
-        case None:
-            return ""
-        case Enum():
-            return str(value.value)
-        case float():
-            return f"{value:g}"
-        case tuple():
-            return ", ".join(map(shown, value))
-        case Mapping():
-            return ", ".join(f"{key} {shown(one)}" for key, one in value.items())
-    return str(value)
-
-
-def default(field: Field[Any]) -> object:
-    """What stands if nothing does."""
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return None if field.default is MISSING else field.default
-
-
 def table(
-    kind: type, examples: Mapping[str, object] | None = None, *, has_others: bool = True
+    file: str,
+    name: str,
+    examples: Mapping[str, object] | None = None,
+    *,
+    has_others: bool = True,
 ) -> Iterator[str]:
     """Rows of a dataclass: with ``examples`` a default for each size of model."""
     heads = list(examples) if examples else ["default"]
     heads += ["TRL", "prime-rl"] if has_others else []
     yield f"\n| key | meaning | unit | {' | '.join(heads)} |"
     yield "|" + "---|" * (3 + len(heads))
-    said = meanings(kind)
-    for field in fields(kind):
-        name = field.name
-        if name in ("options", "warm_up"):  # tables of their own
+    for key, default, text in run_file.fields(file, name):
+        if key in ("options", "warm_up"):  # tables of their own
             continue
-        values = [getattr(one, name) for one in (examples or {}).values()] or [default(field)]
-        cells = [f"`{name}`", said.get(name, ""), UNITS.get(name, ""), *map(shown, values)]
-        cells += [TRL.get(name, ""), PRIME.get(name, "")] if has_others else []
+        values = [shown(getattr(one, key)) for one in (examples or {}).values()] or [default]
+        cells = [f"`{key}`", text.replace("|", "\\|"), UNITS.get(key, ""), *values]
+        cells += [TRL.get(key, ""), PRIME.get(key, "")] if has_others else []
         yield f"| {' | '.join(cells)} |"
+
+
+def shown(value: object) -> str:
+    """A number of a recipe as TOML has it."""
+    match value:
+        case Enum():
+            return str(value.value)
+        case tuple():
+            return ", ".join(map(shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def place_of(options: object) -> tuple[str, str]:
+    """File and name of a dataclass."""
+    kind = type(options)
+    return f"{kind.__module__.replace('.', '/')}.py", kind.__name__
 
 
 def page() -> str:
@@ -128,21 +106,20 @@ def page() -> str:
     kinds = dict(zip(("network", "small", "large"), KINDS, strict=True))
     about = {name: f"{kind.name}; {kind.source}" for name, kind in kinds.items()}
     lines = [HEAD.format(**about), "## `[sampling]` of draft.toml: what nodes agree on"]
-    lines += table(SamplingTerms, {name: kind.sampling for name, kind in kinds.items()})
+    sampling = {name: kind.sampling for name, kind in kinds.items()}
+    lines += table("roles/contract/core/sampling.py", "SamplingTerms", sampling)
     lines += ["\n## learner.toml: the trainer's alone"]
-    lines += table(LearnerConfig, {name: kind.learner for name, kind in kinds.items()})
+    learner = {name: kind.learner for name, kind in kinds.items()}
+    lines += table("roles/rl/learner.py", "LearnerConfig", learner)
     lines += ["\n## `[warm_up]` of learner.toml: before the first policy of a network"]
-    assert NETWORK.learner.warm_up is not None
-    lines += table(WarmUp, {"network": NETWORK.learner.warm_up}, has_others=False)
-    lines += ["\n## `[options]` of learner.toml"]
-    lines += ["\nOf every algorithm:", *table(type(find_algorithm("grpo", {}).shared))]
+    warm_up = {"network": NETWORK.learner.warm_up}
+    lines += table("roles/rl/learner.py", "WarmUp", warm_up, has_others=False)
+    lines += ["\n## `[options]` of learner.toml", "\nOf every algorithm:"]
+    lines += table(*place_of(find_algorithm("grpo", {}).shared))
     for name in ("grpo", "dapo", "dr_grpo", "cispo", "gspo"):
-        kind = type(find_algorithm(name, {}).algorithm)
-        lines += [f"\nOf `{name}`:", *table(kind)] if fields(kind) else []
-    lines += [
-        "\n## `[diloco]` of draft.toml: pre-training",
-        *table(DilocoTerms, has_others=False),
-    ]
+        lines += [f"\nOf `{name}`:", *table(*place_of(find_algorithm(name, {}).algorithm))]
+    lines += ["\n## `[diloco]` of draft.toml: pre-training"]
+    lines += table("roles/contract/core/diloco.py", "DilocoTerms", has_others=False)
     return "\n".join(lines) + "\n"
 
 

@@ -1,24 +1,25 @@
-"""Every key of run files and learner.toml: ``python -m tests.run_file --write``."""
+"""Keys of run files but those of a recipe: ``python -m tests.run_file --write``."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Final
-
-from roles.contract.core.trust import MAX_WINDOW
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "run-file.md"
-HEAD: Final = """# Run file and learner.toml: every key
+HEAD: Final = """# Run file: every key
 
 An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
-which all nodes follow. `learner.toml` is the trainer's alone and is not signed. [Runs](runs.md)
-says how they are made and changed. `python -m tests.run_file --write` makes this page from the
-dataclasses: the first sentence of each field is here, the reasons are beside the fields.
+which all nodes follow. `[sampling]`, `[diloco]` and `learner.toml`, which is not signed, are in
+[recipe](recipe.md); [runs](runs.md) says how all are made and changed.
+`python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of
+each field is here, the reasons are beside the fields.
 """
 TABLES: Final = (
     ("Top level", "roles/contract/core/file.py", "Terms"),
@@ -26,19 +27,15 @@ TABLES: Final = (
     ("`[model]`", "roles/contract/core/file.py", "Model"),
     ("`[model.shape]`", "roles/contract/core/shape.py", "ModelShape"),
     ("`[[environments]]`", "roles/contract/core/file.py", "EnvironmentPin"),
-    ("`[sampling]`", "roles/contract/core/sampling.py", "SamplingTerms"),
     ("`[limits]`", "proofs/checks.py", "Limits"),
     ("`[trust]`", "roles/contract/core/trust.py", "TrustTerms"),
     ("`[delivery]`", "roles/contract/core/file.py", "Delivery"),
-    ("`[diloco]`", "roles/contract/core/diloco.py", "DilocoTerms"),
-    ("`learner.toml`", "roles/rl/learner.py", "LearnerConfig"),
-    ("`[warm_up]` of `learner.toml`", "roles/rl/learner.py", "WarmUp"),
 )
-CONSTANTS: Final = {"MAX_WINDOW": MAX_WINDOW}
 
 
 def fields(file: str, name: str) -> Iterator[tuple[str, str, str]]:
     """Key, default and first sentence of each field of a dataclass."""
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     (body,) = (
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
@@ -50,10 +47,10 @@ def fields(file: str, name: str) -> Iterator[tuple[str, str, str]]:
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             text = re.split(r"(?<=[.!?])\s", " ".join(str(after.value.value).split()))[0]
             text = text.replace("``", "`")
-        yield node.target.id, plain(node.value), text
+        yield node.target.id, plain(node.value, module), text
 
 
-def plain(value: ast.expr | None) -> str:
+def plain(value: ast.expr | None, module: ModuleType) -> str:
     """A default as TOML would write it; empty for tables and for what must be given."""
     match value:
         case ast.Attribute(attr=name):
@@ -61,9 +58,9 @@ def plain(value: ast.expr | None) -> str:
         case ast.Constant(value=None) | ast.Call() | None:
             return ""
         case ast.Name(id=name):
-            return str(CONSTANTS[name])
+            return str(getattr(module, name))
         case ast.Tuple(elts=elements):
-            return f"[{', '.join(map(plain, elements))}]"
+            return f"[{', '.join(plain(one, module) for one in elements)}]"
     return ast.unparse(value).strip("'").replace("True", "true").replace("False", "false")
 
 

@@ -180,7 +180,7 @@ class LiveNode:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self.process.poll() is None
 
     def errors(self) -> str:

@@ -173,7 +173,7 @@ class RawPeer:
         self.info = b""
         """What is answered to identify; nothing if it is empty."""
         self.credits = True
-        """Whether what comes is given back as window."""
+        """True if what comes is given back as window."""
         self._attack = attack
         self._stream = stream
         self._session = secured.session

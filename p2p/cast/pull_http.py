@@ -56,7 +56,7 @@ and then is never silent."""
 
 
 class OriginsFailed(ShoalError):
-    """No server gave what was asked for; the message says what each answered."""
+    """No server gave the version; the message says what each answered."""
 
 
 class Origins:
@@ -70,7 +70,7 @@ class Origins:
         self, world: World, bases: Sequence[str], session: Any, folder: str, silence: float
     ) -> None:
         self.says = "waits for an answer"
-        """How it gets on, for people."""
+        """Progress, for people."""
         self._world = world
         self._bases = bases
         self._session = session
@@ -80,8 +80,8 @@ class Origins:
         self._came = 0
 
     async def listed(self) -> list[Listed]:
-        """Return what the servers list, newest first; of two entries for one version the one
-        that most servers list. Raises `OriginsFailed` if none answers."""
+        """Return the listed versions, newest first. Of two entries for one version the one that
+        most servers list counts. Raises `OriginsFailed` if no server answers."""
         said: dict[PolicyVersion, Counter[Listed]] = {}
         troubles: list[str] = []
         for base in self._bases:
@@ -186,7 +186,8 @@ class Origins:
     async def _fetch_shard(
         self, entry: Listed, shard: int, bases: Sequence[str], part: str, where: int, most: int
     ) -> int:
-        """Ask the servers in turn, each shard another first, those that failed last."""
+        """Ask the servers in turn, starting with another one for each shard, and with those
+        that failed last at the end."""
 
         async def keep(offset: int, data: bytes) -> None:
             await self._world.disk.write(part, data, where + offset)
@@ -299,7 +300,7 @@ async def pull_http(options: argparse.Namespace, out: Path) -> int:
 
 
 async def _tell(world: World, origins: Origins, teller: Teller) -> None:
-    """Say how it gets on, and what it waits for, whenever that has changed or bytes come."""
+    """Report progress, and what the pull waits for, when it changes or bytes come."""
     said, due = "", world.now()
     while True:
         due += SOON

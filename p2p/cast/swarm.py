@@ -56,11 +56,11 @@ class CastNode:
         self.membership.me.update(policy=int(version))
 
     def others(self) -> int:
-        """How many other members there are."""
+        """Number of other members."""
         return sum(member.run == self.run for member in self.membership.members())
 
     def whole(self, version: PolicyVersion) -> set[PeerId]:
-        """How many of them say that they hold ``version`` or a newer one whole."""
+        """Return the number of members that claim to hold ``version`` or a newer one."""
         return {
             member.peer
             for member in self.membership.members()

@@ -44,7 +44,7 @@ class Ticket:
 
     pusher: PeerId
     addrs: tuple[Multiaddr, ...]
-    """Where the pusher listens, without its name."""
+    """Addresses of the pusher, without its id."""
     secret: bytes = field(repr=False)
     name: str
     """The name of the file or folder, without a path."""
@@ -85,7 +85,7 @@ class Ticket:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name can be that of a new file or folder here, and nothing else."""
+    """Return True if a name can be that of a new file or folder here, and nothing else."""
     return (
         name.isprintable()  # half a character, which cannot be encoded, is not
         and 0 < len(name.encode()) <= MAX_SEGMENT

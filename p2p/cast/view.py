@@ -1,4 +1,4 @@
-"""What a push or pull says while it works: bars for people, lines for pipes and programs."""
+"""Progress of a push or pull: bars for people, lines for pipes and programs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CastState:
     """Progress of a push or pull."""
 
     total: int = 0
-    """Bytes of the version; 0 while nothing is known of it."""
+    """Bytes of the version; 0 while unknown."""
     here: int = 0
-    """Bytes of it that are here."""
+    """Bytes that have arrived."""
     rate: float = 0.0
     """Bytes per second lately: received, or, at a pusher, given to others."""
     given: int = 0
@@ -37,11 +37,11 @@ class CastState:
     members: int = 0
     """Other nodes in the swarm."""
     whole: int = 0
-    """How many of them have it whole."""
+    """Machines that have the whole version."""
     asked: int = 0
-    """How many machines the pusher waits for; 0 if it waits for no number."""
+    """Machines that the pusher waits for; 0 if it waits for no number."""
     waits_for: str = ""
-    """What must happen before more comes; empty while it comes."""
+    """Condition for further progress; empty while bytes come."""
 
     def update(self, **fields: Any) -> None:
         """Set some of the fields."""
@@ -57,9 +57,9 @@ class Teller:
         self._json = as_json
         self._progress: Progress | None = None
         self._cause = ""
-        """What is waited for, but for the figures, which change."""
+        """What is waited for, without the figures that change."""
         self._drawn = 0
-        """How often it was drawn."""
+        """Number of frames drawn."""
         self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
 
     def event(self, kind: str, text: str, **fields: object) -> None:
@@ -135,8 +135,8 @@ class Teller:
 
 
 def _drawn(state: CastState) -> tuple[int | None, int]:
-    """Length of the bar and how much of it is full. A pusher has all bytes, so its bar shows
-    the share of machines that are done, and has no end while there is none."""
+    """Return the bar's length and how much of it is full. A pusher's bar shows the share of
+    finished machines, or no end while there is none."""
     machines = state.asked or max(state.members, state.whole)
     if state.here < state.total or not state.total:
         return state.total or None, state.here
@@ -144,7 +144,7 @@ def _drawn(state: CastState) -> tuple[int | None, int]:
 
 
 def _done(state: CastState) -> str:
-    """What the bar shows, in words: of a pull bytes, of a push machines."""
+    """Return the bar's text: bytes of a pull, machines of a push."""
     if state.here < state.total:
         return f"{state.here / 1e6:,.1f} of {state.total / 1e6:,.1f} MB"
     machines = state.asked or max(state.members, state.whole)

@@ -12,7 +12,7 @@ from p2p.door import check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtConfig:
-    """How hard lookups try, how many hold a record, and how often everything is refreshed."""
+    """Effort of lookups, number of holders of a record, and refresh intervals."""
 
     difficulty: int = DIFFICULTY
     """Leading zero bits of a work stamp. The same for all nodes of a swarm."""
@@ -34,9 +34,9 @@ class DhtConfig:
     an old record, or lie by leaving out the newest."""
 
     timeout: float = 10.0
-    """Seconds after which a get or put ends with what it has. A request to a silent contact is
-    open for 0.2 + 0.4 + 0.8 s at a mean round trip of 100 ms, so a lookup can wait for several
-    one after the other."""
+    """Seconds after which a get or put ends with what it has. A silent contact keeps a request
+    open for 0.2 + 0.4 + 0.8 s at a mean round trip of 100 ms, and a lookup may wait for several
+    in a row."""
 
     refresh_interval: float = 600.0
     """Seconds between lookups of ourselves, and the age at which a bucket is looked up."""

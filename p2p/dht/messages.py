@@ -124,7 +124,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The sender is there."""
+    """Answer to a ping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Whether the sender holds that record, or a newer one."""
+    """Answer to a store: True if the sender holds that record or a newer one."""
 
     held: bool
 

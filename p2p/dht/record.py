@@ -42,7 +42,7 @@ as a signed integer."""
 MAX_ADDRS: Final = 4
 """Addresses of one peer: IPv4 and IPv6, inside and outside."""
 ADDR_NAMESPACE: Final = "addr"
-"""Where a peer can be dialled. Name and publisher are the peer itself."""
+"""Namespace of address records, whose name and publisher are the peer itself."""
 MAX_ADDR_LIFETIME: Final = 2 * 3600.0
 """The longest lifetime of an address record in seconds: twice a node's default. After that
 nobody dials a machine where it no longer is."""
@@ -50,8 +50,7 @@ nobody dials a machine where it no longer is."""
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One signed statement. ``expires`` is in wall seconds, ``nonce`` the publisher's work
-    stamp."""
+    """A signed record. ``expires`` is in wall seconds, ``nonce`` the publisher's work stamp."""
 
     namespace: str
     name: bytes

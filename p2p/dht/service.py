@@ -78,7 +78,7 @@ class Dht:
             world, core, self._carry_out, self._on_deadline, late
         )
         self._up: dict[PeerId, None] = {}
-        """The connected peers, as the host has told us."""
+        """Connected peers, as reported by the host."""
         self._addrs: tuple[Multiaddr, ...] = ()
         self._reserved = 0
         self._low = AutoResetEvent()
@@ -94,12 +94,12 @@ class Dht:
 
     @property
     def contacts(self) -> int:
-        """How many contacts the routing table holds."""
+        """Number of contacts in the routing table."""
         return self._core.contacts
 
     @property
     def records(self) -> int:
-        """How many records we hold for the swarm."""
+        """Number of records held for the swarm."""
         return self._core.records
 
     async def bootstrap(self, peers: Sequence[Multiaddr | PeerId | str]) -> int:
@@ -183,8 +183,7 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, ev.Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` says it can be dialled, which the host learns as well; empty if no
-        node knows."""
+        """Look up the addresses of `peer`, which the host learns as well; empty if unknown."""
         check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [
@@ -203,7 +202,8 @@ class Dht:
         return tuple(dict.fromkeys((*signed, *said)))
 
     async def _ask(self, event: Callable[[int], ev.Event]) -> ev.Outcome | None:
-        """Start an operation and wait for its outcome; on cancellation the core is told."""
+        """Start an operation and wait for its outcome. Cancellation is passed on to the
+        core."""
         token = next(self._tokens)
         ended = self._waiting[token] = trio.Event()
         try:
@@ -276,8 +276,8 @@ class Dht:
     # whatever its clock says.
 
     def _is_reserved(self, wall: float) -> bool:
-        """Whether what is signed at ``wall`` gets numbers that are on disk. Has more written in
-        good time."""
+        """Return True if numbers signed at `wall` are reserved on disk. Reserves more in good
+        time."""
         first = max(self._core.seqno, int(wall * 1000))
         if first + SEQNO_RESERVE // 2 > self._reserved:
             self._low.set()

@@ -39,7 +39,7 @@ def dht_id(peer: PeerId, nonce: bytes) -> bytes:
 
 
 def stamp_work(peer: PeerId, nonce: bytes) -> int:
-    """How many leading zero bits the stamp's second hash has."""
+    """Return the leading zero bits of the stamp's second hash."""
     return zero_bits(_WORK_DOMAIN + peer.digest, nonce)
 
 
@@ -63,7 +63,7 @@ def find_nonce(prefix: bytes, bits: int, numbers: Iterable[int]) -> bytes:
 
 
 def check_stamp(peer: PeerId, nonce: bytes, difficulty: int) -> bool:
-    """Whether ``nonce`` is worth ``difficulty`` bits of work for ``peer``."""
+    """Return True if ``nonce`` is worth ``difficulty`` bits of work for ``peer``."""
     return len(nonce) == NONCE_BYTES and stamp_work(peer, nonce) >= difficulty
 
 

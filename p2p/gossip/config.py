@@ -15,7 +15,7 @@ HISTORY: Final = 5
 """Heartbeats for which a message can be asked for (mcache_len): two more than it is advertised
 for, so that an IWANT that was under way finds it."""
 HISTORY_GOSSIP: Final = 3
-"""How many of these heartbeats IHAVE advertises (mcache_gossip)."""
+"""Recent heartbeats whose messages IHAVE advertises (mcache_gossip)."""
 FANOUT: Final = 60.0
 """Seconds for which the fanout of a topic is kept after the last publication (fanout_ttl)."""
 BACKOFF: Final = 60.0

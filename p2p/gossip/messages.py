@@ -63,7 +63,7 @@ MAX_BACKOFF: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class PubsubMessage:
-    """One published message. Absent fields are None: the bytes that were signed must be rebuilt
+    """A published message. Absent fields are None, as the signed bytes must be rebuilt
     exactly."""
 
     author: bytes
@@ -79,7 +79,7 @@ class PubsubMessage:
         return self.author + self.seqno
 
     def unsigned(self) -> bytes:
-        """The protobuf without signature and key, which is what is signed."""
+        """The protobuf without signature and key, over which the signature is made."""
         data = b"" if self.data is None else field(2, self.data)
         return field(1, self.author) + data + field(3, self.seqno) + field(4, self.topic)
 
@@ -91,7 +91,7 @@ class PubsubMessage:
 
 @dataclass(slots=True)
 class Rpc:
-    """All that one peer sends another at a time: subscriptions, messages, control."""
+    """An RPC: subscriptions, messages and control of one peer."""
 
     subscriptions: list[tuple[str, bool]] = default(default_factory=list)
     """Topic, and whether the sender subscribes to it or leaves it."""
@@ -114,8 +114,8 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
 
 
 def author_of(message: PubsubMessage) -> PeerId | None:
-    """The peer that claims to have published it; None if that key is not Ed25519, or not the
-    one that comes along."""
+    """Return the peer that claims to be the author; None if its key is not Ed25519 or differs
+    from the attached one."""
     try:
         author = PeerId(message.author)
     except ValueError:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 FOLDER: Final = "ledgers"
 _FORK: Final = ".fork"
 SLACK: Final = 2
-"""A file that has this many times the bytes of what it is to keep is written anew."""
+"""A file larger than this multiple of what it should keep is rewritten."""
 
 
 READ_RATE: Final = 20e6
@@ -45,7 +45,7 @@ class KeptLedgers:
         self._sizes: dict[PeerId, int] = {}
 
     async def read(self) -> AsyncIterator[News]:
-        """What was kept of those that are followed; files of others are removed."""
+        """Return the kept logs of followed authors, and remove files of others."""
         disk, authors = self._world.disk, self._exchange.authors
         expected = {str(author): author for author in authors}
         for name in await disk.list(FOLDER):
@@ -107,7 +107,7 @@ def _number(entry: Entry) -> int:
 
 
 def _read(name: str, data: bytes) -> list[News]:
-    """What a file holds, up to the first damage."""
+    """Return what a file holds, up to the first damage."""
     found: list[News] = []
     try:
         if name.endswith(_FORK):

@@ -72,7 +72,7 @@ class Ledger:
         self._written = 0
         self._synced = NOTHING
         self._is_settled = False
-        """Whether the disk says what we say, so that an entry may be added."""
+        """True if the disk says what we say, so that an entry may be added."""
         self._turn = trio.Lock()
         self._grown = Notifier()
 
@@ -88,18 +88,18 @@ class Ledger:
 
     @property
     def path(self) -> str:
-        """Where, for people."""
+        """Path to show to people."""
         return self._world.disk.locate(self._folder)
 
     async def holds(self, entry: Entry) -> bool:
-        """Whether ``entry`` is one of ours."""
+        """Return True if ``entry`` is one of ours."""
         return await self._holds(Head(entry.seqno, entry.digest))
 
     def __len__(self) -> int:
         return len(self._places)
 
     def count(self, kind: str) -> int:
-        """How many entries of ``kind`` there are."""
+        """Return the number of entries of ``kind``."""
         return sum(place.kind == kind for _, place in self._places)
 
     async def append(self, kind: str, body: bytes) -> Entry:
@@ -154,9 +154,8 @@ class Ledger:
         return entries, bytes(data), places, head
 
     async def read(self, seqno: int) -> Entry:
-        """One entry from the disk. Raises `IndexError` if there is none, `StorageError` if it
-        has rotted.
-        """
+        """Read an entry from the disk. Raises `IndexError` if there is none, `StorageError` if
+        it has rotted."""
         if not 0 <= seqno < len(self._places):
             raise IndexError(
                 f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}"
@@ -169,7 +168,7 @@ class Ledger:
             raise self._rot(segment, place.offset, str(error)) from None
 
     async def entries(self, kind: str | None = None, *, start: int = 0) -> AsyncIterator[Entry]:
-        """All entries from number ``start`` on, oldest first, optionally of one kind only."""
+        """Yield entries from number ``start`` on, oldest first, optionally of one kind."""
         for seqno in range(start, len(self._places)):
             if kind is None or self._places[seqno][1].kind == kind:
                 yield await self.read(seqno)
@@ -186,9 +185,8 @@ class Ledger:
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
-        """Read what is on disk: done by `OwnLedger` and `open_ledger`, before any caller has
-        this.
-        """
+        """Read the ledger from disk. `OwnLedger` and `open_ledger` have done so before a caller
+        gets it."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
@@ -220,7 +218,7 @@ class Ledger:
             await self._settle_or_note()
 
     async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
-        """How much of the ledger was on disk, and whether that is certain."""
+        """Return how much of the ledger was on disk, and whether that is certain."""
         path = self._world.disk.locate(self._mark_path)
         size = await self._world.disk.size(self._mark_path)
         if size is None:
@@ -254,7 +252,7 @@ class Ledger:
             )
 
     async def _take_in(self, index: int, data: bytes, owed: int) -> Segment:
-        """Check the next segment, of which ``owed`` bytes at least must be whole records."""
+        """Check the next segment, of which at least ``owed`` bytes must be whole records."""
         segment = await self._check(data)
         if segment.whole < owed:
             flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
@@ -264,7 +262,7 @@ class Ledger:
         return segment
 
     async def _holds(self, head: Head) -> bool:
-        """Whether ``head`` is that of one of our entries."""
+        """Return True if ``head`` is that of one of our entries."""
         if head.seqno < 0:
             return head == EMPTY
         return head.seqno < len(self) and (await self.read(head.seqno)).digest == head.digest
@@ -333,7 +331,8 @@ class OwnLedger:
         return self._ledger
 
     def came_from_backup(self, told: int) -> StorageError:
-        """What ends a node whose peers have entry ``told`` of its log, and it has not.
+        """Return the error that ends a node whose peers have entry ``told`` of its log, if the
+        node lacks it.
 
         The missing entries are not adopted from the copies, though they bear our signature:
         that no later one was signed, and told to somebody, cannot be known.

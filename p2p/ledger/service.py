@@ -53,7 +53,7 @@ ASK_BACK: Final = 1.0
 """Seconds between two questions at least, whoever has more than we: as many as a tenth of a
 swarm's nodes may ask one node in an interval."""
 ASK_SECONDS: Final = 20.0
-"""For an answer: 256 KiB at 128 kbit/s."""
+"""Seconds to wait for an answer: 256 KiB at 128 kbit/s."""
 QUESTIONS: Final = 0.5
 """Questions a second that one peer may ask: five in the interval in which it means to ask
 one."""
@@ -62,15 +62,15 @@ BURST: Final = 8.0
 MAX_ASKING: Final = 1024
 """Peers whose questions are counted: as many as are connected."""
 DOUBTED: Final = 120.0
-"""Seconds for which a peer's word that it has more counts for nothing, once it brought nothing
-of it: twelve questions to others, by which all that there is has come."""
+"""Seconds for which a peer's claim to have more is ignored after it brought nothing: twelve
+questions to others."""
 OWN_BATCH: Final = 64
 """Entries of our own ledger that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeConfig:
-    """Whether and how often nodes tell each other what the run's officers have signed."""
+    """Exchange of officers' ledgers between nodes."""
 
     is_on: bool = False
     """Off unless the run file says otherwise: all nodes of a run must agree."""
@@ -84,7 +84,7 @@ class ExchangeConfig:
 
 
 class LedgerExchange:
-    """What this node knows of others' ledgers. Open it with `open_exchange`."""
+    """Copies of officers' ledgers at this node. Open it with `open_exchange`."""
 
     def __init__(
         self,
@@ -108,28 +108,28 @@ class LedgerExchange:
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
-        """Who has more than we, if one said so."""
+        """A peer that claims to have more than we."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
-        """Until when such a word of a peer counts for nothing."""
+        """Time until which such a claim of each peer is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
 
     @property
     def is_on(self) -> bool:
-        """Whether ledgers are exchanged in this run."""
+        """True if ledgers are exchanged in this run."""
         return self._config.is_on
 
     @property
     def forks(self) -> dict[PeerId, Equivocation[Statement]]:
-        """Who has told two stories, and the proof of it."""
+        """Authors that equivocated, with the proof."""
         return dict(self._exchange.forks)
 
     def is_forked(self, author: PeerId) -> bool:
-        """Whether nothing that ``author`` states counts any more."""
+        """Return True if nothing that ``author`` states counts any more."""
         return author in self._exchange.forks
 
     def statements(self, author: PeerId, kind: str) -> list[Entry]:
-        """What ``author`` has stated of that kind, as far as it is kept and counts."""
+        """Return the author's valid statements of a kind."""
         return [one for one in self._exchange.statements(author) if one.kind == kind]
 
     def top(self, author: PeerId) -> int:
@@ -234,7 +234,8 @@ class LedgerExchange:
         return is_news
 
     async def _ask(self, peer: PeerId) -> bool:
-        """One question; whether the answer was news. One that is away is none."""
+        """Ask a peer one question; return True if the answer held news. An absent peer has
+        none."""
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
@@ -256,8 +257,8 @@ class LedgerExchange:
             raise self._own.came_from_backup(told)
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
-        """Whether it was news. Raise `BadMessage` if any of it was signed by nobody; what came
-        before it stays."""
+        """Merge an answer and return True if it held news. Raise `BadMessage` at an entry
+        without a valid signature; earlier entries stay."""
         answer = decode_answer_untrusted(reply)
         news: list[News] = []
         try:

@@ -50,7 +50,7 @@ class MembershipConfig:
     to this much, less a few minutes, do no harm."""
 
     def paced(self, interval: float) -> float:
-        """What a peer's own ``interval`` counts for here."""
+        """Return the effective value of a peer's own ``interval``."""
         return min(max(interval, self.interval / self.pace), self.interval * self.pace)
 
     @property

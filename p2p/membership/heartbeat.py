@@ -63,10 +63,10 @@ MiB at most."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a node says of itself; the parts of a heartbeat that it may choose."""
+    """Content of a node's own heartbeats."""
 
     addrs: tuple[Multiaddr, ...] = ()
-    """Where it can be dialled, with or without ``/p2p/``; the first `MAX_ADDRS` are sent."""
+    """Addresses of the node, with or without ``/p2p/``; the first `MAX_ADDRS` are sent."""
     roles: tuple[str, ...] = ()
     """Names of the roles it runs."""
     run: bytes = b""
@@ -82,11 +82,11 @@ class Profile:
     version: str = ""
     """Software version."""
     stamp: bytes = b""
-    """What admits this identity, such as the nonce of its work stamp; empty where nothing is
-    asked for. Sent only if there is one."""
+    """Credential of this identity, such as the nonce of its work stamp; empty if none is
+    needed. Sent only if there is one."""
     ledger: bytes = b""
-    """The signed head of its ledger, if others are to hold it to what it states there; empty if
-    not. Opaque here. Sent only if there is one, and left out where there is no room for it."""
+    """Signed head of the author's ledger, opaque here; empty if there is none or no room for
+    it."""
 
     def __post_init__(self) -> None:
         are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
@@ -113,7 +113,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One sign of life."""
+    """A signed sign of life."""
 
     peer: PeerId
     seqno: int
@@ -142,7 +142,8 @@ _peer_of = functools.lru_cache(_PEERS)(PeerId.from_public_key)
 
 
 class Digest(NamedTuple):
-    """That a newer heartbeat exists, in 20 bytes. Unsigned: a reason to ask, never a fact."""
+    """Announcement of a newer heartbeat in 20 bytes. It is unsigned: a reason to ask, never a
+    fact."""
 
     key: bytes
     seqno: int
@@ -156,9 +157,9 @@ class SignedHeartbeat:
 
     heartbeat: Heartbeat
     wire: bytes
-    """As it travels: the bytes that were signed, and the signature."""
+    """Wire form: the signed bytes and the signature."""
     digest: Digest = field(init=False, repr=False, compare=False)
-    """What others are told of it: a beat names twenty, and each is named by many."""
+    """Digest by which others announce this heartbeat; cached, as many beats name it."""
 
     def __post_init__(self) -> None:
         heartbeat = self.heartbeat
@@ -167,17 +168,17 @@ class SignedHeartbeat:
 
     @property
     def peer(self) -> PeerId:
-        """Whose heartbeat it is."""
+        """Author of the heartbeat."""
         return self.heartbeat.peer
 
     @property
     def seqno(self) -> int:
-        """Its place in the peer's life."""
+        """Sequence number."""
         return self.heartbeat.seqno
 
     @property
     def body(self) -> bytes:
-        """What was signed."""
+        """Signed bytes."""
         return self.wire[:-SIGNATURE_BYTES]
 
     @property

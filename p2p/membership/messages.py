@@ -61,7 +61,7 @@ class Beat:
     """The sender's own heartbeat, and digests of others'."""
 
     is_neighbour: bool
-    """Whether the sender counts the receiver among its neighbours."""
+    """True if the sender counts the receiver among its neighbours."""
     heartbeat: SignedHeartbeat
     digests: tuple[Digest, ...] = ()
 
@@ -127,7 +127,7 @@ class Heartbeats:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """After these, nothing came: who knows better?"""
+    """Suspicion of peers that were silent after these heartbeats."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 

@@ -29,11 +29,11 @@ from p2p.wire import KI
 from p2p.world import World
 
 SEQNO_PATH: Final = "membership/seqno"
-"""On the node's disk: the highest sequence number it may have used, in decimal."""
+"""File with the highest sequence number that may be used, in decimal."""
 
 
 ANCHORS_PATH: Final = "membership/anchors"
-"""On the node's disk: where its neighbours of longest standing are, an address a line."""
+"""File with addresses of the neighbours of longest standing, one a line."""
 FIND_TIMEOUT: Final = 2.0
 """Seconds to wait for word where a peer is: a few round trips, and the queue behind which the
 answer of a busy peer waits. A dial is as much later where no peer that was asked knows it."""
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalProfile:
-    """What this node says of itself in its heartbeats."""
+    """Content of this node's heartbeats, as it changes."""
 
     def __init__(self, changed: Callable[[Profile], None]) -> None:
         self._profile = Profile()
@@ -50,7 +50,7 @@ class LocalProfile:
 
     @property
     def profile(self) -> Profile:
-        """All of it."""
+        """The whole profile."""
         return self._profile
 
     def update(self, **fields: Any) -> None:
@@ -67,7 +67,7 @@ class LocalProfile:
 
 
 class Membership:
-    """Who is in the swarm. Open it with `open_membership`."""
+    """Members of the swarm. Open it with `open_membership`."""
 
     def __init__(
         self,
@@ -95,25 +95,22 @@ class Membership:
         """There is a new member, or a connection."""
 
     def members(self) -> list[ev.Member]:
-        """All members we know to be alive and admitted, without ourselves, longest known
-        first."""
+        """Living, admitted members without ourselves, longest known first."""
         return self._core.members()
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is one of the `members`."""
+        """Return True if ``peer`` is one of the `members`."""
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """What ``peer``, or this node, shows for itself now: its profile's stamp, or nothing if
-        it is no member."""
+        """Return the credential of `peer` or this node; empty for a non-member."""
         check("peer", peer, PeerId)
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)
 
     @property
     def size(self) -> int:
-        """How many `members` there are, with some not admitted any more: it costs nothing to
-        ask."""
+        """Number of `members`, including some no longer admitted; free to ask."""
         return self._core.size
 
     def find(self, role: str) -> list[ev.Member]:
@@ -128,7 +125,7 @@ class Membership:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What was dropped, by reason."""
+        """Dropped messages, by reason."""
         return self._core.counters
 
     def on_change(self, listener: Callable[[ev.MemberEvent], None]) -> None:
@@ -138,8 +135,7 @@ class Membership:
 
     @property
     def clock_off(self) -> ev.ClockOff | None:
-        """By how much our wall clock differs from that of most peers, if so much that they
-        refuse us."""
+        """Offset of our wall clock from most peers', if they refuse us for it."""
         return self._core.clock_off
 
     def interest(self, peers: Sequence[PeerId], *, has_audience: bool = True) -> None:
@@ -302,8 +298,7 @@ async def _write(world: World, path: str, data: bytes) -> None:
 
 
 async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
-    """Where our neighbours of longest standing were. A file that makes no sense counts as
-    lost."""
+    """Return the addresses of the anchors. A malformed file counts as lost."""
     try:
         # Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room.
         data = await world.disk.read(ANCHORS_PATH, 0, (4 * KI))

@@ -68,7 +68,7 @@ from p2p.swarm.swarm import open_host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A checked command line, before anything has begun."""
+    """Checked command line."""
 
     options: argparse.Namespace
     config: NodeConfig
@@ -312,7 +312,7 @@ REACH: Final = {
         " docs/node.md"
     ),
 }
-"""What people are told about an address that not everyone can dial."""
+"""What to print about an address that not everyone can dial."""
 
 
 def _report_run(

@@ -1,4 +1,4 @@
-"""What time it is at a peer: ``/shoal/clock/1.0.0``.
+"""Wall clock of peers: ``/shoal/clock/1.0.0``.
 
 A node whose clock is hours off is not believed, so it gets no heartbeat that would tell it. A
 peer that asks sends an empty frame and gets ``[wall]``, seconds since 1970, which heartbeats
@@ -33,11 +33,11 @@ MAX_REPLY: Final = 16
 TOLERANCE: Final = 300.0
 """Seconds by which clocks may differ: what signed records allow for."""
 ALONE: Final = 20.0
-"""Seconds for which a node that has been told of peers may be alone before it asks them for the
-time: four heartbeats. Then again after each `ASKED_EVERY`."""
+"""Seconds for which a node that knows peers may be without members before it asks them for the
+time: four heartbeats. It asks again after each `ASKED_EVERY`."""
 ASKED_EVERY: Final = 60.0
 ASK_SECONDS: Final = 10.0
-"""For one peer to answer."""
+"""Seconds to wait for a peer's answer."""
 MAX_ASKED: Final = 3
 """Peers that are asked: their median is told, so that one that lies tells nothing."""
 
@@ -45,19 +45,19 @@ logger = logging.getLogger(__name__)
 
 
 class PeerClocks:
-    """What a node knows of its own clock, for people."""
+    """Evidence about a node's own clock, for people."""
 
     def __init__(self, world: World, host: Host, membership: Membership) -> None:
         self._world = world
         self._host = host
         self._membership = membership
         self._ahead: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED)
-        """By how many seconds our clock is ahead of that of peers that were asked."""
+        """Lead of our clock over that of the asked peers, in seconds."""
         self._told = ""
 
     @property
     def trouble(self) -> str:
-        """What is wrong with this clock, if peers say so; else empty."""
+        """Return what is wrong with this clock by peers' word; else empty."""
         if self._membership.clock_off is not None:
             return str(self._membership.clock_off)
         if self._membership.size or not self._ahead:
@@ -78,7 +78,7 @@ class PeerClocks:
         return self.trouble or f"agrees with that of {count} peer{'s' * (count > 1)}"
 
     async def ask_while_alone(self, peers: Sequence[PeerId]) -> None:
-        """Ask ``peers``, and those that are connected, for as long as there are no members."""
+        """Ask known and connected peers for the time while there are no members."""
         pause = ALONE
         while True:
             await self._world.sleep_until(self._world.now() + pause)
@@ -113,8 +113,8 @@ def serve_clock(world: World, host: Host, meter: StrangerMeter | None = None) ->
 
 
 async def clock_ahead(world: World, host: Host, peer: PeerId) -> float:
-    """By how many seconds our clock is ahead of the peer's, give or take half of the way there
-    and back. The caller sets the deadline. Raises what `p2p.host.request` raises."""
+    """Return the lead of our clock over the peer's in seconds, to half a round trip. The caller
+    sets the deadline. Raises what `p2p.host.request` raises."""
     before = world.wall()
     reply = await request(host, peer, CLOCK_PROTOCOL, b"", max_reply=MAX_REPLY)
     return (before + world.wall()) / 2 - decode_clock_untrusted(reply)

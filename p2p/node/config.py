@@ -30,10 +30,10 @@ ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Everything a node can be told. Defaults are good for a machine at home."""
+    """Configuration of a node. The defaults suit a machine at home."""
 
     listen: tuple[Multiaddr, ...] = (ANY_PORT,)
-    """Where to listen; port 0 takes a free one."""
+    """Addresses to listen at; port 0 takes a free one."""
 
     bootstrap: tuple[Multiaddr, ...] = ()
     """Peers to start from; each address ends in ``/p2p/`` and an id."""
@@ -42,7 +42,7 @@ class NodeConfig:
     """Connections."""
 
     relay: RelayConfig = field(default_factory=RelayConfig)
-    """What this node relays between members of its run that routers keep apart."""
+    """Relaying for members of the run that routers keep apart."""
 
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
     """Asking peers which of our addresses they can dial, and being asked."""
@@ -54,28 +54,28 @@ class NodeConfig:
     """Finding the run."""
 
     membership: MembershipConfig = field(default_factory=MembershipConfig)
-    """Who is alive."""
+    """Membership: who is alive."""
 
     gossip: GossipConfig = field(default_factory=GossipConfig)
     """Topics."""
 
     dht: DhtConfig = field(default_factory=DhtConfig)
-    """Who is where."""
+    """Kademlia: who is where."""
 
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
     """Policies."""
 
     ledger: ExchangeConfig = field(default_factory=ExchangeConfig)
-    """What officers of the run have signed, told from node to node."""
+    """Exchange of officers' ledgers."""
 
     share: ShareConfig = field(default_factory=ShareConfig)
-    """How much of the machine its owner lends, and when."""
+    """Limits of what the owner lends, and when."""
 
     trust_environments: bool = False
-    """Whether environments run where nothing contains their processes."""
+    """True if environments run where nothing contains their processes."""
 
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """One table per role, ``[role.trainer]``; the role reads it."""
+    """A table for each role, ``[role.trainer]``, read by the role."""
 
     def __post_init__(self) -> None:
         for addr in self.bootstrap:
@@ -89,7 +89,7 @@ class NodeConfig:
 
     @property
     def places(self) -> tuple[Multiaddr, ...]:
-        """Where to listen without a relay."""
+        """Addresses to listen at without a relay."""
         return tuple(addr for addr in self.listen if addr.relay is None)
 
     @property
@@ -99,7 +99,7 @@ class NodeConfig:
 
     @property
     def nat(self) -> NatConfig:
-        """What to do about routers."""
+        """How to deal with routers."""
         return NatConfig(reach=self.reach, autonat=self.autonat, relay=self.relay)
 
     def with_components(self, shared: Mapping[str, Mapping[str, object]]) -> NodeConfig:

@@ -15,9 +15,9 @@ from p2p.machine import KEY
 from p2p.node.usage import DATA, expanded, remark
 
 SOCKET: Final = "api.sock"
-"""In a node's folder: where it answers its owner."""
+"""File in a node's folder: the socket for its owner."""
 STARTED: Final = "started"
-"""In a node's folder: the command that has started it last."""
+"""File in a node's folder: the command that started it last."""
 _SOCKETS: Final = Path("/proc/net/unix")
 """Linux's list of sockets: the path is the last word of a line."""
 

@@ -1,4 +1,4 @@
-"""Who is in a run by invite.
+"""Peers that are in a run by invite.
 
 A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
 edition, for this run and this identity, not over, not taken back, and among the first so many
@@ -40,7 +40,7 @@ GUESTS: Final = "guests"
 MAX_GUESTS: Final = 4_096
 """Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
 MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
-"""Of one inviter."""
+"""Most guests of one inviter."""
 TIDY: Final = 60.0
 """Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
 MAX_KEPT: Final = MAX_PASS + 64
@@ -63,7 +63,7 @@ def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
 
 
 def _gives_more(new: Grant, old: Grant) -> bool:
-    """Whether ``new`` admits to all that ``old`` does, and to more, or for longer."""
+    """Return True if ``new`` admits to all that ``old`` does, and to more, or for longer."""
     mine, before = ROLES[new.role], ROLES[old.role]
     return mine >= before and (mine > before or new.expiry > old.expiry)
 
@@ -146,7 +146,7 @@ class GuestBook:
         self._of[shown.grant.inviter] += 1
 
     def _leave(self, peer: PeerId) -> None:
-        """It has the use of its invite no more, nor a place; harmless if it has none."""
+        """Remove a guest and its use of an invite; harmless if it has none."""
         shown = self._guests.pop(peer, None)
         if shown is None:
             return
@@ -156,11 +156,11 @@ class GuestBook:
                 del counts[of]
 
     def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
-        """Whether an invite gives ``peer`` this, as of now."""
+        """Return True if an invite gives ``peer`` this, as of now."""
         return peer in self._guests and not self.why_not(run, peer, capability)
 
     def is_guest(self, run: SignedRun, peer: PeerId) -> bool:
-        """Whether an invite lets ``peer`` into the run, whatever it may do there."""
+        """Return True if an invite admits `peer` to the run in any role."""
         return self.may(run, peer, Capability.GOSSIP)
 
     def why_not(self, run: SignedRun, peer: PeerId, capability: Capability) -> str:
@@ -182,7 +182,7 @@ class GuestBook:
     # On disk.
 
     async def recall(self, run: SignedRun) -> None:
-        """Read who was counted in earlier lives; what admits nobody any more is removed."""
+        """Read the guests of earlier lives and remove those that are no longer admitted."""
         disk = self._world.disk
         for name in (await disk.list(GUESTS))[:MAX_GUESTS]:
             path = f"{GUESTS}/{name}"
@@ -196,7 +196,7 @@ class GuestBook:
             self._enter(peer, shown)
 
     async def keep_forever(self) -> None:
-        """Write down who has come, until cancelled; what the disk refuses is tried again with
+        """Write new guests to disk until cancelled. What the disk refuses is tried again with
         the next."""
         while True:
             refused: list[PeerId] = []

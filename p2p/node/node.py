@@ -189,9 +189,8 @@ async def _open_services(
 
 
 def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> bool:
-    """Whether a heartbeat that shows this counts: in an open run it must be worth a place in
-    the DHT, in any other a pass must admit who is not on the list.
-    """
+    """Return True if a heartbeat that shows this counts: in an open run it must be worth a
+    place in the DHT, in any other a pass must admit who is not on the list."""
     stamp = b""
     with suppress(BadMessage):  # a pass that admits nobody takes no stamp away
         stamp = decode_credential_untrusted(shown).stamp

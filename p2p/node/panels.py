@@ -1,4 +1,4 @@
-"""What a role shows of itself on the dashboard: panels, as data.
+"""Panels of roles on the dashboard, as data.
 
 A package names its panels under the entry point group ``shoal.panels``, a tuple of `Panel` by
 the name of the role whose health they read. The dashboard knows of no role: it takes from the
@@ -19,7 +19,7 @@ PANELS: Final = "shoal.panels"
 
 
 class Kind(Enum):
-    """How a panel is drawn."""
+    """Kind of a panel."""
 
     FIGURES = "figures"
     """A number with its label, for each value."""
@@ -36,23 +36,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One number or text of a health."""
+    """A number or text of a health."""
 
     key: str
-    """Where it stands in the role's health; dots lead into tables: ``last_step.loss``."""
+    """Key in the role's health; dots lead into tables: ``last_step.loss``."""
     label: str
     unit: str = ""
     """``bytes``, ``seconds``, ``share`` (0 to 1) or a word to print behind the number."""
     about: str = ""
-    """What it means, in a sentence."""
+    """Explanation in a sentence."""
     counts: bool = False
-    """Whether it only grows while a node lives: a counter in ``/metrics``."""
+    """True if it only grows while a node lives: a counter in ``/metrics``."""
     lead: bool = False
-    """Whether it stands at the top of the page: the few figures that people look for."""
+    """True if it stands at the top of the page: the few figures that people look for."""
     of: str = ""
-    """Of a count: the key of how many there will be."""
+    """For counts: the key of their total."""
     is_only_metric: bool = False
-    """Whether it stands in ``/metrics`` and not on the page."""
+    """True if it stands in ``/metrics`` and not on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +63,21 @@ class Panel:
     kind: Kind
     values: tuple[Value, ...] = ()
     about: str = ""
-    """What to make of it, in a sentence or two."""
+    """Explanation in a sentence or two."""
     at: str = "step"
-    """Of a curve: the key of what lies along the axis."""
+    """For curves: the key of the axis."""
     rows: str = ""
-    """Of counts, a table and samples: the key of what has the entries."""
+    """For counts, tables and samples: the key of the entries."""
     names: str = "peer"
-    """Of a table: what its rows are."""
+    """For tables: the name of a row."""
     lead: bool = False
-    """Whether it stands first and largest: what a run is for."""
+    """True if it stands first and largest: what a run is for."""
     tasks: str = ""
-    """Of a curve of shares: the key of how many tasks each was measured on, which gives its
-    error."""
+    """For curves of shares: the key of the number of tasks, which gives the error."""
 
 
 Panels = Mapping[str, tuple[Panel, ...]]
-"""By the name of their role."""
+"""Panels by role."""
 
 
 def load_panels(roles: Iterable[str]) -> Panels:

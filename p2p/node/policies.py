@@ -1,4 +1,4 @@
-"""How a run's policies are announced, and who is on their roster.
+"""Announcement of a run's policies, and their rosters.
 
 It is what SHARDCAST takes from gossip and membership, in a node as in `p2p.cast`, which has no
 run document and no DHT.
@@ -42,7 +42,7 @@ def taken_when_judged(_: PeerId, __: bytes) -> None:
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a policy announcement on: only what is valid and news.
+    """Return True if gossip should forward a policy announcement: it is valid and new.
 
     What can be valid for no node is rejected: malformed, of another run, falsely signed,
     evidence that proves nothing. All honest nodes agree on these. What this node cannot use is

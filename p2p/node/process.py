@@ -49,7 +49,7 @@ _FIELD: Final = re.compile(r"(?:\b(\w+)=)?%[-.\d]*[a-z]")
 
 
 def formatter(kind: str) -> logging.Formatter:
-    """One of `FORMATS`."""
+    """Return the formatter of a format in `FORMATS`."""
     return JsonFormatter() if kind == "json" else TextFormatter(TEXT)
 
 
@@ -58,7 +58,7 @@ class TextFormatter(logging.Formatter):
     no line and moves no cursor: it is escaped as Python does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or more with a traceback."""
+        """Format a record as one line, or more with a traceback."""
         record.exc_text = None  # that of another handler, as it came
         return super().format(record)
 
@@ -81,7 +81,7 @@ class JsonFormatter(logging.Formatter):
     """A record as one line of JSON: time, level, logger, message, and its event with fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As ASCII without line ends."""
+        """Format a record as ASCII without line ends."""
         name = EVENT.match(str(record.msg))
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -139,9 +139,8 @@ def check_platform() -> None:
 def locked_folder(
     folder: Path, user: str = "node", remedy: str = "give this one its own --data"
 ) -> Iterator[None]:
-    """Make ``folder`` and keep every other ``user`` out of it. Raises `ConfigError` and
-    `StorageError`, which end in the ``remedy``.
-    """
+    """Make `folder` and lock it against other users (``user`` names them). Raises `ConfigError`
+    and `StorageError`, which end in the ``remedy``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -182,8 +181,8 @@ def logging_to(
     above: Callable[[], AbstractContextManager[None]] = nullcontext,
     form: str = "text",
 ) -> Iterator[None]:
-    """Log to ``path`` at ``level``, and warnings to standard error too, ``above`` the block
-    that is there, unless that is the same file.
+    """Log to `path` at `level`; warnings also go to standard error, above the live block,
+    unless that is the same file.
 
     Raises `StorageError` if there is no writing to ``path``.
     """
@@ -215,7 +214,7 @@ def logging_to(
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks at ``stream``. A closed one (``>&-``) is None to Python."""
+    """Return True if a person looks at ``stream``. A closed one (``>&-``) is None to Python."""
     return stream is not None and stream.isatty()
 
 
@@ -260,12 +259,13 @@ def check_key_place(key: Path) -> None:
 
 @dataclass(slots=True)
 class Ending:
-    """Whether a process was told to end, and whether it had done what it was asked for."""
+    """State of a process that may be told to end."""
 
     is_done: bool
-    """A command that runs until it is told to end has always done what it was asked for."""
+    """True once the command has done its work; always for one that runs until it is told to
+    end."""
     signal: int = 0
-    """The number of the signal that told it; 0 before that."""
+    """Number of the signal that ended the process; 0 before that."""
 
     @property
     def code(self) -> int:
@@ -296,8 +296,8 @@ async def until_told_to_end(
 
 @contextmanager
 def told_by_signals(told: Callable[[], None]) -> Iterator[Sequence[int]]:
-    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block has ended.
-    Gives a sequence that holds the number of the signal once it has come.
+    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block ends. Yields a
+    list that then holds the signal's number.
 
     Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second
     one, while the block winds down, then comes back as a `KeyboardInterrupt`.

@@ -1,4 +1,4 @@
-"""The proof that a run's owner has signed two editions of one epoch, and who is told.
+"""Proofs that a run's owner signed two editions of one epoch, and their distribution.
 
 Theory of operation
 -------------------
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def are_rivals(one: SignedRun, other: SignedRun) -> bool:
-    """Whether one owner has signed both for one epoch of one run, and they say different
+    """Return True if one owner has signed both for one epoch of one run, and they say different
     things."""
     return one.id == other.id and (
         conflict({one.epoch: one.digest}, {other.epoch: other.digest}) is not None
@@ -56,12 +56,12 @@ class Rivalry:
     def __init__(self, world: World) -> None:
         self._world = world
         self._is_kept = True
-        """Whether the disk says what we say; it is tried again until it does."""
+        """True if the disk says what we say; it is tried again until it does."""
         self.rival: SignedRun | None = None
         """The other edition of the pinned one's epoch."""
 
     async def load(self, pin: SignedRun, read: Callable[[bytes, SignedRun], SignedRun]) -> None:
-        """Take up what an earlier life kept; what is no rival of ``pin`` is removed."""
+        """Read the proof of an earlier life; remove it if it does not contradict ``pin``."""
         if await self._world.disk.size(RIVAL_PATH) is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What one node is made of, as its roles see it (`Node`), and what a role must be (`Role`).
+"""Parts of a node as its roles see them (`Node`), and the interface of a role (`Role`).
 
 `Role.run` is the job, and what it raises ends the node. ``health`` and ``progress`` only show:
 a package's mistake in them takes its own panel away, is told once with the package's name, and
@@ -79,11 +79,11 @@ class Node:
     book: RunBook
     """The run document in its newest edition."""
     rest: Rest
-    """Whether the owner lets roles begin work."""
+    """True if the owner lets roles begin work."""
     meter: StrangerMeter
-    """What peers that are no members get as answers, all together: every responder asks it."""
+    """Budget of answers to strangers, which every responder asks."""
     membership: Membership
-    """Who is alive, with which roles and policies."""
+    """Members with their roles and policies."""
     gossip: Gossip
     """Topics."""
     dht: Dht
@@ -91,16 +91,16 @@ class Node:
     shardcast: Shardcast
     """Policies."""
     ledger: OwnLedger
-    """What this node has done, signed; read from disk by the first role that asks for it."""
+    """Signed log of this node, read from disk by the first role that asks."""
     ledgers: LedgerExchange
-    """What the run's officers have signed, as far as peers have told; nothing unless the run
-    has nodes exchange it."""
+    """Ledgers of the run's officers as peers sent them; empty unless the run exchanges
+    ledgers."""
     clocks: PeerClocks
-    """What is known of this machine's clock."""
+    """Evidence about this machine's clock."""
     nat: Nat | None = None
-    """How this node stands to the outside; None in simulations."""
+    """Reachability from outside; None in simulations."""
     guard: RoleGuard = field(default_factory=RoleGuard)
-    """Where mistakes of roles that only show stop."""
+    """Guard for errors of roles that only show."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -116,12 +116,12 @@ class Node:
         return self.book.run
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` has ``capability`` in this run."""
+        """Return True if ``peer`` has ``capability`` in this run."""
         return self.book.may(peer, capability)
 
     def lacks_work(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must make a work stamp before it may submit work, and its newest
-        heartbeat shows none that will do."""
+        """Return True if ``peer`` must make a work stamp before it may submit work, and its
+        newest heartbeat shows none that will do."""
         return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
 
     def role_table(self, name: str) -> Mapping[str, object]:
@@ -129,9 +129,8 @@ class Node:
         return self.config.role.get(name, {})
 
     async def locate(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be dialled; asks the DHT for its addresses if no heartbeat names
-        it.
-        """
+        """Return True if ``peer`` can be dialled; asks the DHT for its addresses if no
+        heartbeat names it."""
         if peer in self.host.connected or any(
             member.peer == peer for member in self.membership.members()
         ):
@@ -194,7 +193,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of a node's screen."""
+    """A line of a node's screen."""
 
     label: str
     """A word, such as ``work``; it has eight columns."""
@@ -204,14 +203,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a role has come, in words for the screen that a node shows to people."""
+    """Progress of a role in words, for the screen."""
 
     facts: tuple[Fact, ...]
-    """What it does now, what was done and what came of it; the most wanted first, since a low
-    terminal has no room for the last."""
+    """Facts for the screen, the most important first, as a low terminal cuts the last."""
 
     over: bool = False
-    """Whether the role has nothing left to do in this run."""
+    """True if the role has nothing left to do in this run."""
 
 
 @runtime_checkable

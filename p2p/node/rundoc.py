@@ -94,9 +94,8 @@ EXPIRY_LOOK: Final = 300.0
 met exactly.
 """
 WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
-"""Seconds before the end at which the operator is told: a day, to reach the owner; an hour; and
-the end.
-"""
+"""Seconds before the end of an edition at which the operator is warned: a day, an hour, and the
+end."""
 MAX_JUDGED: Final = 1_024
 """Documents remembered as judged, by digest: what a peer of every member of a large run could
 send in a round of asking. 200 KiB."""
@@ -134,7 +133,7 @@ class Expired(UnusableEdition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How a node finds its run and its fellows."""
+    """How a node finds its run and the run's members."""
 
     ask_interval: float = 2.0
     """Seconds before the bootstrap peers are asked again, while none has answered; then twice
@@ -159,7 +158,7 @@ class RunConfig:
 
 
 class Answers:
-    """What the peers that a node was told to ask have said of their run, in one round.
+    """Answers of the asked peers about their run, in one round.
 
     A node that is told to ask members of another run than its folder's was started wrongly:
     its person expects it to work for theirs, and it would go on in its own.
@@ -205,11 +204,9 @@ class RunBook:
         self._held: bytes | None = None
         """Id of the run of which this folder is, by `HELD`; None if it is new."""
         self._is_pinned = True
-        """Whether the disk has taken the newest edition; it is offered again until it has."""
+        """True if the disk has taken the newest edition; it is offered again until it has."""
         self._judged: BoundedDict[bytes, _Refusal | None] = BoundedDict(MAX_JUDGED)
-        """By digest, the oldest first: why a document was refused; None for one that was not
-        news.
-        """
+        """Reason why a document was refused, by digest, oldest first; None for old news."""
         self._turn = trio.Lock()
         self._found = trio.Event()
         self._replaced = Notifier()
@@ -219,7 +216,7 @@ class RunBook:
         look.
         """
         self._was_guest = False
-        """Whether an invite let this node in at the last look: that ends without an edition."""
+        """True if an invite let this node in at the last look: that ends without an edition."""
         self._hints: dict[PeerId, float] = {}
         """When a peer that seemed to have another edition was asked last; infinite until it has
         been.
@@ -227,7 +224,7 @@ class RunBook:
         self._hinted = Notifier()
         self._rivalry = Rivalry(world)
         self.guests = GuestBook(world)
-        """Who is in by invite."""
+        """Guests of the run."""
         self.own_pass = b""
         """The pass of this node, if it was invited."""
         self._stamp_grace: tuple[int, float] = (0, -math.inf)
@@ -244,7 +241,7 @@ class RunBook:
 
     @property
     def in_force(self) -> bool:
-        """Whether there is an edition, and its time is not over."""
+        """True if there is an edition, and its time is not over."""
         return self._run is not None and not self._has_expired(self._run)
 
     @property
@@ -273,7 +270,7 @@ class RunBook:
         return capability is Capability.GOSSIP or not self._has_expired(run)
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether the newest edition asks for a stamp. Of a guest it does not."""
+        """Return True if the newest edition asks for a stamp. Of a guest it does not."""
         run = self._run
         return run is not None and run.needs_stamp(peer) and not self.guests.is_guest(run, peer)
 
@@ -298,8 +295,8 @@ class RunBook:
         return self.guests.why_not(run, peer, capability)
 
     def lacks_work(self, peer: PeerId, shown: bytes, *, at_once: bool = True) -> bool:
-        """Whether ``peer`` must show a work stamp of the run before it may submit work, and
-        what it shows now has none. ``at_once``: of the edition before is not enough.
+        """Return True if `peer` must show a work stamp before it submits work and shows none.
+        With ``at_once`` a stamp of the edition before does not count.
 
         Nothing is remembered: what a peer showed under an earlier edition, or before others
         pushed it out of a table, it shows still. An invite for another role frees of nothing.
@@ -423,7 +420,7 @@ class RunBook:
         )
 
     async def follow_hints(self, host: Host, timeout: float) -> None:
-        """Ask the peers that `hint` was told of, one after the other. Works until cancelled."""
+        """Ask the peers noted by `hint` one after the other, until cancelled."""
         while True:
             waiting = [peer for peer, asked in self._hints.items() if asked == math.inf]
             if not waiting:
@@ -436,8 +433,7 @@ class RunBook:
             await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:
-        """Take what is pinned on disk, then ``document`` (from the command line) if it is
-        newer.
+        """Load the pinned document, then `document` (from the command line) if it is newer.
 
         Raises `ConfigError` if either is void, or if they are of different runs, or of another
         than what roles have left in the folder. What is pinned
@@ -526,8 +522,8 @@ class RunBook:
         return True
 
     def _note_stamps(self, newer: SignedRun) -> None:
-        """An edition that asks for more work gives those who are at work time to do it: what
-        they have committed to would be found missing meanwhile."""
+        """Give working peers time for the larger stamp of a new edition, so that committed work
+        is not lost."""
         if self._run is None:
             return
         before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
@@ -570,9 +566,8 @@ class RunBook:
         return None
 
     def _refuse_again(self, refusal: _Refusal | None) -> bool:
-        """Whether a document is no news still. Raises what it was refused with, unless that is
-        over.
-        """
+        """Return True if a document is still old news. Raises its refusal again while that
+        holds."""
         if refusal is None:
             return True
         if refusal.expiry is None:
@@ -621,8 +616,8 @@ class RunBook:
         return self._world.wall() > expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host, meter: StrangerMeter | None = None) -> None:
-        """Answer those who ask for the document, or for a rival of theirs, within what
-        ``meter`` leaves for strangers."""
+        """Serve the document and proofs of rivals, within the budget ``meter`` for
+        strangers."""
         meter = meter or StrangerMeter(self._world)
         for protocol, answer, most in (
             (PROTOCOL_ID, self._answer, MAX_REQUEST),

@@ -41,23 +41,23 @@ LONGEST: Final = 3
 ASCII: Final = str.maketrans(
     {"…": "...", "→": "->", "·": "-", "–": "-", "—": "-", "×": "x", "≤": "<="}
 )
-"""What stands for a sign where the terminal has no more than ASCII."""
+"""Replacements of signs where the terminal has ASCII only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What there is to tell of one node."""
+    """State of a node to show."""
 
     policy: str
-    """The newest that is whole here, and what is known of newer ones."""
+    """Newest complete policy here, and what is known of newer ones."""
     peers: int
     clock: str = ""
-    """What is wrong with this machine's clock; empty if nothing is known to be."""
+    """Problem of this machine's clock; empty if none is known."""
     roles: tuple[Progress, ...] = ()
 
     @property
     def facts(self) -> Iterator[Fact]:
-        """What the roles do now, the policy, what they did."""
+        """Facts of the roles and the policy."""
         head, rest = [], []
         for progress in self.roles:
             head += list(progress.facts[:1])
@@ -105,7 +105,7 @@ def _in_cells(text: str) -> str:
 
 
 def line(scene: Scene, encoding: str = "utf-8") -> str:
-    """All of it in one line, for a pipe or a journal."""
+    """The state in one line, for a pipe or a journal."""
     return shown("   ".join(f"{fact.label} {fact.text}" for fact in scene.facts), encoding)
 
 
@@ -127,12 +127,12 @@ def height(lines: Sequence[str], columns: int) -> int:
 
 
 def redraw(lines: Sequence[str], before: int) -> str:
-    """What replaces a block of ``before`` lines by this one; the cursor stays at its end."""
+    """Return the text that replaces a block of ``before`` lines; the cursor ends behind it."""
     return erase(before) + "\n".join(lines)
 
 
 def erase(before: int) -> str:
-    """What takes a block of ``before`` lines away (ECMA-48: CUU, ED)."""
+    """Return the text that removes a block of ``before`` lines (ECMA-48: CUU, ED)."""
     up = f"\x1b[{before - 1}A" if before > 1 else ""
     return f"\r{up}\x1b[J" if before else ""
 
@@ -147,7 +147,7 @@ OVER: Final = (
 )
 
 ENDED: Final = "the same command line goes on where this node was"
-"""What is said on a terminal, where all else stands above."""
+"""Last line on a terminal."""
 
 
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
@@ -194,7 +194,7 @@ class Terminal:
 
     @property
     def encoding(self) -> str:
-        """What can be written."""
+        """Encoding of the output."""
         return getattr(sys.stdout, "encoding", None) or "ascii"
 
     def redraw(self, scene: Scene) -> None:

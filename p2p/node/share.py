@@ -36,7 +36,7 @@ _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
-    """What a node may take of its machine. The defaults set no limit."""
+    """Limits of what a node takes of its machine; none by default."""
 
     upload: float = 0.0
     """Bytes of policies per second to all peers together; 0: as the line carries."""
@@ -71,7 +71,7 @@ class ShareConfig:
         )
 
     def is_open(self, wall: float) -> bool:
-        """Whether ``wall`` is within the hours."""
+        """Return True if ``wall`` is within the hours."""
         begin_end = _minutes(self.hours)
         if begin_end is None:
             return True
@@ -94,15 +94,15 @@ def _minute_of_day(wall: float) -> int:
 
 
 PAUSED: Final = "paused"
-"""In the node's folder while it is paused."""
+"""File in a paused node's folder."""
 WHY_PAUSED: Final = "its owner has paused it; shoal resume lets it go on"
 
 
 class Rest:
-    """What the owner wants."""
+    """The owner's wish that the node rests."""
 
     def __init__(self, world: World, share: ShareConfig, told: Callable[[], None]) -> None:
-        """``told`` is called whenever `why_not` is another."""
+        """``told`` is called whenever `why_not` changes."""
         self._world = world
         self._share = share
         self._told = told

@@ -37,8 +37,8 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     Multiaddr: Multiaddr.parse,
 }
 MAX_QUOTED: Final = 80
-"""Characters of an unknown key that are quoted, and compared with those that may have been
-meant: its author may be a stranger, and to compare takes time with the square of the length."""
+"""Most characters of an unknown key that are quoted and compared with known keys. Its author
+may be a stranger, and comparing takes quadratic time."""
 _PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {
     str: "a text",
@@ -76,11 +76,20 @@ def read_table(kind: type[T], table: object, where: str) -> T:
         raise ConfigError(f"{where}: {error or type(error).__name__}") from error
 
 
+LATER: Final[Mapping[str, bool]] = {"later": True}
+"""Metadata of a field that came after its table was first signed: it is written only where it
+is not its default, so that older documents keep their digests."""
+
+
 def write_table(value: object) -> dict[str, object]:
     """The plain table of a dataclass: what `read_table` takes."""
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{value!r} is no dataclass")
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {
+        field.name: _plain(getattr(value, field.name))
+        for field in fields(value)
+        if not (field.metadata.get("later") and getattr(value, field.name) == field.default)
+    }
 
 
 def _plain(value: object) -> object:
@@ -219,7 +228,7 @@ def parse_toml(data: bytes, where: str) -> Table:
 
 
 COLUMN: Final = 32
-"""Where comments begin."""
+"""Column of comments."""
 
 
 def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:

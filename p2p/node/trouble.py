@@ -1,4 +1,4 @@
-"""What may go wrong with one peer, and what a person can look into then."""
+"""Failures with one peer, and what a person can check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEER_TROUBLE: Final = (
 
 
 def likely_cause(error: Exception) -> str:
-    """What a person can check after one of `PEER_TROUBLE`."""
+    """Return what a person can check after an error of `PEER_TROUBLE`."""
     match error:
         case WrongPeer():
             return "another node answers there: is the id in the address out of date?"

@@ -1,4 +1,4 @@
-"""What the services of a node learn from each other, and how a node finds its fellows.
+"""Connections between a node's services, and how it finds members.
 
 Theory of operation
 -------------------
@@ -114,8 +114,8 @@ async def _keep(world: World, data: bytes) -> None:
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
-    """What our heartbeats have to show: nothing while the run document names us. Beside an
-    invite in an open run the stamp as well: others may have seen all its uses taken."""
+    """Return the credential of our heartbeats: empty while the run document names us. In an
+    open run the stamp goes with an invite, whose uses others may have seen taken."""
     own, run = dht.contact.peer, book.run
     if run is None or (run.may(own, Capability.GOSSIP) and not run.needs_stamp(own)):
         return b""
@@ -124,7 +124,7 @@ def shown_by(book: RunBook, dht: Dht) -> bytes:
 
 
 def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
-    """Tell those who ask why they are not admitted, within what ``meter`` leaves."""
+    """Tell peers why they are not admitted, within the budget ``meter``."""
 
     async def answer(peer: PeerId, payload: bytes) -> bytes:
         try:
@@ -163,7 +163,7 @@ def fork_topic(run_id: bytes) -> str:
 
 
 def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
-    """Whom to ask: members of the run that are connected, of whom each has five or more."""
+    """Return the connected members of the run to ask."""
     connected = dict.fromkeys(host.connected)
     return [
         one.peer for one in membership.members() if one.run == run_id and one.peer in connected
@@ -171,8 +171,8 @@ def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
 
 
 def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
-    """Hear proofs on the topic of the run, and tell those that are found here; nothing in a run
-    whose nodes do not exchange ledgers."""
+    """Publish and receive proofs of equivocation on the run's topic, if the run exchanges
+    ledgers."""
     if ledgers.is_on:
         topic = fork_topic(run_id)
         gossip.subscribe(topic, partial(judge_fork, ledgers), taken_when_judged)
@@ -180,7 +180,7 @@ def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None
 
 
 def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a proof on: only one that proves something, and is news."""
+    """Return True if gossip should forward a proof: it is valid and new."""
     try:
         return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
     except BadMessage as error:
@@ -309,7 +309,7 @@ class Wiring:
         self._bootstrap = tuple(bootstrap)
         self._wanted = AutoResetEvent()
         self._told = ""
-        """Why a peer does not admit this node, as its person was told last."""
+        """Reasons of peers for not admitting this node, as last reported."""
         node.membership.on_change(self._on_change)
 
     async def run(self) -> None:
@@ -388,8 +388,8 @@ class Wiring:
             nursery.start_soon(self._check_run)
 
     async def _check_run(self) -> None:
-        """Take a newer run document from the bootstrap peers; end the node if those that answer
-        are in another run.
+        """Take a newer run document from the bootstrap peers. End the node if those that answer
+        belong to another run.
 
         One that is away is asked again until this node has met a member of its run: a node that
         was started before it must not work for another run without a word.
@@ -402,7 +402,7 @@ class Wiring:
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
 
     def _has_fellows(self) -> bool:
-        """Whether some member of this node's run is known."""
+        """Return True if some member of this node's run is known."""
         run = self._node.run.id
         return any(member.run == run for member in self._node.membership.members())
 
@@ -456,9 +456,7 @@ class Wiring:
             self._wanted.set()
 
     async def _find(self) -> None:
-        """Every now and then, and at once when alone: look for members, and for a newer run
-        document.
-        """
+        """Look for members and a newer run document, regularly, and at once when alone."""
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()

@@ -1,4 +1,4 @@
-"""What a worker process may reach and use: a value, the same on every system."""
+"""Limits of a worker process: a value, the same on every system."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Confinement:
     """Folders of this machine; made if they are not there."""
 
     sees_machine: bool = False
-    """Whether all of this machine may be read but homes and sockets, and its accelerators used:
+    """True if all of this machine may be read but homes and sockets, and its accelerators used:
     for our own engines, which need drivers wherever they lie."""
 
     network: bool = False
-    """Whether it may open sockets, and sees this machine's interfaces."""
+    """True if it may open sockets, and sees this machine's interfaces."""
 
     forks: bool = False
-    """Whether it may start processes. Each may then use ``memory`` again."""
+    """True if it may start processes. Each may then use ``memory`` again."""
 
     variables: tuple[str, ...] = ()
     """Names of environment variables that it keeps, and beginnings of names that end in ``*``;
@@ -62,8 +62,8 @@ class Confinement:
     """Cores that its threads share (Linux)."""
 
     rests: bool = True
-    """Whether it is stopped between calls, so that it uses the machine only when it is asked
-    (where ``bwrap`` contains it, which ends what is stopped too)."""
+    """True if the worker is stopped between calls where ``bwrap`` contains it, so that it uses
+    the machine only when asked."""
 
     file_size: int | None = SCRATCH
     """Bytes of one file."""
@@ -81,7 +81,7 @@ class Confinement:
     """Bytes on standard error during one call. None: it is the node's own, unread."""
 
     required: bool = True
-    """Whether it must not run where this machine cannot contain it. Else it gets the limits
+    """True if it must not run where this machine cannot contain it. Else it gets the limits
     that a process can give itself."""
 
     def __post_init__(self) -> None:
@@ -103,12 +103,12 @@ class Mechanism(Enum):
     SEATBELT = "seatbelt"
     """macOS: ``sandbox-exec``."""
     NONE = "none"
-    """No containment: only resource limits of the process, at best."""
+    """No containment, except resource limits of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containment:
-    """How one machine contains workers, found by trying."""
+    """How a machine contains workers, as tried."""
 
     mechanism: Mechanism = Mechanism.NONE
     """The mechanism that works here."""
@@ -117,7 +117,7 @@ class Containment:
     """The path of ``bwrap`` or ``sandbox-exec``."""
 
     is_switching: bool = False
-    """Whether the node is root: then each worker runs as a user that no person has, without a
+    """True if the node is root: then each worker runs as a user that no person has, without a
     user namespace. The kernel counts no process of root's."""
 
     reason: str = ""
@@ -125,7 +125,7 @@ class Containment:
 
     @property
     def holds(self) -> bool:
-        """Whether a stranger's code may run here."""
+        """True if a stranger's code may run here."""
         return self.mechanism is not Mechanism.NONE
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Containment:
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
-    """Whether ``path`` is one of ``folders``, or in one."""
+    """Return True if ``path`` is one of ``folders``, or in one."""
     return any(
         path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders
     )

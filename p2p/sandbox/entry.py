@@ -1,4 +1,4 @@
-"""What runs first in a confined worker: ``python -m p2p.sandbox.entry LIMITS MODULE ...``.
+"""First module of a confined worker: ``python -m p2p.sandbox.entry LIMITS MODULE ...``.
 
 It takes from its own process what the worker must not have, in an order in which each step can
 still be made: amounts, the user, the right to ever gain privileges, system calls. Then it says
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
 
 
 def _limit(name: str, amount: int) -> None:
-    """Never above what it is already: only root may raise it."""
+    """Lower a limit; only root may raise one."""
     import resource  # not at the top: Windows has none, and nodes import this to say so
 
     kind: int = getattr(resource, f"RLIMIT_{name}")

@@ -1,4 +1,4 @@
-"""What Python needs of this machine to run: its libraries, and where packages lie.
+"""Files that Python needs to run on this machine: libraries and packages.
 
 Theory of operation
 -------------------
@@ -31,11 +31,11 @@ SYSTEM_FILES: Final = (
     "/etc/ld.so.conf.d",
     "/etc/alternatives",
 )
-"""Where the loader looks for libraries, and the folders that links to them pass through."""
+"""Folders of the loader's libraries, and those that links to them pass through."""
 SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
 """Folders in which other programs listen and leave files."""
 STORES: Final = ("/nix/store", "/gnu/store")
-"""Where Nix and Guix keep everything, read-only and for all users."""
+"""Read-only stores of Nix and Guix."""
 PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
 """The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
@@ -61,7 +61,7 @@ class Installation:
     """The system's folders and files."""
 
     links: tuple[tuple[str, str], ...]
-    """Those that are symbolic links, with their targets as written."""
+    """Symbolic links among them, with their targets as written."""
 
     readable: tuple[str, ...]
     """Python's own, and packages."""
@@ -107,7 +107,7 @@ def find_installation() -> Installation:
 
 
 def _both(paths: Iterable[str]) -> list[str]:
-    """Each as it is called and as it is: either name may come up again."""
+    """Return each path as named and as resolved, since either may be used."""
     named = [os.path.abspath(path) for path in sorted(paths)]
     return list(dict.fromkeys([*named, *(os.path.realpath(path) for path in named)]))
 
@@ -133,7 +133,7 @@ def _searched() -> list[str]:
 
 
 def _is_public(path: str) -> bool:
-    """Whether it is there, and no home, nor has one in it."""
+    """Return True if the path exists, is no home, and contains none."""
     return os.path.exists(path) and not any(is_below(home, [path]) for home in _homes())
 
 

@@ -1,5 +1,5 @@
-"""From a confinement to a command: what stands in front of a worker on this machine, and which
-way to contain it works here, found by trying.
+"""From a confinement to the command line of a worker, by the mechanism that works on this
+machine.
 
 On Linux ``bwrap`` gives a worker its own view of the machine, mount by mount: mounts are made
 in the order of the words, later ones on top of earlier ones. What runs strangers' code sees an
@@ -39,7 +39,7 @@ from p2p.sandbox.seccomp import ARCHITECTURES
 from p2p.sandbox.trial import MACHINE, MOST, namespaces
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-"""All that Python ever opens below ``/dev``."""
+"""Devices that Python opens."""
 KERNEL_FILES: Final = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
     "/proc/fs", "/proc/mtrr",
@@ -63,7 +63,7 @@ def bwrap_command(
     secrets: Sequence[str],
     aliases: Mapping[str, str],
 ) -> list[str]:
-    """What to put in front of a command.
+    """Return the arguments before a command.
 
     ``folder`` is the node's, and ``secrets`` files that no worker may read, which exist. All of
     these paths and of ``confined`` are free of links; ``aliases`` are other names by which some
@@ -98,7 +98,7 @@ def bwrap_command(
 def _nothing(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """An empty machine with what Python needs, and what was given."""
+    """bwrap arguments: an empty root with Python and the grants."""
     shown = _shown(installation)
     given = [*confined.readable, *confined.writable]
     words = _scratch("/tmp", confined.scratch)
@@ -121,8 +121,8 @@ def _shown(installation: Installation) -> list[str]:
 
 
 def _is_covered(folder: str, installation: Installation) -> bool:
-    """Whether the node's folder must be covered, as it lies in what every worker sees: a
-    container's ``/usr/src/app/data``. Not if Python, or what it imports, is in it."""
+    """Return True if the node's folder must be covered, because it lies in what every worker
+    sees (a container's ``/usr/src/app/data``) and does not hold Python or its imports."""
     needed = (installation.python, *installation.search)
     return is_below(folder, _shown(installation)) and not any(
         is_below(path, [folder]) for path in needed
@@ -132,7 +132,7 @@ def _is_covered(folder: str, installation: Installation) -> bool:
 def _machine(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """This machine, without what is others', and what was given."""
+    """bwrap arguments: host root read-only, private paths hidden, grants mounted."""
     private = installation.private
     words = ["--ro-bind", "/", "/", "--dev", "/dev", *_processes()]
     for device in installation.devices:
@@ -280,12 +280,12 @@ class Launch:
     command: tuple[str, ...]
     variables: Mapping[str, str]
     is_nested: bool = False
-    """Whether the command starts another process, in which the worker and all that it starts
+    """True if the command starts another process, in which the worker and all that it starts
     live and end."""
 
 
 def machine_name() -> str:
-    """Whose system calls a filter is for: empty where none is installed."""
+    """Return the machine whose system calls a filter is for; empty where none is installed."""
     if sys.platform != "linux":
         return ""
     name = platform.machine()
@@ -293,7 +293,7 @@ def machine_name() -> str:
 
 
 def is_filtered() -> bool:
-    """Whether there is a filter for this machine, and ``prctl`` to install it with."""
+    """Return True if there is a filter for this machine, and ``prctl`` to install it with."""
     return machine_name() in ARCHITECTURES
 
 
@@ -305,8 +305,8 @@ def launch(
     folder: str,
     keys: Sequence[str] = (),
 ) -> Launch:
-    """How to run ``python -m`` ``argv``, which sees nothing of ``folder``, the node's, but what
-    ``confined`` says, and never ``keys``."""
+    """Return the launch of ``python -m`` ``argv``, which sees nothing of the node's ``folder``
+    but what ``confined`` grants, and never ``keys``."""
     installation = find_installation()
     named = [*confined.readable, *confined.writable]
     named += [folder] if confined.sees_machine else []

@@ -136,23 +136,22 @@ SHARED: Final[_Numbers] = {
     "sched_setaffinity": (203, 122),
     "setrlimit": (160, 164),
 }
-"""What other programs have a share in: the machine's 65,536 places for asynchronous reads, its
-disks' write-back, its cores. And limits: lowered, that on core dumps has another meaning
-(`p2p.sandbox.launch.NO_CORE`)."""
+"""System calls on shared resources: asynchronous reads (65,536 places), write-back, cores; and
+limits, as a lower limit on core dumps has another meaning (`p2p.sandbox.launch.NO_CORE`)."""
 
 FORKS: Final[_Numbers] = {"fork": (57, None), "vfork": (58, None)}
 """New processes; ``clone`` makes threads too, and is judged by its flags."""
 
 SOCKETS: Final[_Numbers] = {"socket": (41, 198)}
-"""Every socket but a pair that is joined to itself (``SOCKETPAIR``), which event loops need."""
+"""Every socket but a joined pair (``SOCKETPAIR``), which event loops need."""
 
 SOCKETPAIR: Final[_Numbers] = {"socketpair": (53, 199)}
 PRLIMIT: Final[_Numbers] = {"prlimit64": (302, 261)}
-"""It reads limits, and sets them if it is given new ones."""
+"""``prlimit`` reads limits, and sets them if it gets new ones."""
 CLONE: Final[_Numbers] = {"clone": (56, 220)}
 CLONE3: Final[_Numbers] = {"clone3": (435, 435)}
-"""Its flags are in memory, where no filter can look: told that it does not exist, the C library
-takes ``clone``."""
+"""``clone3`` has its flags in memory, where no filter can read them. If it seems to be missing,
+the C library uses ``clone``."""
 IOCTL: Final[_Numbers] = {"ioctl": (16, 29)}
 
 
@@ -189,7 +188,7 @@ FIRST: Final = 16
 SECOND: Final = 24
 THIRD: Final = 32
 UPPER: Final = 4
-"""From the lower half of an argument to the upper one."""
+"""Offset from the lower half of an argument to the upper one."""
 
 AUDIT: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The kernel's names for calling conventions (``linux/audit.h``)."""
@@ -208,7 +207,7 @@ TERMINAL_INPUT: Final = (0x5412, 0x541C)
 
 
 class Instruction(NamedTuple):
-    """One instruction (``struct sock_filter``)."""
+    """An instruction (``struct sock_filter``)."""
 
     code: int
     if_true: int

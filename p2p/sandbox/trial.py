@@ -1,4 +1,4 @@
-"""A worker that attempts what it must not be able to do: ``python -m p2p.sandbox.trial``.
+"""A worker that attempts everything forbidden: ``python -m p2p.sandbox.trial``.
 
 `p2p.sandbox.launch` runs it once on each machine, confined as a stranger's code will be. It
 ends with 0, or with a sentence on standard error that says which door is open."""
@@ -60,7 +60,7 @@ def _open_file() -> str:
 
 
 def _open_first_process() -> str:
-    """Nothing that limits this process limits that one."""
+    """Try to open the first process, which has none of these limits."""
     with contextlib.suppress(OSError):
         os.close(os.open("/proc/1/mem", os.O_RDWR))
         return "the memory of the first process can be written"
@@ -91,7 +91,7 @@ def _processes() -> list[str]:
 
 
 def _threads_started() -> int:
-    """How many threads could be started, up to a maximum if there is one."""
+    """Return how many threads could be started, up to a maximum."""
     until, started = threading.Event(), 0
     try:
         for _ in range(2 * MOST):

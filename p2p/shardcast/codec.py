@@ -1,4 +1,4 @@
-"""From spans to wire chunks and back, as pure functions.
+"""Encoding of spans as wire chunks and back, as pure functions.
 
 `ANCHOR` packs each span alone, so chunks can be checked, forwarded, unpacked and lost one by
 one. Its bytes are split in *planes*: the first byte of every value, then the second, and so on
@@ -31,14 +31,13 @@ from p2p.errors import BadMessage
 from p2p.shardcast.index import MAX_SPAN, Span, digest_of
 
 ANCHOR: Final = "planes-zstd1"
-"""Every span by itself, in byte planes."""
+"""Encoding of every span by itself, in byte planes."""
 PATCH: Final = "gap-ulp-zstd1"
 """The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
 of its own, each packed like a policy's."""
 _LEVEL: Final = 1
 _MAX_WINDOW: Final = MAX_SPAN
-"""What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window;
-others do."""
+"""Largest zstd window of a chunk. The one-shot decoder needs no memory for it; others do."""
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
 """Bit of a plane's length that says that it is stored as it is."""
@@ -129,7 +128,8 @@ def _decode_anchor_untrusted(span: Span, wire: Bytes) -> Bytes:
 
 
 def _unpack_untrusted(frame: memoryview, size: int) -> bytes:
-    """What a zstd frame holds, which must be ``size`` bytes. Raise `BadMessage`."""
+    """Return the content of a zstd frame, which must have ``size`` bytes. Raise
+    `BadMessage`."""
     try:
         head = zstandard.get_frame_parameters(frame)
         if head.content_size != size or head.window_size > _MAX_WINDOW:

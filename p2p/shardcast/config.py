@@ -1,4 +1,4 @@
-"""What can be set about SHARDCAST (`[shardcast]` in a node's file), and what a node counts."""
+"""Settings of SHARDCAST (`[shardcast]` in a node's file) and its counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ShardcastConfig:
     """Patience, storage and rosters of one node."""
 
     folder: str = "policies"
-    """Where policies are kept, below the node's data folder."""
+    """Folder of policies, below the node's data folder."""
 
     keep_versions: int = 3
     """Newest whole policies kept on disk; pinned ones are kept besides."""
@@ -60,7 +60,7 @@ class ShardcastStats:
     """Counts of one node since it started; bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
-    """Of policies of our own."""
+    """Bytes sent of our own policies."""
     uploaded_as_relay: int = 0
     from_origin: int = 0
     from_peers: int = 0
@@ -73,7 +73,7 @@ class ShardcastStats:
     versions_skipped: int = 0
     """Versions given up for a newer one."""
     disk_refuses: bool = False
-    """Whether the disk takes nothing now: policies are served, and fetched when it does
+    """True if the disk takes nothing now: policies are served, and fetched when it does
     again."""
     disk_failures: int = 0
     versions_too_large: int = 0

@@ -1,4 +1,4 @@
-"""From one version's bytes to the next's: what changed, and by how many ulps.
+"""Deltas between two versions' bytes: changed values and their steps in ulps.
 
 Theory of operation
 -------------------
@@ -77,7 +77,7 @@ refuses it: its integers of eight bytes would take a multiple of what the values
 _WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
 _MAX_WINDOW: Final = 2 * SEGMENT
-"""No stream of a segment is longer: gaps take a byte per change and one per 255 values."""
+"""Longest stream of a segment: gaps take a byte per change and one per 255 values."""
 
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
@@ -95,7 +95,8 @@ class Coding(IntEnum):
 
 
 def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
-    """What turns ``old`` into ``new``, two runs of values of one ``kind`` and equal size.
+    """Encode the change from ``old`` to ``new``, two runs of values of one ``kind`` and equal
+    size.
 
     A run whose size is not a multiple of its values' is coded as opaque bytes.
     """
@@ -136,7 +137,7 @@ def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> byt
 
 
 def _is_signed(kind: int, size: int) -> bool:
-    """Whether bit patterns are signs and magnitudes, as in every float."""
+    """Return True if bit patterns are signs and magnitudes, as in every float."""
     return kind != OPAQUE and size % WIDTHS[kind] == 0
 
 

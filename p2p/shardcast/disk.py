@@ -1,4 +1,4 @@
-"""Whether the disk takes data: if not, the node serves what it holds, and tries again later."""
+"""State of the disk. If it refuses, the node serves what it holds and tries again later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class DiskHealth:
-    """Whether a disk takes data; one log line whenever that changes.
+    """State of a disk, with one log line whenever it changes.
 
     A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too
     small, or has gone read-only). Either way a node that can read goes on: it serves what it
@@ -34,7 +34,7 @@ class DiskHealth:
         self._failed = AutoResetEvent()
         self._pause = FIRST_RETRY
         self.refuses = False
-        """Whether the last write failed."""
+        """True if the last write failed."""
 
     def note_failure(self, error: StorageError) -> bool:
         """A write failed. True if that is news."""

@@ -77,7 +77,7 @@ def capacity_class(upload: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """A peer that wants policies, and what it says that it can upload (bytes per second)."""
+    """A peer that wants policies, with the upload that it claims (bytes per second)."""
 
     peer: PeerId
     upload: float = 0.0
@@ -96,7 +96,7 @@ class Roster:
     signature: bytes = field(repr=False)
     positions: dict[PeerId, int] = field(init=False, repr=False)
     name: bytes = field(init=False, repr=False)
-    """The digest of what was signed."""
+    """Digest of the signed content."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", digest_of(self.content))
@@ -210,7 +210,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """One tree over all peers, which are named by their places in the roster."""
+    """A tree over all peers, named by their places in the roster."""
 
     root: int
     parent: tuple[int, ...]
@@ -262,7 +262,7 @@ class Forest:
         return tuple(found)
 
     def relays(self, stripe: int, peer: PeerId) -> bool:
-        """Whether ``peer`` has children in ``stripe``."""
+        """Return True if ``peer`` has children in ``stripe``."""
         return self.roster.positions.get(peer, -1) in self.stripes[stripe].children
 
     def parents(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
@@ -285,8 +285,8 @@ class Forest:
         return self.roster.upload(self.roster.peers[root]) / max(1, len(children))
 
     def is_above(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
-        """Whether ``sender`` stands above ``receiver`` in ``stripe``: a push from it is no
-        surprise."""
+        """Return True if ``sender`` stands above ``receiver`` in ``stripe``: a push from it is
+        no surprise."""
         if not 0 <= stripe < len(self.stripes):
             return False
         above, below = self.roster.positions.get(sender), self.roster.positions.get(receiver)

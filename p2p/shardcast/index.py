@@ -1,4 +1,4 @@
-"""What a policy consists of: files, laid end to end, and the spans in which they are checked.
+"""Index of a policy: files, laid end to end, and the spans in which they are checked.
 
 The files of a policy are one stream of raw bytes, cut in *spans* at the borders of files and of
 tensors (`layout`). The index lists the files and, per span, its BLAKE3, its bytes and its kind.
@@ -60,7 +60,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """One file of a policy: its path within it, and its bytes.
+    """A file of a policy: its path within it, and its bytes.
 
     The path of a policy that is one file is empty: the same weights are the same policy
     whatever their file is called at the publisher's.
@@ -96,10 +96,9 @@ class Index:
     data: bytes = field(repr=False)
     digest: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
-    """Where each span starts in the concatenation of all files; a last entry holds the
-    total."""
+    """Start of each span in the concatenation of all files; the last entry is the total."""
     starts: tuple[int, ...] = field(repr=False)
-    """Where each file starts in that concatenation."""
+    """Start of each file in that concatenation."""
 
     @classmethod
     def of(cls, files: Sequence[PolicyFile], spans: Sequence[Span]) -> Index:
@@ -127,7 +126,7 @@ class Index:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of files, not one file."""
+        """True if it is a folder of files, not one file."""
         return self.files[0].path != ""
 
     def place(self, span: int) -> SpanPlace:
@@ -151,7 +150,8 @@ def right_mask(spans: Sequence[Span], raw: bytes | memoryview) -> int:
 
 
 def is_path(path: str) -> bool:
-    """Whether a path may name a file of a policy: relative, inside, the same on every system.
+    """Return True if a path may name a file of a policy: relative, inside, the same on every
+    system.
 
     Hidden names are refused too: a policy that is pulled into a home folder must not bring an
     ``.ssh``.
@@ -175,7 +175,8 @@ def is_path(path: str) -> bool:
 
 
 def clash(paths: Sequence[str]) -> str | None:
-    """A path that is there twice, or is a folder of another; None if all can exist together.
+    """Return a path that occurs twice or is a folder of another; None if all can exist
+    together.
 
     Letters that differ in case only are the same to some file systems.
     """

@@ -1,4 +1,4 @@
-"""What a policy version is: a small signed manifest, and an index that it names by digest.
+"""A policy version: a small signed manifest, and an index that it names by digest.
 
 The manifest itself stays under a kilobyte whatever the size of the model, so it can be gossiped
 to every node. It names the *index* (`p2p.shardcast.index`), the list of files and spans, by
@@ -64,7 +64,7 @@ MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One way to get a policy: its name, the version it starts from, and what it costs."""
+    """One encoding of a policy: its name, base version and size."""
 
     name: str
     base: PolicyVersion
@@ -89,13 +89,13 @@ class Encoding:
 
     @property
     def is_anchor(self) -> bool:
-        """Whether it needs no other version."""
+        """True if it needs no other version."""
         return self.name == ANCHOR
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestBody:
-    """What a publisher says about one version, before it is signed."""
+    """Signed content of a manifest."""
 
     run: bytes
     version: PolicyVersion
@@ -139,9 +139,8 @@ class Manifest:
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
-    """The digest of what was signed: the name of this policy in every message. It leaves the
-    signature out, so that signing the same thing again does not make an honest publisher look
-    like two."""
+    """Digest of the signed content: the name of this policy in every message. It leaves out the
+    signature, so that signing twice is no equivocation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.content))
@@ -184,8 +183,8 @@ class Manifest:
 
     @property
     def handed_out(self) -> Encoding:
-        """What the origin brings to those it feeds: the patch on the version before, which
-        nearly all of them hold, if there is one; else the anchor. The others are pulled."""
+        """The encoding that the origin hands out: the patch on the version before if there is
+        one, else the anchor. Others are pulled."""
         previous = self.body.previous_version
         return next((one for one in self.patches if one.base == previous), self.anchor)
 

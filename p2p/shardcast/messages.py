@@ -34,8 +34,8 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Chunks in one `Want`, and chunks that a holder owes one peer at most: four times what a node
-asks of one holder at a time (`core.sources.WINDOW`)."""
+"""Most chunks in one `Want`, and waiting for one peer: four times what a node asks of one
+holder at a time."""
 INLINE_INDEX: Final = 16 * KI
 """Bytes of index that travel with a gossiped manifest: 440 spans. A longer one is asked for
 once, of a neighbour, instead of crossing every edge of the gossip mesh."""
@@ -71,10 +71,10 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """How a field of a message travels."""
+    """Encoding of a message's field."""
 
     kind: type
-    """Its type in msgpack."""
+    """Its msgpack type."""
     decode: Callable[[Any], Any] = _same
     """May raise `BadMessage`."""
     encode: Callable[[Any], Any] = _same
@@ -143,8 +143,8 @@ _Rows = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: what the sender knows. A node that knows of a newer version answers with
-    news of it, one that knows of further convictions with the evidence."""
+    """Sent on connecting: what the sender knows. The receiver answers with a newer version and
+    with convictions that the sender lacks."""
 
     KIND: ClassVar = "hello"
     newest: Annotated[int, _between(-1, _MAX_COUNT)]
@@ -232,8 +232,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """To the origin: of its hand-out the sender has received ``received`` chunks, and may be
-    given ``granted`` in all."""
+    """To the origin: of its hand-out the sender received ``received`` chunks, and may be given
+    ``granted`` in all."""
 
     KIND: ClassVar = "credit"
     policy: _Policy
@@ -243,7 +243,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """To the origin: ``peer`` sent the sender a wrong chunk of this policy."""
+    """To the origin: `peer` sent the sender a wrong chunk of this policy."""
 
     KIND: ClassVar = "blame"
     policy: _Policy
@@ -252,9 +252,8 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """To the origin: the sender has the whole policy. It took so many milliseconds from the
-    first chunk to the last; ``rows`` say how many chunks each (roster epoch, stripe)
-    brought."""
+    """To the origin: the sender has the whole policy, which took so many milliseconds from the
+    first chunk to the last. ``rows`` count chunks by (roster epoch, stripe)."""
 
     KIND: ClassVar = "receipt"
     policy: _Policy
@@ -338,7 +337,7 @@ def encode_bulk_message(message: Message) -> bytes:
 
 
 def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
-    """What comes in front of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
+    """Decode the head of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
     `BadMessage`."""
     if len(data) != BULK_OVERHEAD or data[0] != CHUNK_KIND:
         raise BadMessage("not the head of a chunk")

@@ -57,7 +57,7 @@ class SpanRun:
 
     first: int
     end: int
-    """Behind its last span."""
+    """One beyond its last span."""
     size: int
     kind: int
 
@@ -84,7 +84,7 @@ class PatchTable:
 
 
 def is_alike(one: Index, other: Index) -> bool:
-    """Whether there can be a delta between two policies."""
+    """Return True if there can be a delta between two policies."""
     return one.files == other.files and [(span.size, span.kind) for span in one.spans] == [
         (span.size, span.kind) for span in other.spans
     ]
@@ -175,7 +175,7 @@ def patch_runs_untrusted(table: PatchTable, index: Index, room: int) -> list[Pat
 def apply_run_untrusted(
     run: SpanRun, spans: Sequence[Span], old: Bytes, wire: Bytes
 ) -> tuple[bytes, int]:
-    """What a run becomes, and the mask of its ``spans`` that are right.
+    """Apply a run; return its bytes, and the mask of ``spans`` that are right.
 
     All are wrong if the delta is malformed: its publisher signed nonsense, or the base is not
     what it was. That is found out once more by those who pull the spans themselves.

@@ -1,4 +1,4 @@
-"""What peers send in bulk: one stream of each is read, and a chunk only if it is wanted.
+"""Receiving in bulk: one stream of each peer is read, and a chunk only if it is wanted.
 
 A frame may have 4 MiB, and any peer may open a bulk stream and begin one. So a chunk's header
 is read before its bytes, and a chunk that is not wanted is thrown away as it comes; a peer has
@@ -50,7 +50,7 @@ class FrameBudget:
     def __init__(self, limit: int = MAX_UNFINISHED) -> None:
         self._limit = limit
         self._frames: dict[trio.CancelScope, tuple[bool, int]] = {}
-        """By frame: whether its sender is expected to send it, and the bytes that came."""
+        """By frame: True if its sender is expected to send it, and the bytes that came."""
         self.held = 0
         """Bytes held now."""
 
@@ -92,7 +92,7 @@ class BulkReader:
         self._data: bytes | bytearray = b""
         self._at = 0
         self.unbroken = 0
-        """Frames begun since the stream last had to be waited for."""
+        """Frames begun since the stream last had to wait."""
 
     async def begin(self) -> int | None:
         """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""
@@ -114,7 +114,7 @@ class BulkReader:
         return length
 
     def has(self, count: int) -> bool:
-        """Whether the next ``count`` bytes are here: taking them does not wait."""
+        """Return True if the next ``count`` bytes are here: taking them does not wait."""
         return len(self._data) - self._at >= count
 
     async def take(self, count: int, hold: Callable[[int], None] | None = None) -> bytes:
@@ -163,12 +163,12 @@ class Receiver:
         cores: Cores,
         throttle: Throttle,
     ) -> None:
-        """``handle`` is told what came; ``written`` is awaited behind each chunk of a policy:
-        one is written while the next comes; chunks are unpacked on ``cores``, and none is
-        read before ``throttle`` has been paid for the last."""
+        """``handle`` gets what came; ``written`` is awaited after each chunk of a policy;
+        chunks are unpacked on ``cores``, and none is read before ``throttle`` was paid for the
+        last."""
         self.budget = FrameBudget()
         self.in_hand: tuple[bytes, bytes | memoryview] = b"", b""
-        """The chunk of which the core is being told, packed and unpacked."""
+        """The chunk that is being reported to the core, packed and unpacked."""
         self._world = world
         self._core = core
         self._handle = handle
@@ -255,8 +255,8 @@ class Receiver:
         return True
 
     async def _unpack(self, span: Span, data: bytes) -> bytes | memoryview | None:
-        """Unpack a chunk and compare its digest, once, before any other node hears of it;
-        None if it is wrong."""
+        """Unpack a chunk and compare its digest before any other node hears of it; None if it
+        is wrong."""
         try:
             if span.size <= OFF_LOOP:
                 return decode_chunk_untrusted(span, data)

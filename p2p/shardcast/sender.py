@@ -1,4 +1,4 @@
-"""One task and one bulk stream per peer: what the core pushes to it, at an owner's rate.
+"""One task and one bulk stream per peer for what the core pushes, at the owner's rate.
 
 An owner lends a rate of the line in one direction, for all peers together. Each chunk is
 charged before it leaves, or after it came, and whoever has moved it waits until the rate has

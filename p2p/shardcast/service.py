@@ -91,9 +91,9 @@ class Shardcast:
         """Policies whose spans a task writes down; it notifies when it has written some."""
         self._disk = DiskHealth(world, store.folder)
         self._room = trio.CancelScope()
-        """Of the task that waits for room for the newest version that has none."""
+        """Cancels the task that waits for room for the newest version."""
         self.trouble: StorageError | None = None
-        """Why the disk does not take what is fetched, while it does not."""
+        """Why the disk refuses, while it does."""
         self._unfinished: list[_Job] = []
         """Whole policies that the disk would not take: to be finished, or made of patches, when
         it does."""
@@ -129,7 +129,7 @@ class Shardcast:
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version on its way, if there is one, and the share of it that is here."""
+        """The newest version on its way and its share that is here; None if there is none."""
         coming = self._coming
         return (coming.manifest.version, coming.share) if coming is not None else None
 
@@ -150,8 +150,8 @@ class Shardcast:
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """What is wrong with files that peers asked for, by absolute path: ``changed`` since
-        they were published, or why they cannot be read."""
+        """Damage of files that peers asked for, by absolute path: ``changed``, or why they
+        cannot be read."""
         return self._store.damaged
 
     @property
@@ -167,7 +167,7 @@ class Shardcast:
 
     @property
     def stats(self) -> ShardcastStats:
-        """What this node moved and dropped since it started."""
+        """Bytes and counts since the start."""
         return self._core.stats
 
     @property
@@ -201,7 +201,7 @@ class Shardcast:
         return self._store.versions
 
     def holds(self, version: PolicyVersion) -> bool:
-        """Whether a version is whole here."""
+        """Return True if a version is whole here."""
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
@@ -398,7 +398,7 @@ class Shardcast:
         self._written.notify_all()
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
+        """Serve what is held and fetch nothing until `_mend_disk` finds room."""
         self._note_trouble(error)
         self.stats.disk_refuses = True
         self.stats.disk_failures += 1

@@ -140,14 +140,14 @@ class PolicyStore:
         self._run = run
         self.cores = Cores(world)
         self.folder = f"{config.folder}/{run.hex()[:16]}"
-        """Where the policies of this run are."""
+        """Folder of this run's policies."""
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
         # Damaged files that are remembered: more are not worth naming to a person.
         self.damaged: BoundedDict[str, str] = BoundedDict(64)
-        """What is wrong with files of which a span was asked for that is not what was
-        published, or fetched, by absolute path."""
+        """Problem of each file that differs from what was published or fetched, by absolute
+        path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
         """Chunks that a task packs: others that want them wait for it."""
         self._preparing = trio.Lock()
@@ -201,7 +201,7 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     def unwritten(self, policy: bytes) -> int:
-        """How many spans of a policy are only in memory."""
+        """Return how many spans of a policy are only in memory."""
         entry = self._entries.get(policy)
         return len(entry.unwritten) if entry is not None else 0
 
@@ -298,8 +298,8 @@ class PolicyStore:
     # Patching
 
     async def patch(self, patch: bytes) -> StoredPolicy | None:
-        """Make of a patch and its base what it leads to, as far as that is right; None if one
-        of the two is gone, or they do not belong together. Raises `StorageError`."""
+        """Apply a patch to its base as far as the result is right. None if one is gone or they
+        do not belong together. Raises `StorageError`."""
         entry = self._entries.get(patch)
         base = self.stored(entry.encoding.base) if entry is not None else None
         if entry is None or base is None or not entry.stored:
@@ -322,7 +322,7 @@ class PolicyStore:
     async def _read_patch(
         self, entry: StoredPolicy, base: StoredPolicy
     ) -> tuple[Index, list[PatchRun]]:
-        """What a patch leads to, and its runs. Raises `BadMessage`."""
+        """Return the index that a patch leads to, and its runs. Raises `BadMessage`."""
         size = entry.index.size
         tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
         room = size - table_bytes_untrusted(tail, size)
@@ -539,7 +539,7 @@ class PolicyStore:
             self._remember(policy, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
-        """Remember durably whom we feed, for a next life. Raises `StorageError`."""
+        """Store durably whom we feed, for the next life. Raises `StorageError`."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
     async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:

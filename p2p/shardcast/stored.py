@@ -1,4 +1,4 @@
-"""One policy of the store: its paths on disk, and which of its spans are verified."""
+"""A policy of the store: its paths on disk, and its verified spans."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 HEAD: Final = ".policy"
 """Manifest and index of a policy, and where its files are if this node published it."""
 PART: Final = ".part"
-"""Its files while some spans are missing: one file, or a folder of them."""
+"""Suffix of its files while spans are missing: one file, or a folder."""
 WHOLE: Final = (".safetensors", ".files")
-"""Its files when nothing is missing: one file, a folder of them."""
+"""Suffix of its complete files: one file, or a folder."""
 PATCH_FILE: Final = ".patch"
 """The file of a patch when nothing is missing."""
 
@@ -26,7 +26,7 @@ Bytes = bytes | memoryview
 
 
 class StoredPolicy:
-    """One policy on this disk, whole or partial."""
+    """A whole or partial policy on this disk."""
 
     def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
         """``source`` is the path that this node published it from, if it did."""
@@ -34,20 +34,20 @@ class StoredPolicy:
         self.index = index
         self.source = source
         self.encoding = manifest.encoding_of(index)
-        """What it is of the version: the anchor stands for the policy itself."""
+        """Its encoding; the anchor stands for the policy itself."""
         self.stem = f"{folder}/v{manifest.version:016d}-{self.name.hex()[:8]}"
         self.verified = EMPTY
         """Spans that were judged right, in memory or on disk."""
         self.stored = False
-        """Whether it is whole, durable and under its final name."""
+        """True if it is whole, durable and under its final name."""
         self.has_head = False
-        """Whether its head is on the disk."""
+        """True if its head is on the disk."""
         self.has_room = False
-        """Whether its files are, with room for every span."""
+        """True if its files are, with room for every span."""
         self.unwritten: dict[int, Bytes] = {}
         """Verified spans that are not yet in their place."""
         self._busy: dict[int, None] = {}
-        """Those of them that are being written."""
+        """Spans that are being written."""
         self._idle = Notifier()
         self.pins = 0
 
@@ -66,14 +66,14 @@ class StoredPolicy:
 
     @property
     def is_patch(self) -> bool:
-        """Whether it is no policy, but what makes one of another."""
+        """True if it is no policy, but what makes one of another."""
         return not self.encoding.is_anchor
 
     # Where it is
 
     @property
     def head(self) -> str:
-        """The file that says what it is."""
+        """File with the manifest."""
         return self.stem + HEAD
 
     @property
@@ -123,7 +123,7 @@ class StoredPolicy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every span was judged right."""
+        """True if every span was judged right."""
         return len(self.verified) == len(self.index)
 
     def add(self, span: int, raw: Bytes) -> None:
@@ -148,7 +148,7 @@ class StoredPolicy:
                 self._idle.notify_all()
 
     async def wait_idle(self) -> None:
-        """Return when no task writes spans of it."""
+        """Return when no task writes its spans."""
         while self._busy:
             await self._idle.wait()
 

@@ -1,4 +1,4 @@
-"""Who is connected: dials, accepts, adopts and carries connections, and closes some at limits.
+"""Connections of a host: dials, accepts, adopts and carries them, and closes some at limits.
 
 Two peers that dial each other at once end up with two connections. Both work; new streams use
 the newest (after a restart the oldest may be a ghost that only a time-out will find), and the
@@ -112,8 +112,8 @@ OVERLOADED: Final = 0.4
 """Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
 """
 HANDSHAKES_OF_A_PASS: Final = 8
-"""Handshakes begun in one pass of the scheduler while others wait. A newcomer takes ten passes,
-and what a connection brings can cost several times its handshake."""
+"""Handshakes begun in one scheduler pass while others wait. A newcomer takes ten passes, and a
+connection can cost several times its handshake."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -127,14 +127,12 @@ Spawn = Callable[..., None]
 @dataclass(slots=True, eq=False)
 class _Dial:
     trusted: bool
-    """Whether the address is sure, or the peer protected: which slots it takes."""
+    """True if the address is sure, or the peer protected: which slots it takes."""
     done: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = field(
         default_factory=lambda: PeerUnreachable("the dial was given up")
     )
-    """Why there is no connection; what it says at first holds for a dial that a bug of ours
-    ended.
-    """
+    """Why there is no connection. The first value stands for a dial that a bug ended."""
 
 
 @dataclass(slots=True)
@@ -158,10 +156,10 @@ class _Ready(trio.abc.AsyncResource):
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a `Connector` tells its host; none may block."""
+    """Callbacks of a `Connector` to its host; none may block."""
 
     serves: Callable[[ProtocolId], bool]
-    """Whether an incoming stream of the protocol is welcome."""
+    """True if an incoming stream of the protocol is welcome."""
     on_stream: Callable[[MuxedStream], None]
     """An incoming stream knows its protocol."""
     on_connection: Callable[[Connection], None]
@@ -173,13 +171,11 @@ class Callbacks:
     on_sweep: Callable[[], None]
     """Called every `SWEEP` seconds while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
-    """Whether, of that many streams to and from the peer, one is in use, beyond those that
-    carry messages.
-    """
+    """Return True if a stream to or from the peer is in use, apart from message streams."""
 
 
 class _Turns:
-    """Who is next when incoming handshakes are more than the CPU time they may have.
+    """Order of incoming handshakes when they exceed their CPU time.
 
     `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
     the next is of the network, then of the host, that fewest wait from: a flood waits behind
@@ -196,10 +192,10 @@ class _Turns:
         """More than ``many`` that wait are a crowd."""
         self._many = many
         self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
-        """By network and host, oldest first."""
+        """Waiting handshakes by network and host, oldest first."""
         self._networks: Counter[str] = Counter()
         self.calling = False
-        """Whether a timer is set that calls the next."""
+        """True if a timer is set that calls the next."""
         self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
 
     def take(self, now: float) -> float:
@@ -340,11 +336,12 @@ class Connector:
             self._offences.add(host, self._world.now())
 
     def is_refused(self, peer: PeerId) -> bool:
-        """Whether we want nothing to do with ``peer`` for now."""
+        """Return True if we want nothing to do with ``peer`` for now."""
         return self.gater.scores.is_refused(peer, self._world.now())
 
     def may_send(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` may leave: over a connection, or one to be made."""
+        """Return True if a message to ``peer`` may leave: over a connection, or one to be
+        made."""
         if self.closing:
             return False
         if self.live(peer) is not None:
@@ -354,7 +351,7 @@ class Connector:
         )
 
     def usage(self, peer: PeerId) -> Usage | None:
-        """How useful a connected peer has been."""
+        """Return how useful a connected peer has been."""
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:
@@ -734,8 +731,7 @@ class Connector:
         self._world.call_at(due, partial(self._retire, circuit, end))
 
     def _retire(self, circuit: Connection, end: float) -> None:
-        """Close a circuit that a direct connection replaces, when what is under way on it has
-        come to its end."""
+        """Close a circuit that a direct connection replaces, once its streams have ended."""
         if not circuit.is_open:
             return
         if circuit.stream_count and self._world.now() < end:
@@ -771,7 +767,7 @@ class Connector:
             self._world.call_at(self._sweep_due, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what is of no use."""
+        """Close connections without use."""
         self._callbacks.on_sweep()
         now = self._world.now()
         # We stood still: what came over these connections meanwhile is yet to be read.
@@ -800,5 +796,5 @@ class Connector:
 
 
 def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
-    """A relay has to be told who is meant."""
+    """Return the address with the peer's id, which a relay needs."""
     return addr if addr.relay is None else addr.with_peer(peer)

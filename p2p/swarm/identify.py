@@ -89,9 +89,8 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
 
 
 def _dialable(data: bytes) -> Multiaddr | None:
-    """None for what cannot be dialled, and for the many kinds that are not ours (QUIC, WebRTC,
-    circuits).
-    """
+    """Return the address; None if it cannot be dialled or is of another kind (QUIC, WebRTC,
+    circuits)."""
     try:
         return decode_multiaddr_untrusted(data)
     except BadMessage:

@@ -33,7 +33,7 @@ trigger.
 
 
 class Server:
-    """One task that serves streams. Its owner starts `run` after the first `begin`."""
+    """A task that serves streams. Its owner starts `run` after the first `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 
@@ -84,7 +84,7 @@ given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and 
 what it did not read."""
 
 LEAVE_TIMEOUT: Final = 5.0
-"""Seconds for a peer to read what is on its way over a connection that another replaces."""
+"""Seconds for a peer to read what is on its way over a connection that is being replaced."""
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
@@ -108,9 +108,9 @@ class Lane:
         self.protocol = protocol
         self.connection: Connection | None = None
         self.is_running = False
-        """Whether a task carries what waits."""
+        """True if a task carries what waits."""
         self.scope = trio.CancelScope()
-        """That of the task, while there is one."""
+        """Scope of the task, while there is one."""
         self.waiting: list[bytes] = []
         self.sweeps = 0
         """Calls of `Outbox.sweep` since a message has left."""
@@ -118,11 +118,11 @@ class Lane:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the peer has ended the stream: the next message needs a new one."""
+        """True if the peer has ended the stream: the next message needs a new one."""
         return self._stream is not None and not self._stream.is_open
 
     def try_send(self, framed: bytes) -> bool:
-        """Queue on the stream at once, if it is there and nothing waits before."""
+        """Queue on the stream at once, if it exists and nothing waits before."""
         if self._stream is None or self.is_running or self._is_replaced:
             return False
         if not self._stream.try_send(framed):
@@ -152,8 +152,8 @@ class Lane:
         return self.connection is not None and self.connection.is_replaced
 
     async def _leave(self, stream: MuxedStream) -> None:
-        """End the stream when the peer has read all of it: on the next one nothing may overtake
-        what is still on its way through the relay."""
+        """End the stream when the peer has read all of it, so that nothing on the next one
+        overtakes what is still in the relay."""
         self.connection = self._stream = None
         try:
             with trio.move_on_after(LEAVE_TIMEOUT), suppress(trio.BrokenResourceError):
@@ -223,7 +223,7 @@ class Outbox:
         return True
 
     def has_lane(self, peer: PeerId, protocol: ProtocolId) -> bool:
-        """Whether a stream is open, or being opened."""
+        """Return True if a stream is open, or being opened."""
         return (peer, protocol) in self._lanes
 
     def sent(self, peer: PeerId, count: int) -> None:

@@ -104,20 +104,19 @@ class SwarmConfig:
     """
 
     identify: bool = True
-    """Whether to ask every new peer for its protocols and addresses."""
+    """True to ask every new peer for its protocols and addresses."""
 
     punch: bool = False
-    """Whether to replace connections through a relay by direct ones, from the port at which we
-    listen."""
+    """True to replace relayed connections by direct ones, from the port at which we listen."""
 
     strict: bool = False
-    """Whether a handler's crash ends the host. Tests and simulations say yes."""
+    """True if a handler's crash ends the host. Tests and simulations say yes."""
 
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     """Pacing and patience of each connection."""
 
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    """What strangers may hold; over TCP less, if the operating system allows fewer
+    """Limits of what strangers may hold; over TCP less, if the operating system allows fewer
     descriptors."""
 
     def __post_init__(self) -> None:
@@ -151,7 +150,7 @@ class SwarmHost:
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
         self.network = CircuitNetwork(world, self, network)
-        """What this host dials and listens at."""
+        """Network that this host dials and listens on."""
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
             on_stream=self._serve_soon,
@@ -186,7 +185,7 @@ class SwarmHost:
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where others can dial us, the likeliest first, each ending in ``/p2p/``."""
+        """Addresses of this host, the likeliest first, each ending in ``/p2p/``."""
         places = list(self._config.announce) or [one.addr for one in self._listeners]
         own = [place.transport for place in (*places, *self._mapped)]
         if not self.is_announced:
@@ -201,12 +200,12 @@ class SwarmHost:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the owner says which addresses others are told."""
+        """True if the owner sets the announced addresses."""
         return bool(self._config.announce)
 
     @property
     def listens(self) -> bool:
-        """Whether this host accepts connections that come without a relay."""
+        """True if this host accepts connections that come without a relay."""
         return any(one.addr.relay is None for one in self._listeners)
 
     def set_standing(self, standing: Mapping[Multiaddr, bool | None]) -> None:
@@ -375,8 +374,8 @@ class SwarmHost:
 
     @contextmanager
     def finding(self, find: hosts.PeerFinder) -> Iterator[None]:
-        """For the length of the block, ask ``find`` before dialling a peer without a known
-        address."""
+        """Ask ``find`` before dialling a peer without a known address, for the length of the
+        block."""
         door.check_function("find", find, 1, is_async=True)
         with self._connector.finders.adding(find):
             yield
@@ -412,8 +411,8 @@ class SwarmHost:
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
-        """How far we can be seen: a host with public addresses has no neighbours at private
-        ones."""
+        """Return how far we can be seen: a host with public addresses has no neighbours at
+        private ones."""
         return min(map(reach_of, self.addrs), default=LOOPBACK)
 
     # Talking.

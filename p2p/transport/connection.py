@@ -123,12 +123,12 @@ class MuxedStream(Stream):
 
     @property
     def is_negotiated(self) -> bool:
-        """Whether both sides have agreed on `protocol`."""
+        """True if both sides have agreed on `protocol`."""
         return self._negotiation is None
 
     @property
     def is_open(self) -> bool:
-        """Whether `try_send` has a chance."""
+        """True if `try_send` has a chance."""
         return not (self._closed or self._sent_end or self._failure)
 
     # trio's interface.
@@ -173,7 +173,7 @@ class MuxedStream(Stream):
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def drained(self, at_most: int = 0) -> None:
-        """Return once at most ``at_most`` bytes of what was sent are still on this node.
+        """Return once at most `at_most` bytes of what was sent are still on this node.
 
         What other streams of the connection had sealed before counts too; what they say later
         does not.
@@ -301,7 +301,7 @@ class MuxedStream(Stream):
             raise trio.BrokenResourceError(str(self._failure)) from self._failure
 
     async def aclose(self) -> None:
-        """End both directions; what was sent still arrives."""
+        """End both directions; sent bytes still arrive."""
         if not self._closed:
             self._owner.mux.send_end(self._id)
             self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
@@ -538,7 +538,7 @@ class ConnectionConfig:
 
 
 class _Pace(TokenBucket):
-    """How fast a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
+    """Rate at which a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """
@@ -567,7 +567,7 @@ class _Pace(TokenBucket):
 
 
 class _Tail:
-    """What a connection holds beside its streams, as the host's budget counts it.
+    """Bytes of a connection beside its streams, as the host's budget counts them.
 
     That is the unfinished record, and, while the reader waits, the whole ones that it has yet
     to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up what
@@ -583,7 +583,7 @@ class _Tail:
         self.since = 0.0
 
     def count(self, pending: int, *, progress: bool) -> None:
-        """There are ``pending`` bytes of it; new ones, after ``progress``."""
+        """Note ``pending`` bytes, of which new ones came after ``progress``."""
         if progress:
             self.let_go()
         if pending > self.held:
@@ -598,7 +598,7 @@ class _Tail:
         self._connection.budget.release(self, min(count, self.held))
 
     def let_go(self) -> None:
-        """It is finished, or the connection is."""
+        """Release everything: the record is complete, or the connection over."""
         self._connection.budget.forget(self)
 
     def evict(self) -> None:
@@ -618,11 +618,11 @@ class _Drains:
         self.sealed = 0
         """Bytes taken from the mux so far."""
         self.given = 0
-        """Those of them that the raw stream has taken."""
+        """Bytes that the raw stream has taken."""
         self.waiting: dict[MuxedStream, int] = {}
         """Which of the bytes have to leave for each."""
         self.looking: trio.CancelScope | None = None
-        """What to cancel if there is something to send while the writer waits for the line."""
+        """Scope to cancel if there is something to send while the writer waits for the line."""
 
     @property
     def left(self) -> int:
@@ -630,7 +630,7 @@ class _Drains:
         return self.given - (0 if self._meter is None else self._meter.unsent)
 
     def unsent(self, mark: int) -> int:
-        """How many of the first ``mark`` bytes are still here."""
+        """Return how many of the first ``mark`` bytes are still here."""
         return max(0, mark - self.left)
 
     def keep_short(self, burst: int) -> None:
@@ -685,11 +685,11 @@ class Connection:
         self.mux = Mux(dialer=dialer, budget=self.budget)
         self.mux.allowance = _CROWD
         self.remote_addr: Multiaddr | None = None
-        """Where the peer was dialled, or seems to come from."""
+        """Address of the peer, as dialled or seen."""
         self.is_circuit = False
-        """Whether it runs through a relay."""
+        """True if it runs through a relay."""
         self.is_replaced = False
-        """Whether a direct connection has come in its place."""
+        """True if a direct connection has come in its place."""
         self.spoken: dict[ProtocolId, None] = {}
         """Protocols that the peer is known to speak: streams of these open without waiting."""
         self.failure: RemoteProtocolError | None = None
@@ -724,7 +724,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether streams can be opened."""
+        """True if streams can be opened."""
         return not (self._closing or self._over) and self.mux.may_open
 
     @property
@@ -771,7 +771,7 @@ class Connection:
                 self.spoken[protocol] = None
 
     def close(self, code: int = NORMAL) -> None:
-        """Say goodbye, flush what is queued, and end."""
+        """Say goodbye, flush the queue, and end."""
         if not self._closing and not self._over:
             self._closing = True
             self.mux.go_away(code)

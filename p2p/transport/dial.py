@@ -38,7 +38,7 @@ DIAL_FAILURES: Final = (
     trio.BrokenResourceError,
     trio.TooSlowError,
 )
-"""What a dial of one address raises when nobody, or somebody else, answers there."""
+"""Errors of a dial of one address where nobody, or another peer, answers."""
 
 D = TypeVar("D", bound=trio.abc.AsyncResource)
 T = TypeVar("T")

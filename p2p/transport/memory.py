@@ -36,7 +36,7 @@ class _Pipe:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """One end of a pair; make them with `memory_pair`."""
+    """One end of a pair; made by `memory_pair`."""
 
     def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
         self._in = incoming
@@ -104,7 +104,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Whatever is there, or ``b""`` at the end."""
+        """Return available bytes, or ``b""`` at the end."""
         limit = PIPE_BYTES if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
             raise ValueError("max_bytes must be at least 1")
@@ -120,7 +120,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         return data
 
     async def aclose(self) -> None:
-        """Close both directions; what was sent can still be read."""
+        """Close both directions; sent bytes can still be read."""
         if not self._closed:
             self._closed = True
             self._out.ended = True
@@ -148,7 +148,7 @@ class MemoryListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it listens."""
+        """Address it listens at."""
         return self._addr
 
     def offer(self, stream: MemoryStream) -> bool:

@@ -40,8 +40,8 @@ overtaken by a heartbeat any more. Two records keep it busy while we seal the ne
 get less (`p2p.transport.core.budget`)."""
 _INT: Final = struct.Struct("i")
 _IFREQ: Final = struct.Struct("16s24s")
-"""Its argument: an interface's name, then a sockaddr, whose fifth byte is the IPv4 address'
-first."""
+"""Argument of the call: an interface's name, then a sockaddr, whose fifth byte is the IPv4
+address' first."""
 DNS_THREADS: Final = 4
 """Concurrent name lookups, in threads of their own: a silent name server holds one for half a
 minute, which must not delay the disk or the proofs."""
@@ -63,7 +63,7 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TcpStream(trio.abc.HalfCloseableStream):
-    """One connected socket (a `p2p.transport.wakeup.DirectStream`)."""
+    """A connected socket (a `p2p.transport.wakeup.DirectStream`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         """``sock`` is connected and non-blocking; the stream owns it from now on."""
@@ -74,17 +74,18 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self._low_water = NOT_SENT_LOW_WATER
         self._set_low_water(NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
-        """Whom the kernel says this is."""
+        """Address of the other end, by the kernel."""
 
     def has_gone(self) -> bool:
-        """Whether the other end has closed or reset its direction, as far as the kernel knows.
+        """Return True if the other end has closed or reset its direction, as far as the kernel
+        knows.
 
         Where it does not tell before all is read (macOS), only a reset counts.
         """
         return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
 
     def has_spoken(self) -> bool:
-        """Whether there is something to read, if only the end."""
+        """Return True if there is something to read, if only the end."""
         return self._sock.fileno() >= 0 and self._is(select.POLLIN)
 
     def _is(self, state: int) -> bool:
@@ -104,7 +105,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
                 raise _broken(error) from error
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Whatever is there, or ``b""`` at the end."""
+        """Return available bytes, or ``b""`` at the end."""
         # Bytes of a read for which the caller names no number: one record.
         limit = (64 * KI) if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
@@ -158,7 +159,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
             self._set_low_water(self._low_water)
 
     def keep_short(self, low_water: int) -> None:
-        """From now on, take no more while ``low_water`` bytes are unsent."""
+        """Take no more while ``low_water`` bytes are unsent, from now on."""
         low_water = min(low_water, NOT_SENT_LOW_WATER)
         if low_water != self._low_water:
             self._low_water = low_water
@@ -291,7 +292,7 @@ class TcpListener:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens."""
+        """True while it listens."""
         return self._sock.fileno() >= 0
 
     @property

@@ -1,4 +1,4 @@
-"""From raw bytes to a secured, multiplexed connection: negotiate, Noise, muxer.
+"""Upgrade of raw bytes to a secured, multiplexed connection: negotiate, Noise, muxer.
 
 A dialer pipelines: its first packet carries the negotiation header, the proposal of Noise and
 the first Noise message; with a peer that names yamux in its Noise extensions, streams may be

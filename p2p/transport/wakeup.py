@@ -82,22 +82,23 @@ class Wakeup:
 
 @runtime_checkable
 class AddressedStream(Protocol):
-    """A raw stream that knows where its other end is, and what became of it."""
+    """A raw stream that knows the address of its other end and how it ended."""
 
     remote_addr: Multiaddr
 
     def has_spoken(self) -> bool:
-        """Whether there is something to read."""
+        """Return True if there is something to read."""
         ...
 
     def has_gone(self) -> bool:
-        """Whether the other end has closed its direction, whatever is yet to be read."""
+        """Return True if the other end has closed its direction, whatever is still to be
+        read."""
         ...
 
 
 @runtime_checkable
 class MeteredStream(Protocol):
-    """A raw stream that knows how much of what it was given has not left this machine."""
+    """A raw stream that knows how many of its bytes have not left this machine."""
 
     @property
     def unsent(self) -> int:
@@ -109,8 +110,8 @@ class MeteredStream(Protocol):
         ...
 
     def keep_short(self, low_water: int) -> None:
-        """From now on, take no more while ``low_water`` bytes, or the usual most, are
-        unsent."""
+        """Take no more while ``low_water`` bytes, or the usual most, are unsent, from now
+        on."""
         ...
 
 

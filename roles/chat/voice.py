@@ -22,7 +22,7 @@ from roles.models.errors import BadModel
 try:
     from roles.engines.torch.device import find_device
     from roles.engines.torch.files import load_weights
-    from roles.engines.torch.model import TransformerModel
+    from roles.engines.torch.hosted import new_model
     from roles.engines.torch.sampler import Sampler, draw
 except ImportError as error:
     raise MissingDependency(
@@ -71,7 +71,7 @@ class Voice:
                 f"{found.path} are weights without a {CONFIG}, and no run file lies beside them"
             )
         self._check_memory(self.shape)
-        self._model = TransformerModel(self.shape, Dtype.FLOAT32, self._device)
+        self._model = new_model(self.shape, Dtype.FLOAT32, self._device, found.path)
         self._model.lay_for_reading()
         load_weights(self._model, found.path)
 

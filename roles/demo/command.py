@@ -44,7 +44,7 @@ from roles.own.draft import read_draft
 from roles.own.editions import sign_edition, write_edition
 from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes
-from roles.own.play import check_torch
+from roles.own.play import check_torch, newest
 from roles.own.stage import INTERRUPTED, Stage, play
 from roles.own.view import size
 from roles.rl.recipes import SMALL_MODEL
@@ -150,9 +150,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         stage.say(f"not as promised: {line}", style="red")
     if played.trouble:
         stage.say(f"\n{played.trouble}", style="" if played.is_interrupted else "red")
-    if played.trouble or failures:
-        stage.say(kept)
-    elif options.data is None:
+    if played.trouble or failures or options.data is not None:
+        for line in (kept, *newest(folder, run)):
+            stage.say(line)
+    else:
         shutil.rmtree(folder.path)
     if played.trouble:
         stage.say(f"it goes on there with: {stage.command} --data {folder.path}")

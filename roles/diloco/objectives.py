@@ -133,7 +133,7 @@ class RewardLoss:
         assert self._rewards.teacher is not None
         examples = self._rewards.teacher.warm_up(Random(seed), count)
         tokens, answer = supervised(examples, model.device)
-        logits = model.lm_head(model(tokens[:, :-1])[answer])
+        logits = model.logits(model(tokens[:, :-1])[answer])
         loss = F.cross_entropy(logits, tokens[:, 1:][answer])
         torch.autograd.backward(loss)
         return float(loss.detach())

@@ -189,6 +189,8 @@ class DilocoSession:
         """Whether its owner wants it to begin no round."""
         self.sample = ""
         """What the newest model that was exported writes."""
+        self.exported = ""
+        """Where the newest model lies, once there is one."""
         self._is_finished = False
         """Whether the final model was measured and exported."""
         self.core: RoundCore
@@ -256,7 +258,7 @@ class DilocoSession:
     def _parallel(self) -> int:
         """Return the bytes that averaging gradients in a ring would have sent: 2 (n - 1) / n
         values of 4 bytes a weight and step."""
-        members = max(1, len(self.core.members))
+        members = max(1, *(one.members for one in self.figures.rounds), len(self.core.members))
         steps = self.figures.inner_steps
         return round(8 * (members - 1) / members * self._engine.size * steps)
 
@@ -674,6 +676,7 @@ class DilocoSession:
         try:
             await self._engine.export(EXPORT)
             await self._world.disk.replace(f"{EXPORT}/README.md", card.encode())
+            self.exported = self._world.disk.locate(EXPORT)
         except StorageError as error:
             logger.warning("diloco_not_exported step=%d: %s", record.step, error)
 

@@ -4,7 +4,8 @@ Read `base` first: what a role may ask of one, and the values that cross the bor
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
 its own (`roles.workers`), where `worker` answers its calls; `codec` has the records of the
 files between them. `fake` needs no model and is for simulations; `torch` computes, and so does
-`vllm`, for large models and for GPUs, but for training. `replay` makes evidence of what a
+`vllm`, for large models and for GPUs, but for training. `external` is
+a trainer of somebody's own in the learner's place. `replay` makes evidence of what a
 scorer reads, for any engine that computes. `evaluation` asks for held-out tasks and sums up the
 rewards. `hardware` is what a machine has to compute with, `installed` says what a Python lacks.
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from p2p.errors import ShoalError
 from proofs.checks import Evidence
+from roles.rl.algorithms import base as algorithms
 
 
 class EngineError(ShoalError):
@@ -182,6 +183,19 @@ class TrainingGroup:
     rewards: tuple[float, ...]
 
 
+def seen_by_algorithm(
+    group: TrainingGroup, end_tokens: Collection[int], limit: int
+) -> algorithms.Group:
+    """Return what an algorithm sees of a group of answers of at most ``limit`` tokens."""
+    drawn = [one.tokens for one in group.completions]
+    return algorithms.Group(
+        rewards=group.rewards,
+        lengths=tuple(map(len, drawn)),
+        ended=tuple(tokens[-1] in end_tokens for tokens in drawn),
+        limit=limit,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """What one optimiser step looked like; the guards of the recipe read it."""
@@ -311,9 +325,24 @@ class Learner(Protocol):
         """
         ...
 
-    async def adopt(self, weights: str, step: int, base: str = "") -> None:
-        """Go on from a published policy whose checkpoint is lost: with a fresh optimiser.
-        ``base`` as for `open`."""
+    @property
+    def warning(self) -> str:
+        """What it waits for that a person must do; empty if nothing."""
+        ...
+
+    @property
+    def writes_waiting(self) -> int:
+        """Calls whose content the disk has refused so far."""
+        ...
+
+    async def adopt(self, weights: str, step: int, base: str = "") -> float:
+        """Go on from a policy that was learnt elsewhere, or whose checkpoint is lost: with a
+        fresh optimiser. ``base`` as for `open`.
+
+        Returns:
+            The share of the weights that differ, in bfloat16, from those that were there; 0 if
+            none were.
+        """
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
@@ -340,8 +369,3 @@ class Learner(Protocol):
 
 class Engine(Generator, Scorer, Learner, Protocol):
     """All three; a node uses the part that its role needs."""
-
-    @property
-    def writes_waiting(self) -> int:
-        """Calls whose content the disk has refused so far."""
-        ...

@@ -151,6 +151,10 @@ class WorkerEngine:
         self._waiting: list[Row] = []
 
     @property
+    def warning(self) -> str:
+        return ""
+
+    @property
     def writes_waiting(self) -> int:
         return self._durable.waiting
 
@@ -222,8 +226,10 @@ class WorkerEngine:
     async def open(self, checkpoint: str, base: str = "") -> int:
         return int(await self._call("open", self._located(checkpoint), self._located(base)))
 
-    async def adopt(self, weights: str, step: int, base: str = "") -> None:
-        await self._call("adopt", self._located(weights), step, self._located(base))
+    async def adopt(self, weights: str, step: int, base: str = "") -> float:
+        return float(
+            await self._call("adopt", self._located(weights), step, self._located(base))
+        )
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         # Repeated only if it was not computed: the worker maps the file before it begins.

@@ -128,7 +128,9 @@ def memory_needed(
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
     copy = 4 if learner is not None and learner.options.get("kl_reference") else 0
-    training = (18 + copy) * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
+    # W and a bfloat16 copy of it are left of weights, gradients and moments
+    each = 18 if learner is None or learner.lora is None else 8
+    training = (each + copy) * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
     longest = sampling.max_new_tokens + sampling.heard
     answers = ROWS * longest * cache_bytes(shape, 4)
     cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))

@@ -141,6 +141,11 @@ class FakeEngine:
         self._learning: FakePolicy | None = None
 
     @property
+    def warning(self) -> str:
+        """None: it waits for nobody."""
+        return ""
+
+    @property
     def writes_waiting(self) -> int:
         """None: there is no process to write for."""
         return 0
@@ -227,13 +232,14 @@ class FakeEngine:
         self._learning = first_policy(self._config)
         return self._learning.step
 
-    async def adopt(self, weights: str, step: int, base: str = "") -> None:
+    async def adopt(self, weights: str, step: int, base: str = "") -> float:
         """See `roles.engines.base.Learner`."""
         policy = decode_policy(await self._world.disk.read(weights))
         await self._spend(loading, self._config.profile.load_seconds)
         if policy.step != step:
             raise EngineError(f"the weights {weights} are of step {policy.step}, not {step}")
         self._learning = policy
+        return 0.0
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""

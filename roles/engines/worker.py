@@ -66,7 +66,7 @@ class LocalEngine(Protocol):
 
     def open(self, checkpoint: str, base: str = "") -> int: ...
 
-    def adopt(self, weights: str, step: int, base: str = "") -> None: ...
+    def adopt(self, weights: str, step: int, base: str = "") -> float: ...
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport: ...
 
@@ -188,8 +188,8 @@ class EngineServer:
     def open(self, checkpoint: str, base: str) -> int:
         return self._engine.open(checkpoint, base)
 
-    def adopt(self, weights: str, step: int, base: str) -> None:
-        self._engine.adopt(weights, step, base)
+    def adopt(self, weights: str, step: int, base: str) -> float:
+        return self._engine.adopt(weights, step, base)
 
     def step(self, groups: list[Any]) -> tuple[Any, ...]:
         mapped = MappedRecords(RecordFile(*groups), codec.decode_training)

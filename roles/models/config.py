@@ -1,11 +1,14 @@
 """``config.json`` of a Hugging Face folder: read as a stranger's bytes, written for others.
 
 Three families differ in three things, and in nothing else that we compute: Llama has neither a
-bias nor a norm at queries and keys, Qwen2 has the bias, Qwen3 the norm. The file has some
-thirty keys more. Those that change what is computed (scaled rotary frequencies, sliding
-windows, experts, quantised weights) are refused by name: a model that runs and computes
-something else would fail every proof, and its owner would look for the fault elsewhere. Keys
-that are bookkeeping are passed over.
+bias nor a norm at queries and keys, Qwen2 has the bias, Qwen3 the norm. A Mistral without a
+window is a Llama. The file has some thirty keys more. Where one of them changes what is
+computed (windows, biases, other activations), or the architecture is another one, transformers
+computes the model, if it is among `HOSTED`. What it would not compute alike in one pass and
+token by token (experts, quantised weights, frequencies that follow the length) and code of the
+model's author are refused by name: a model that runs and computes something else would fail
+every proof, and its owner would look for the fault elsewhere. Keys that are bookkeeping are
+passed over.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from typing import Any, Final, Literal, get_args
 
 from p2p.errors import BadMessage
 from roles.contract.core.bounds import Bounds, check_bounds
-from roles.contract.core.shape import MAX_CONTEXT, MAX_END_TOKENS, Family, ModelShape
+from roles.contract.core.shape import (
+    MAX_CONTEXT,
+    MAX_END_TOKENS,
+    Family,
+    ModelShape,
+    RopeScaling,
+)
 from roles.models.files import json_object_untrusted, shown
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
@@ -33,6 +42,54 @@ ARCHITECTURES: Final[Mapping[Family, str]] = {
 MAX_CONFIG: Final = 1024 * 1024
 """Bytes of ``config.json`` or ``generation_config.json``: usual ones have one or two
 thousand."""
+
+MISTRAL: Final = "MistralForCausalLM"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An architecture that transformers computes, with its defaults of what a file may not
+    name."""
+
+    model_type: str
+    tied: bool = False
+    key_heads: int | None = None
+    """None: as many as query heads."""
+
+    head_width: int | None = None
+    """None: width / heads."""
+
+    is_grouped: bool = True
+    """Whether there may be fewer key heads than query heads."""
+
+
+HOSTED: Final[Mapping[str, Hosted]] = {
+    "CohereForCausalLM": Hosted("cohere", tied=True),
+    "Cohere2ForCausalLM": Hosted("cohere2", tied=True),
+    "GPTNeoXForCausalLM": Hosted("gpt_neox", is_grouped=False),
+    "Gemma2ForCausalLM": Hosted("gemma2", tied=True, key_heads=4, head_width=256),
+    "Gemma3ForCausalLM": Hosted("gemma3_text", tied=True, key_heads=4, head_width=256),
+    "GemmaForCausalLM": Hosted("gemma", tied=True, key_heads=16, head_width=256),
+    "Glm4ForCausalLM": Hosted("glm4", key_heads=2, head_width=128),
+    "GlmForCausalLM": Hosted("glm", key_heads=2, head_width=128),
+    "GraniteForCausalLM": Hosted("granite"),
+    "HeliumForCausalLM": Hosted("helium", key_heads=20, head_width=128),
+    MISTRAL: Hosted("mistral", key_heads=8),
+    "NemotronForCausalLM": Hosted("nemotron"),
+    "Olmo2ForCausalLM": Hosted("olmo2"),
+    "Olmo3ForCausalLM": Hosted("olmo3"),
+    "OlmoForCausalLM": Hosted("olmo"),
+    "Phi3ForCausalLM": Hosted("phi3"),
+    "PhiForCausalLM": Hosted("phi"),
+    "SmolLM3ForCausalLM": Hosted("smollm3", tied=True, key_heads=4),
+    "StableLmForCausalLM": Hosted("stablelm", key_heads=32),
+    "Starcoder2ForCausalLM": Hosted("starcoder2", tied=True, key_heads=2),
+    ARCHITECTURES[Family.LLAMA]: Hosted("llama"),
+    ARCHITECTURES[Family.QWEN2]: Hosted("qwen2", key_heads=32),
+    ARCHITECTURES[Family.QWEN3]: Hosted("qwen3", key_heads=32, head_width=128),
+}
+"""By transformers' class. tests/unit/test_hosted_families.py compares each with transformers:
+add no architecture without its line there."""
 
 _CONTEXTS: Final[Mapping[Family, int]] = {
     Family.LLAMA: 2048,
@@ -51,6 +108,10 @@ _LARGEST: Final = 1e300
 """Of a number in the file: beyond it a whole number may have no float. The bounds of
 `ModelShape` are far below."""
 
+_FIXED_ROPE: Final = ("default", "linear", "llama3", "yarn")
+"""Rope types whose frequencies do not follow from how long a text is: others would give a token
+another state when it is drawn than when it is replayed."""
+
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
@@ -61,6 +122,10 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "no_rope_layers": ([],),
     "use_qk_norm": (False,),
     "clip_qkv": (),
+}
+"""Keys that change what is computed, each with the values with which it changes nothing;
+``null`` and absence never do."""
+_NEVER: Final[Mapping[str, tuple[object, ...]]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
@@ -70,12 +135,11 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
 }
-"""Keys that change what is computed, each with the values with which it changes nothing;
-``null`` and absence never do."""
+"""The same of keys that transformers is not asked to follow either."""
 SUITABLE: Final = (
-    "; models that would do are SmolLM2, TinyLlama, Llama 2 and 3 (not 3.1 and later), Qwen2.5,"
-    " Qwen3 without experts, and what was trained from them: shoal models fetch smollm2 makes"
-    " the smallest"
+    "; models that would do are SmolLM2, TinyLlama, Llama, Qwen2.5, Qwen3 and Mistral without"
+    " experts, what was trained from them, and the architectures that transformers"
+    " computes (docs/runs.md): shoal models fetch smollm2 makes the smallest"
 )
 """End of a refusal of an architecture."""
 _BIASED: Final[Mapping[Family, bool]] = {
@@ -126,33 +190,102 @@ def check_end_tokens(tokens: tuple[int, ...], vocabulary: int) -> None:
 def read_config_untrusted(data: bytes) -> ModelConfig:
     """What ``config.json`` says. Raises `BadMessage` naming the key that we cannot follow."""
     table = json_object_untrusted(data)
-    family = _family_untrusted(table)
-    _refuse_untrusted(table, family)
-    heads = _whole(table, "num_attention_heads")
-    width = _whole(table, "hidden_size")
+    family, architecture = _family_untrusted(table)
+    _refuse_untrusted(table, _NEVER)
     try:
-        shape = ModelShape(
-            vocabulary=_whole(table, "vocab_size"),
-            width=width,
-            layers=_whole(table, "num_hidden_layers"),
-            query_heads=heads,
-            key_heads=_whole(table, "num_key_value_heads", heads),
-            head_width=_whole(table, "head_dim", _default_head(family, width, heads)),
-            feed_forward=_whole(table, "intermediate_size"),
-            rope_base=_rope_base_untrusted(table),
-            epsilon=_number(table, "rms_norm_eps", _EPSILON),
-            tied=_flag(table, "tie_word_embeddings"),
-            qkv_bias=family is Family.QWEN2,
-            qk_norm=family is Family.QWEN3,
-        )
-        return ModelConfig(
-            shape=shape,
-            context=_whole(table, "max_position_embeddings", _CONTEXTS[family]),
-            dtype=_dtype_untrusted(table),
-            end_tokens=_end_tokens_untrusted(table),
-        )
+        if family is None:
+            return _read_hosted_untrusted(table, architecture)
+        return _read_native_untrusted(table, family)
+    except _Foreign:
+        return _read_hosted_untrusted(table, architecture)
     except ValueError as error:
         raise BadMessage(f"it describes no model: {error}") from None
+
+
+class _Foreign(Exception):
+    """Our decoder does not compute this model of one of its families."""
+
+
+def _read_native_untrusted(table: Mapping[str, Any], family: Family) -> ModelConfig:
+    is_mistral = table.get("model_type") == HOSTED[MISTRAL].model_type
+    if is_mistral and "sliding_window" not in table:
+        raise _Foreign  # its default is a window
+    try:
+        _refuse_untrusted(table, _features(table, family))
+    except BadMessage as error:
+        raise _Foreign from error
+    rope_base, rope_scaling = _rope_untrusted(table)
+    key_heads = HOSTED[MISTRAL].key_heads if is_mistral else None
+    heads = _whole(table, "num_attention_heads")
+    width = _whole(table, "hidden_size")
+    shape = ModelShape(
+        vocabulary=_whole(table, "vocab_size"),
+        width=width,
+        layers=_whole(table, "num_hidden_layers"),
+        query_heads=heads,
+        key_heads=_whole(table, "num_key_value_heads", key_heads or heads),
+        head_width=_whole(table, "head_dim", _default_head(family, width, heads)),
+        feed_forward=_whole(table, "intermediate_size"),
+        rope_base=rope_base,
+        epsilon=_number(table, "rms_norm_eps", _EPSILON),
+        tied=_flag(table, "tie_word_embeddings"),
+        qkv_bias=family is Family.QWEN2,
+        qk_norm=family is Family.QWEN3,
+        rope_scaling=rope_scaling,
+    )
+    return ModelConfig(
+        shape=shape,
+        context=_whole(table, "max_position_embeddings", _CONTEXTS[family]),
+        dtype=_dtype_untrusted(table),
+        end_tokens=_end_tokens_untrusted(table),
+    )
+
+
+def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> ModelConfig:
+    """Return the sizes of what transformers computes; the engine holds them against what
+    transformers makes of the file."""
+    defaults = HOSTED[architecture]
+    for key in ("rope_scaling", "rope_parameters"):
+        _check_fixed_untrusted(key, table.get(key))
+    heads, width = _whole(table, "num_attention_heads"), _whole(table, "hidden_size")
+    divided = width // heads if heads > 0 else None
+    key_heads = _whole(table, "num_key_value_heads", defaults.key_heads or heads)
+    shape = ModelShape(
+        vocabulary=_whole(table, "vocab_size"),
+        width=width,
+        layers=_whole(table, "num_hidden_layers"),
+        query_heads=heads,
+        key_heads=key_heads if defaults.is_grouped else heads,
+        head_width=_whole(table, "head_dim", defaults.head_width or divided),
+        feed_forward=_whole(table, "intermediate_size"),
+        tied=_flag(table, "tie_word_embeddings", default=defaults.tied),
+        qk_norm=False,
+        architecture=architecture,
+    )
+    return ModelConfig(
+        shape=shape,
+        context=_whole(table, "max_position_embeddings"),
+        dtype=_dtype_untrusted(table),
+        end_tokens=_end_tokens_untrusted(table),
+    )
+
+
+def _check_fixed_untrusted(where: str, value: object) -> None:
+    """Raise `BadMessage` if rotary frequencies follow the length of a text. Newer files have a
+    table for each kind of layer."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise BadMessage(f"{where} is not a table")
+    kind = value.get("rope_type") or value.get("type") or "default"
+    if kind not in _FIXED_ROPE:
+        raise BadMessage(
+            f"{where} = {shown(value)} asks for rotary frequencies of the type {shown(kind)},"
+            f" which we do not compute{SUITABLE}"
+        )
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            _check_fixed_untrusted(f"{where}.{name}", inner)
 
 
 def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:
@@ -166,7 +299,8 @@ def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:
 
 
 def write_config(config: ModelConfig) -> bytes:
-    """``config.json`` of this model, as transformers and vLLM load it."""
+    """``config.json`` of a model that our decoder computes, as transformers and vLLM load
+    it."""
     shape, family = config.shape, config.shape.family
     ends = list(config.end_tokens)
     table: dict[str, object] = {
@@ -181,6 +315,7 @@ def write_config(config: ModelConfig) -> bytes:
         "intermediate_size": shape.feed_forward,
         "hidden_act": "silu",
         "rope_theta": shape.rope_base,
+        "rope_scaling": _written(shape.rope_scaling),
         "rms_norm_eps": shape.epsilon,
         "attention_bias": _BIASED[family],
         "tie_word_embeddings": shape.tied,
@@ -193,13 +328,16 @@ def write_config(config: ModelConfig) -> bytes:
     return json.dumps(table, indent=2).encode() + b"\n"
 
 
-def _family_untrusted(table: Mapping[str, Any]) -> Family:
+def _family_untrusted(table: Mapping[str, Any]) -> tuple[Family | None, str]:
+    """Return the family that our decoder may compute, if any, and the architecture."""
     kind, classes = table.get("model_type"), table.get("architectures")
-    for family, architecture in ARCHITECTURES.items():
-        if kind == family.value and classes in (None, [], [architecture]):
-            return family
+    families = {name: family for family, name in ARCHITECTURES.items()}
+    families[MISTRAL] = Family.LLAMA
+    for architecture, hosted in HOSTED.items():
+        if kind == hosted.model_type and classes in (None, [], [architecture]):
+            return families.get(architecture), architecture
         if kind is None and classes == [architecture]:
-            return family
+            return families.get(architecture), architecture
     known = ", ".join(f"{one.value} ({name})" for one, name in ARCHITECTURES.items())
     raise BadMessage(
         f"model_type {shown(kind)} with architectures {shown(classes)} is none of the families"
@@ -207,27 +345,35 @@ def _family_untrusted(table: Mapping[str, Any]) -> Family:
     )
 
 
-def _refuse_untrusted(table: Mapping[str, Any], family: Family) -> None:
-    """Raise `BadMessage` for the first key that asks for what we do not compute."""
+def _features(table: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
+    """Return the keys that our decoder does not follow, with what they may say all the same."""
     neutral = {**_NEUTRAL, "attention_bias": (_BIASED[family],)}
     if family is Family.LLAMA or table.get("use_sliding_window"):
         # Qwen's files name a window and say beside it that it is not used
         neutral |= {"use_sliding_window": (False,), "sliding_window": ()}
+    layers = table.get("layer_types")
+    if not isinstance(layers, list) or any(one != "full_attention" for one in layers):
+        neutral["layer_types"] = ()
+    return neutral
+
+
+def _refuse_untrusted(
+    table: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Raise `BadMessage` for the first key that asks for what we do not compute."""
     for key, values in neutral.items():
         value = table.get(key)
         if value is not None and value not in values:
             raise BadMessage(
                 f"{key} = {shown(value)} asks for what we do not compute{SUITABLE}"
             )
-    layers = table.get("layer_types")
-    if layers is not None and not (
-        isinstance(layers, list) and all(one == "full_attention" for one in layers)
-    ):
-        raise BadMessage(f"layer_types names other layers than full_attention{SUITABLE}")
 
 
-def _rope_base_untrusted(table: Mapping[str, Any]) -> float:
-    """``rope_theta``, which transformers 5 moved into ``rope_parameters``."""
+def _rope_untrusted(table: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """``rope_theta``, which transformers 5 moved into ``rope_parameters``, and Llama 3.1's
+    scaling. Raises `_Foreign` for another one."""
+    base: float | None = None
+    scaling: RopeScaling | None = None
     for key in ("rope_scaling", "rope_parameters"):
         value = table.get(key)
         if value is None:
@@ -235,14 +381,35 @@ def _rope_base_untrusted(table: Mapping[str, Any]) -> float:
         if not isinstance(value, dict):
             raise BadMessage(f"{key} is not a table")
         kind = value.get("rope_type", value.get("type", "default"))
-        if kind != "default" or value.keys() - {"rope_type", "type", "rope_theta"}:
-            raise BadMessage(
-                f"{key} = {shown(value)} asks for scaled rotary frequencies, which we do not"
-                f" compute{SUITABLE}"
+        beside = value.keys() - {"rope_type", "type", "rope_theta"}
+        if kind == "llama3" and beside <= set(_SCALING.values()):
+            scaling = RopeScaling(
+                factor=_number(value, _SCALING["factor"]),
+                low=_number(value, _SCALING["low"]),
+                high=_number(value, _SCALING["high"]),
+                context=_whole(value, _SCALING["context"]),
             )
+        elif kind != "default" or beside:
+            raise _Foreign
         if value.get("rope_theta") is not None:
-            return _number(value, "rope_theta")
-    return _number(table, "rope_theta", _ROPE_BASE)
+            base = _number(value, "rope_theta")
+    return _number(table, "rope_theta", _ROPE_BASE) if base is None else base, scaling
+
+
+_SCALING: Final = {
+    "factor": "factor",
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "context": "original_max_position_embeddings",
+}
+"""Fields of `RopeScaling` by their names in the file."""
+
+
+def _written(scaling: RopeScaling | None) -> dict[str, object] | None:
+    if scaling is None:
+        return None
+    numbers = {written: getattr(scaling, name) for name, written in _SCALING.items()}
+    return {"rope_type": "llama3", **numbers}
 
 
 def _dtype_untrusted(table: Mapping[str, Any]) -> StoredDtype:
@@ -287,8 +454,8 @@ def _number(table: Mapping[str, Any], key: str, default: float | None = None) ->
     return float(value)
 
 
-def _flag(table: Mapping[str, Any], key: str) -> bool:
+def _flag(table: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
     value = table.get(key)
     if value is not None and type(value) is not bool:
         raise BadMessage(f"{key} must be true or false, not {shown(value)}")
-    return bool(value)
+    return default if value is None else bool(value)

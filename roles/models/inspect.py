@@ -33,7 +33,7 @@ def describe(
     """What is known of the model, as plain values; bytes of memory by arithmetic."""
     shape = config.shape
     return {
-        "family": shape.family.value,
+        "family": shape.architecture or shape.family.value,
         "parameters": shape.parameters,
         "vocabulary": shape.vocabulary,
         "dtype": config.dtype,

@@ -81,6 +81,11 @@ def add_arguments(commands: Any) -> None:
     export.add_argument("folder", type=Path, metavar="DIR", help="of a run or node")
     export.add_argument("--policy", type=whole_number(0, 2**53), metavar="N",
                         help="(the newest)")  # fmt: skip
+    export.add_argument(
+        "--adapter",
+        action="store_true",
+        help="what [lora] has learnt, as a folder that PEFT opens",
+    )
     export.add_argument("-o", dest="out", type=Path, metavar="FOLDER", required=True,
                         help="a new folder")  # fmt: skip
 

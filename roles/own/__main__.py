@@ -38,7 +38,7 @@ from roles.own.pending import pending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a run of your own, play it, report it; sign and show run files.
+    """Make a run of your own, play it, report it; sign run files.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """

@@ -20,9 +20,12 @@ from p2p.node.usage import expanded, remark, say
 from roles.chat.find import Found, find_models
 from roles.contract import Run
 from roles.contract.core.pin import WEIGHTS_SUFFIX
+from roles.engines.adapters import read_adapter, write_peft
 from roles.models.bundle import CONFIG, WEIGHTS
 from roles.models.config import ModelConfig, write_config
+from roles.protocol.model_files import FOLDER
 from roles.trainer.curve import PROGRESS
+from roles.trainer.policies import CHECKPOINT
 
 CARD = "README.md"
 
@@ -30,9 +33,13 @@ CARD = "README.md"
 def main(options: argparse.Namespace) -> int:
     """Write the folder. Raises `ConfigError`."""
     folder, target = expanded(options.folder).absolute(), expanded(options.out).absolute()
-    found = find_models(folder, options.policy).newest
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"-o {target}: it exists already; name a new folder")
+    if options.adapter and options.policy is not None:
+        raise ConfigError("--adapter is of the trainer's newest checkpoint: leave out --policy")
+    if options.adapter:
+        return _export_adapter(folder, target)
+    found = find_models(folder, options.policy).newest
     try:
         _write(found, target)
         if not (target / CARD).exists() and found.run is not None:
@@ -45,6 +52,29 @@ def main(options: argparse.Namespace) -> int:
         say(f"shoal chat {target}")
     else:
         remark("this network has no tokenizer: its tokens are its environment's")
+    return 0
+
+
+def _export_adapter(folder: Path, target: Path) -> int:
+    """Write what a trainer with ``[lora]`` has learnt, by its newest checkpoint."""
+    checkpoints = [
+        path
+        for node in (folder, *sorted(folder.glob("*")))
+        if (path := node / CHECKPOINT).is_file()
+    ]
+    adapter = read_adapter(checkpoints[0]) if checkpoints else None
+    if adapter is None:
+        raise ConfigError(
+            f"{folder}: no trainer here has learnt an adapter; one does with [lora] in its"
+            " learner.toml. Leave out --adapter for the whole model"
+        )
+    base = checkpoints[0].parent.parent / FOLDER
+    try:
+        write_peft(adapter, str(base), target)
+    except OSError as error:
+        raise ConfigError(f"-o {target} cannot be written: {error.strerror}") from None
+    say(f"adapter of rank {adapter.rank} at step {adapter.step}: {target}")
+    remark(f"it belongs to the run's base, {base}")
     return 0
 
 

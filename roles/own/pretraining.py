@@ -35,7 +35,7 @@ CONTINUED: Final = replace(
     TERMS, outer_steps=10, inner_steps=20, warmup=20, rate=1e-4,
     held_out=32,
 )  # fmt: skip
-"""For a model that has learnt before, at a rate that leaves it what it knows."""
+"""For a model that has learnt before, at a rate that leaves it what it knows. Not measured."""
 HELD_OUT: Final = 20
 """Of so many windows of the text one is held out, up to `DilocoTerms.held_out`."""
 EXPORTS: Final = 10

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final
 
-from p2p.node.tables import write_table, write_toml
+from p2p.node.tables import LATER, write_table, write_toml
 from roles.contract.core.bounds import Bounds, check_bounds
 from roles.rl.algorithms.find import find_algorithm
 
 FILE: Final = "learner.toml"
 """In the data folder of the trainer."""
+
+BUILT_IN: Final = "torch"
+EXTERNAL: Final = "external"
 
 SINKS: Final = "shoal.sinks"
 """Packages add sinks of metrics under this entry point group: ``name = module:Class``."""
@@ -103,11 +106,36 @@ class WarmUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Learn low-rank sums to some matrices, and leave the rest (arXiv 2106.09685)."""
+
+    rank: int
+    """Outer products of each sum."""
+
+    alpha: float
+    """Sums are multiplied by alpha / rank."""
+
+    targets: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    """Last names of the matrices, in every layer."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, {"rank": (1, 4096), "alpha": (1e-9, 1e9)})
+        if not self.targets:
+            raise ValueError("lora without targets learns nothing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
     """The keys of ``learner.toml``. `roles.rl.recipes` has the numbers that work, by model."""
 
     run: str = ""
     """Name of its run; a trainer of another run refuses the file."""
+
+    kind: str = BUILT_IN
+    """Who learns: ``torch``, the node's own engine, or ``external``, a trainer of somebody's
+    own (docs/howto/own-trainer.md), to which the numbers below are only told."""
 
     algorithm: str = "grpo"
     """Algorithm: `grpo`, `dapo`, `dr_grpo`, `cispo`, `gspo`, or an installed package's."""
@@ -162,8 +190,13 @@ class LearnerConfig:
     warm_up: WarmUp | None = None
     """Supervised steps before the first policy of a model without a base."""
 
+    lora: Lora | None = field(default=None, metadata=LATER)
+    """Of a model with a base: what learns; None: every weight."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
+        if self.kind not in (BUILT_IN, EXTERNAL):
+            raise ValueError(f"kind is {BUILT_IN!r} or {EXTERNAL!r}, not {self.kind!r:.40}")
         for name, value in self.options.items():
             if isinstance(value, int) and value.bit_length() > 63:
                 raise ValueError(f"the option {name} is too large for a number")
@@ -174,7 +207,10 @@ class LearnerConfig:
         carries it."""
         objective = find_algorithm(self.algorithm, self.options)
         options = write_table(objective.shared) | write_table(objective.algorithm)
-        text = json.dumps(write_table(self) | {"options": options}, sort_keys=True, default=str)
+        table = write_table(self) | {"options": options}
+        if self.kind == BUILT_IN:  # as it was before there were others
+            del table["kind"]
+        text = json.dumps(table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def rate_at(self, step: int, steps: int) -> float:
@@ -184,6 +220,7 @@ class LearnerConfig:
 
 
 REASONS: Final[Mapping[str, str]] = {
+    "kind": "or external: a trainer of your own",
     "algorithm": "or dapo, dr_grpo, cispo, gspo, or that of an installed package",
     "options": "of the algorithm; without a line of its own each has its default",
     "groups": "tasks a step whose answers are not all equally good",
@@ -196,6 +233,7 @@ REASONS: Final[Mapping[str, str]] = {
     "evaluate_tasks": "of them, at most; 0: all",
     "sinks": "where metrics go",
     "warm_up": "on right answers, before the first policy",
+    "lora": "what learns, instead of every weight",
 }
 """Comments of a ``learner.toml``."""
 

@@ -19,7 +19,7 @@ from roles.contract.core.file import Model, Run, Terms
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
 from roles.rl.algorithms.find import find_algorithm
-from roles.rl.learner import FILE, SINKS, LearnerConfig, WarmUp
+from roles.rl.learner import BUILT_IN, FILE, SINKS, LearnerConfig, WarmUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ async def read_own_learner(disk: Disk, run: Run) -> LearnerConfig:
 def check_suits(learner: LearnerConfig, parameters: int, *, has_base: bool) -> None:
     """Raise `ConfigError`, with the remedy, if this rate would ruin such a model."""
     kind = kind_of(parameters, has_base=has_base)
-    if learner.rate > kind.max_rate:
+    if learner.kind == BUILT_IN and learner.rate > kind.max_rate:
         raise ConfigError(
             f"rate = {learner.rate:g} in {FILE} would ruin {kind.name}, of {parameters:,}"
             f" parameters: {kind.learner.rate:g} works and {kind.max_rate:g} is the most; set"

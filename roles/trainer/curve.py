@@ -17,9 +17,9 @@ from p2p.world import Disk
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import (
     Answers,
-    Engine,
     EngineError,
     GroupTask,
+    Learner,
     Sampling,
     TrainingGroup,
 )
@@ -123,7 +123,7 @@ class LearningCurve:
         learnt.sample = (list(one.prompt), answer, one.rewards[0])
         return reward
 
-    async def evaluate(self, engine: Engine, step: int) -> None:
+    async def evaluate(self, engine: Learner, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
         end."""
         learnt, every = self.learnt, self._learner.evaluate_every
@@ -148,7 +148,7 @@ class LearningCurve:
         await self.keep()
 
     async def _answer(
-        self, engine: Engine, asked: Sequence[GroupTask], sampling: Sampling
+        self, engine: Learner, asked: Sequence[GroupTask], sampling: Sampling
     ) -> list[Answers]:
         """Return one answer to each task, in as many turns as the run allows."""
         answers = await engine.answer(asked, sampling)
@@ -180,7 +180,7 @@ class LearningCurve:
         return [(tuple(tokens),) for tokens in drawn]
 
     async def _examine(
-        self, engine: Engine
+        self, engine: Learner
     ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
         """Rewards on the held-out tasks, and what was said to the first of them, as tokens and
         as text.

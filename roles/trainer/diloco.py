@@ -55,8 +55,9 @@ class DilocoMember:
             f"{len(members) if isinstance(members, list) else 0} members",
             f"training loss {loss:.3f}" if isinstance(loss, float) else "no loss yet",
         ]
-        facts = (Fact("now", self.session.now), Fact("work", ", ".join(parts)))
-        return Progress(facts=facts, over=self.session.is_over)
+        facts = [Fact("now", self.session.now), Fact("work", ", ".join(parts))]
+        facts += [Fact("newest", self.session.exported)] if self.session.exported else []
+        return Progress(facts=tuple(facts), over=self.session.is_over)
 
     async def run(self, node: Node) -> None:
         """Take part until cancelled."""

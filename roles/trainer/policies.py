@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from p2p.world import Disk
-from roles.engines.base import Engine
+from roles.engines.base import Learner
 from roles.shared.durable import Durable
 
 CHECKPOINT: Final = "trainer/checkpoint"
@@ -28,7 +28,7 @@ class PolicyFiles:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Learner,
         disk: Disk,
         durable: Durable,
         *,

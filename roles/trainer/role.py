@@ -20,8 +20,10 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
+from roles.engines.base import Learner
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
+from roles.engines.external import ExternalLearner
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing, thinned
@@ -37,7 +39,7 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import FILE, KEYS
+from roles.rl.learner import EXTERNAL, FILE, KEYS
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.account import SHORTEST_PAUSE
@@ -97,7 +99,8 @@ class Trainer:
             **self._learner,
         }
         if session is None or session.doing is TrainerDoing.OPENS:
-            return {**told, "done": False}
+            warning = "" if session is None else session.warning
+            return {**told, "done": False, "warning": warning}
         counts, last = session.intake.buffer.counts, session.last_step
         return {
             **asdict(session.curve.learnt),
@@ -211,6 +214,9 @@ class Trainer:
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, run, "trainer", self.name)
+            learning: Learner = engine
+            if learner.kind == EXTERNAL:
+                learning = ExternalLearner(engine, node.world, engine_config, run)
             while True:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))
@@ -233,14 +239,14 @@ class Trainer:
                 )
                 curve = LearningCurve(node.world.disk, sampling, learner, environment)
                 policies = PolicyFiles(
-                    engine,
+                    learning,
                     node.world.disk,
                     durable,
                     base=folder or "",
                     checkpoint_every=config.checkpoint_every,
                 )
                 self.session = TrainerSession(
-                    *(node, sampling.steps, learner, engine, intake),
+                    *(node, sampling.steps, learner, learning, intake),
                     *(desk, curve, standing, policies, metrics),
                 )
                 try:

@@ -30,7 +30,7 @@ from p2p.errors import StorageError
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
-from roles.engines.base import Engine, EngineError, StepReport
+from roles.engines.base import EngineError, Learner, StepReport
 from roles.protocol.core.account import TrainerDoing
 from roles.protocol.standing import RoleStanding
 from roles.rl.learner import LearnerConfig
@@ -52,7 +52,7 @@ class TrainerSession:
         node: Node,
         steps: int,
         learner: LearnerConfig,
-        engine: Engine,
+        engine: Learner,
         intake: Intake,
         desk: WorkDesk,
         curve: LearningCurve,
@@ -89,7 +89,12 @@ class TrainerSession:
     @property
     def warning(self) -> str:
         """What goes wrong with learning, for people; empty if nothing does."""
-        return self.wrong or self.curve.unexamined or self._why_nothing_is_learnt
+        return (
+            self.engine.warning
+            or self.wrong
+            or self.curve.unexamined
+            or self._why_nothing_is_learnt
+        )
 
     @property
     def _why_nothing_is_learnt(self) -> str:
@@ -101,6 +106,11 @@ class TrainerSession:
             f"nothing is learnt: all answers to each of the last {alike:,} tasks earned the"
             f" same. Give {remedy}; shoal eval --show 5 prints answers"
         )
+
+    @property
+    def newest(self) -> str:
+        """Where the newest policy lies: a file, or of a run with a base a folder."""
+        return self.node.world.disk.locate(self._policies.weights(self.curve.learnt.step))
 
     @property
     def rate(self) -> float:

@@ -79,6 +79,8 @@ def facts_of(session: TrainerSession, steps: int) -> Iterator[Fact]:
         )
     if session.desk.liars:
         yield Fact("refused", f"{len(session.desk.liars)} lying validators")
+    if session.policy_bytes:
+        yield Fact("newest", session.newest)
 
 
 def tables_of(learnt: Learnt) -> dict[str, object]:

@@ -15,7 +15,7 @@ from typing import Final
 from sim.faults.plan import Fault
 
 Fails = Callable[[Sequence[Fault]], bool]
-"""Whether a run with this plan still fails in the same way."""
+"""True if a run with this plan still fails in the same way."""
 
 MAX_RUNS: Final = 300
 """Runs after which the best plan so far has to do."""

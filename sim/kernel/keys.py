@@ -84,7 +84,7 @@ class KeyRing:
         return signer
 
     def verify(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
-        """Whether ``signature`` is ``peer``'s over ``payload`` under ``domain`` (a
+        """Return True if ``signature`` is ``peer``'s over ``payload`` under ``domain`` (a
         `Verify`)."""
         if self._hashed:
             signer = self._signers.get(peer)

@@ -33,7 +33,7 @@ class SimOptions:
     """Keyed hashes instead of Ed25519: for many hundreds of nodes."""
 
     buggify: bool = False
-    """Whether `World.buggify` may say yes."""
+    """True if `World.buggify` may say yes."""
 
     keep_trace: Container[int] | None = None
     """Blocks of the trace to remember (`sim.kernel.trace.EVERYTHING` for all)."""
@@ -51,7 +51,7 @@ class Simulation:
         self.end: Callable[[SimulationError | None], None] = self._raise
         """Ends the run; the kernel puts its own in place."""
         self.misbehaves = self.options.buggify
-        """Whether `World.buggify` may say yes now."""
+        """True if `World.buggify` may say yes now."""
         self.witnessed: dict[str, int] = {}
         """How often each `sometimes` claim held; 0 for those that were made and never held."""
         self.fired: dict[str, int] = {}
@@ -79,8 +79,8 @@ class Simulation:
         self.witnessed[name] = self.witnessed.get(name, 0) + bool(condition)
 
     def buggify(self, name: str, dice: Callable[[str], Random]) -> bool:
-        """Whether the site ``name`` misbehaves now; ``dice`` gives the node's own generators by
-        purpose."""
+        """Return True if the site ``name`` misbehaves now; ``dice`` gives the node's own
+        generators by purpose."""
         if not self.misbehaves:
             return False
         active = self._active.get(name)

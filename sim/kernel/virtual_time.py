@@ -76,7 +76,7 @@ class SimClock(trio.abc.Clock):
         self.woken = False
         """Set by the instrument whenever a task becomes runnable."""
         self.finished = False
-        """Whether ``main`` returned before the horizon and without a failure."""
+        """True if ``main`` returned before the horizon and without a failure."""
         self.ended_at = 0
         """Nanosecond at which the run ended; shielded cleanup may go on a little."""
         self._queue = queue
@@ -296,7 +296,7 @@ class Outcome(Generic[T]):
     value: T | None
     """What ``main`` returned; None if the horizon came first."""
     finished: bool
-    """Whether ``main`` returned before the horizon."""
+    """True if ``main`` returned before the horizon."""
     trace_hash: str
     events: int
     virtual_seconds: float

@@ -62,7 +62,7 @@ class LocalHost(Protocol):
         ...
 
     def refuses(self, peer: PeerId) -> bool:
-        """Whether it talks to ``peer`` at all."""
+        """Return True if it talks to ``peer`` at all."""
         ...
 
     def give_up(self, wire: Wire) -> None:
@@ -106,7 +106,7 @@ class Endpoint:
         self.sent = 0
         self.received = 0
         self.silent = False
-        """Whether the machine is gone: it does not even refuse."""
+        """True if the machine is gone: it does not even refuse."""
         self.lies = 0.0
         """Share of its messages and stream segments in which a bit is flipped."""
         self.repeats = 0.0
@@ -150,7 +150,7 @@ class Direction:
         self.last = 0
         """Nothing sent later arrives before this nanosecond."""
         self.open = True
-        """Whether the receiving side still listens."""
+        """True if the receiving side still listens."""
         self.held: list[tuple[Any, ...]] | None = None
         """Arrivals that wait for a repair or a release; None while nothing is cut."""
         self.sent = 0
@@ -204,10 +204,10 @@ class Cut:
     sources: frozenset[str]
     targets: frozenset[str]
     breaks: bool
-    """Whether wires break after `IDLE_TIMEOUT` (a partition) or wait for ever (a hold)."""
+    """True if wires break after `IDLE_TIMEOUT` (a partition) or wait for ever (a hold)."""
 
     def covers(self, direction: Direction) -> bool:
-        """Whether ``direction`` is cut."""
+        """Return True if ``direction`` is cut."""
         return direction.src.name in self.sources and direction.dst.name in self.targets
 
 
@@ -254,7 +254,7 @@ class Fabric:
         return int(self.latency(one, other) * SECOND)
 
     def reachable(self, src: Endpoint, dst: Endpoint) -> bool:
-        """Whether a dial from ``src`` gets any answer at all from ``dst``'s machine."""
+        """Return True if a dial from ``src`` gets any answer at all from ``dst``'s machine."""
         if dst.silent or dst.spec.nat:
             return False
         there, back = Direction(src, dst, 0), Direction(dst, src, 0)

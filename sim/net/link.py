@@ -52,7 +52,7 @@ class LinkSpec:
     delay."""
 
     nat: bool = False
-    """Whether no other machine can dial in."""
+    """True if no other machine can dial in."""
 
     def __post_init__(self) -> None:
         if not (self.up > 0 and self.down > 0):

@@ -30,7 +30,7 @@ class MachineClock:
     def __init__(self, queue: EventQueue) -> None:
         self.model = ClockModel()
         self.is_true = True
-        """Whether the monotonic clock shows, and has always shown, virtual time."""
+        """True if the monotonic clock shows, and has always shown, virtual time."""
         self._queue: Final = queue
         self._since = 0
         self._local = 0.0

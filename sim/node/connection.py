@@ -178,8 +178,8 @@ class End:
             self.host.take_message(self, protocol, message)
 
     def _falls_behind(self, protocol: ProtocolId, message: bytes) -> bool:
-        """Whether messages of other protocols overtake this one; those of its own wait behind
-        it.
+        """Return True if messages of other protocols overtake this one; those of its own wait
+        behind it.
 
         Each protocol has a stream of its own: what waits for a window, or for the task that
         reads it, does not hold up the others.

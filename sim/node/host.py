@@ -107,7 +107,7 @@ class SimHost:
         )
         self._closed = False
         self.is_over = False
-        """Whether the block that it was opened for has ended."""
+        """True if the block that it was opened for has ended."""
 
     def __repr__(self) -> str:
         return f"SimHost({self.name}, {len(self._ends)} peers)"
@@ -483,7 +483,7 @@ class SimHost:
     # Whom not to talk to
 
     def refuses(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is banned or over the limit."""
+        """Return True if ``peer`` is banned or over the limit."""
         return self._gater.scores.is_refused(peer, self._world.now())
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:

@@ -68,7 +68,7 @@ class SimNode:
 
     @property
     def alive(self) -> bool:
-        """Whether one of its lives runs now."""
+        """True if one of its lives runs now."""
         return self.died is None
 
     @property

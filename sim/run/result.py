@@ -39,7 +39,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether every expectation was met."""
+        """True if every expectation was met."""
         return all(entry["ok"] for entry in self.expectations)
 
     def to_json(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class DrawnFaults:
     """Names of nodes, by kind of fault, that it does not hit."""
 
     buggify: bool = True
-    """Whether `World.buggify` sites may misbehave too, from the beginning to ``end``."""
+    """True if `World.buggify` sites may misbehave too, from the beginning to ``end``."""
 
     def __post_init__(self) -> None:
         for kind in (*(self.kinds or ()), *self.spare):
@@ -216,7 +216,7 @@ class Scenario:
     """Seconds one way between any two machines, where no table says otherwise."""
 
     regions: bool = False
-    """Whether machines are spread over the regions of `sim.net.latency`, whose table then says
+    """True if machines are spread over the regions of `sim.net.latency`, whose table then says
     how far apart."""
 
     link: LinkSpec = field(default_factory=LinkSpec)

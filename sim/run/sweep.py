@@ -67,7 +67,7 @@ class SweepRun:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended and met its expectations."""
+        """True if it ended and met its expectations."""
         return self.result is not None and self.result.ok
 
 
@@ -130,7 +130,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_bug(reason: BaseException) -> bool:
-    """Whether only a traceback helps: none of our own errors, whose text says it all."""
+    """Return True if only a traceback helps: none of our own errors, whose text says it all."""
     return not isinstance(reason, ShoalError | SimulationError)
 
 

@@ -84,14 +84,14 @@ class Participant:
     """Mbit/s at which it really sends chunks."""
 
     is_hole: bool = False
-    """Whether what it sends in bulk is lost."""
+    """True if what it sends in bulk is lost."""
 
     slanders: bool = False
-    """Whether it tells the origin that every root lies."""
+    """True if it tells the origin that every root lies."""
 
     @property
     def honest(self) -> bool:
-        """Whether the metrics ask when it has a policy."""
+        """True if the metrics ask when it has a policy."""
         return not self.lies and self.drips == math.inf and not self.is_hole
 
 

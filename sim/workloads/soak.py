@@ -109,7 +109,7 @@ class Table:
         return max(self.most(0), self.most(1)), max(self.most(2), self.most(3))
 
     def grows(self, least: float) -> bool:
-        """Whether it is still growing at the end, by more than ``least`` entries a node.
+        """Return True if it is still growing at the end, by more than ``least`` entries a node.
 
         One that its type bounds grows too, until it is full: see `Table.limit`.
         """

@@ -93,6 +93,7 @@ ELSEWHERE: Final = {
     "test_killed_between_writing_and_reading_it_leaves_nothing",
     "trainer/metrics.jsonl": "../unit/test_metrics.py"
     "::test_a_line_that_a_crash_cut_off_spoils_no_other",
+    "page.json": "../unit/test_dashboard.py::test_a_node_that_has_stopped_has_left_its_page",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
     "trainer/evidence/*": "../unit/test_gate.py::"
     "test_convictions_open_and_what_does_not_fit_convicts_nobody",

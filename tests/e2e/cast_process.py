@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0", "--json")
 class Cast:
     """One command, and what it has said so far."""
 
-    def __init__(self, command: str, *arguments: object, **more: Any) -> None:
+    def __init__(
+        self, command: str, *arguments: object, inside: Sequence[str] = (), **more: Any
+    ) -> None:
         code = f"import sys; from p2p import cast; sys.exit(cast.{command}(sys.argv[1:]))"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
+            [*inside, sys.executable, "-c", code, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
         )  # fmt: skip
         self._said: list[dict[str, Any]] = []

@@ -105,15 +105,21 @@ def test_from_a_folder_of_text_to_a_sample(
     for key, value in (("outer_steps", 3), ("inner_steps", 20), ("warmup", 10)):
         draft = re.sub(f"(?m)^{key} = [0-9]+", f"{key} = {value}", draft)
     (folder / "draft.toml").write_text(draft)
-    for _ in range(2):
+    for rounds in (3, 3, 4):
+        if rounds == 4:  # an edition that each trainer must follow
+            longer = draft.replace("outer_steps = 3", "outer_steps = 4")
+            (folder / "draft.toml").write_text(longer)
         with terminal("-c", PLAY, "start", str(folder)) as played:
-            played.wait("held-out loss")
+            played.wait(" rounds, ")
             assert played.end() == 0
             said = played.said
-        assert "3 of 3 rounds" in said
+        assert f"{rounds} of {rounds} rounds" in said
         assert "it goes on        " in said
+        assert "editions of the run file" not in said
         (path,) = re.findall(r"newest model +(\S+)", said)
         assert Path(path, "README.md").exists()
+    pinned = [place / "run.shoal" for place in RunFolder(folder).trainers]
+    assert {decode_run_untrusted(one.read_bytes()).epoch for one in pinned} == {3}
     capsys.readouterr()
     assert sample([str(folder), "--prompt", "Fable 1", "--tokens", "20"]) == 0
     assert capsys.readouterr().out.strip()

@@ -354,7 +354,12 @@ def test_a_node_that_has_stopped_has_left_its_page(
     (loss,) = [one for name, one in whole["curves"].items() if one[-1] == [30, 0.25]]
     assert loss == [[20, 0.25], [30, 0.25]]
     broken.unlink()
-    (tmp_path / "trainer" / KEPT).unlink()
+    own = tmp_path / "trainer" / KEPT
+    for damage in ("{", "[1]", '{"panels": 1, "curves": 2}'):
+        own.write_text(damage)
+        trio.run(_life, own.parent, 30)
+        assert json.loads(own.read_text())["curves"]
+    own.unlink()
     assert run_main(["report", str(tmp_path), "-o", str(page)]) == 2
     assert "nor one that has left its page" in capsys.readouterr().err
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from p2p.errors import BadMessage
-from roles.contract.core.shape import Family, ModelShape
+from p2p.node.tables import read_table, write_table
+from roles.contract.core.shape import Family, ModelShape, RopeScaling
 from roles.models.config import (
     ModelConfig,
     read_config_untrusted,
@@ -15,6 +16,11 @@ from roles.models.config import (
 )
 from roles.rl.recipes import SORTER
 from tests.support.models import QWEN2, QWEN3, SMOLLM2
+
+LLAMA31 = {
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+}  # fmt: skip
 
 
 def read(table: dict[str, object]) -> ModelConfig:
@@ -75,23 +81,16 @@ def test_what_a_file_does_not_name_has_transformers_defaults() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, "gpt_neox"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "mamba"),
         ({"model_type": "mistral"}, "llama \\(LlamaForCausalLM\\), qwen2"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
         ({"model_type": None, "architectures": None}, "none of the families"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters"),
-        ({"rope_scaling": {"type": "default", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA31, "low_freq_factor": 5.0}}, "low .5. must be below high"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e6}}, "rope_parameters"),
         ({"rope_scaling": [1]}, "rope_scaling"),
-        ({"sliding_window": 4096}, "sliding_window"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_interleaved": True}, "rope_interleaved"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "auto_map"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8"),
         ({"vocab_size": None}, "vocab_size"),
@@ -120,22 +119,16 @@ def test_what_we_do_not_compute_is_refused_by_name(
         read({**SMOLLM2, **changes})
 
 
-LLAMA31 = {
-    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192, "rope_type": "llama3",
-}  # fmt: skip
 LONG = {"long_factor": [1.0] * 48, "short_factor": [1.1] * 48, "type": "longrope"}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": LLAMA31}, [*LLAMA31, "8192", "'llama3'"]),
         ({"rope_scaling": LONG}, ["48 values", "'longrope'"]),
         ({"quantization_config": dict.fromkeys(map(str, range(50)))}, ["38 more"]),
         ({"architectures": ["x" * 999], "model_type": "y" * 999}, ["xxx…", "yyy…"]),
         ({"model_type": "gemma3"}, ["'gemma3'"]),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types"]),
         ({"num_local_experts": 8}, ["num_local_experts = 8 "]),
     ],
 )
@@ -180,11 +173,49 @@ def test_models_that_are_named_would_do(name: str) -> None:
     read(SUITED[name])
 
 
-def test_a_window_that_qwen_uses_is_refused() -> None:
-    with pytest.raises(BadMessage, match="sliding_window"):
-        read({**QWEN2, "use_sliding_window": True})
-    with pytest.raises(BadMessage, match="attention_bias"):
-        read({**QWEN2, "attention_bias": False})
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (SMOLLM2, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+        (SMOLLM2, {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        (SMOLLM2, {"sliding_window": 4096}),
+        (SMOLLM2, {"layer_types": ["sliding_attention"]}),
+        (SMOLLM2, {"attention_bias": True}),
+        (SMOLLM2, {"mlp_bias": True}),
+        (SMOLLM2, {"hidden_act": "gelu"}),
+        (QWEN2, {"use_sliding_window": True}),
+        (QWEN2, {"attention_bias": False}),
+    ],
+    ids=str,
+)
+def test_what_our_decoder_does_not_compute_transformers_does(
+    model: dict[str, object], changes: dict[str, object]
+) -> None:
+    own, hosted = read(model).shape, read({**model, **changes}).shape
+    assert [hosted.architecture] == model["architectures"]
+    assert hosted.parameters == replace(own, qkv_bias=False).parameters
+    assert "architecture" not in write_table(own)
+
+
+def test_a_model_with_slowed_frequencies_and_a_mistral_without_a_window_are_ours() -> None:
+    scaled = read({**SMOLLM2, "rope_scaling": LLAMA31})
+    assert scaled.shape.rope_scaling == RopeScaling(factor=8.0, low=1.0, high=4.0, context=8192)
+    assert read_config_untrusted(write_config(scaled)) == scaled
+    assert read_table(ModelShape, write_table(scaled.shape), "shape") == scaled.shape
+    mistral: dict[str, object] = {
+        **SMOLLM2, "model_type": "mistral", "architectures": ["MistralForCausalLM"],
+        "sliding_window": None,
+    }  # fmt: skip
+    assert read(mistral).shape == read(SMOLLM2).shape
+    del mistral["sliding_window"]  # by default there is one
+    assert read(mistral).shape.architecture == "MistralForCausalLM"
+
+
+def test_a_contract_without_the_new_keys_keeps_its_digest() -> None:
+    assert set(write_table(read(SMOLLM2).shape)) == {
+        "vocabulary", "width", "layers", "query_heads", "key_heads", "head_width",
+        "feed_forward", "rope_base", "epsilon", "tied", "qkv_bias", "qk_norm",
+    }  # fmt: skip
 
 
 def test_no_family_has_both_bias_and_norm() -> None:

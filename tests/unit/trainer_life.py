@@ -1,12 +1,15 @@
 """One life of a trainer with a real engine in its process and a real disk, without a swarm.
 
 ``python -m tests.unit.trainer_life FOLDER STEPS`` prints each version that it publishes, and is
-killed at any time.
+killed at any time. With a third argument its learner is another process
+(tests/unit/external_trainer.py); ``POINT:STEP`` is where it kills itself, ``never`` nowhere.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -23,9 +26,10 @@ from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
 from roles.contract.core.sampling import SamplingTerms
-from roles.engines.base import Completion, Engine, Group
+from roles.engines.base import Completion, Group, Learner, StepReport, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
+from roles.engines.external import ExternalLearner
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.groups import encode_groups
@@ -34,6 +38,7 @@ from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import as_signed
 from roles.rl.recipes import SORTER
+from roles.shared import exchange
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
@@ -182,13 +187,45 @@ class Standing:
     wait_run = wait
 
 
-async def live(folder: Path, steps: int) -> None:
+class Deadly(ExternalLearner):
+    """Dies at a point of a step: planned, given, come, written or saved."""
+
+    point = ""
+
+    def die(self, point: str, step: int) -> None:
+        if self.point == f"{point}:{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        self.die("planned", self._step + 1)
+        report = await super().step(groups)
+        self.die("come", report.step)
+        return report
+
+    async def _look(self) -> list[str]:
+        names = await super()._look()
+        if exchange.name_of(exchange.GROUPS, self._step + 1) in names:
+            self.die("given", self._step + 1)
+        return names
+
+    async def _note_taken(self) -> None:
+        self.die("written", self._step)
+        await super()._note_taken()
+        self.die("saved", self._step)
+
+
+async def live(folder: Path, steps: int, point: str = "") -> None:
     world = RealWorld(KEY, folder)
     async with open_engine(world, CONFIG, name="trainer") as engine:
-        await learn(world, folder, engine, steps)
+        learner: Learner = engine
+        if point:
+            run: Any = SimpleNamespace(id=bytes(32), name="a run")
+            learner = Deadly(engine, world, CONFIG, run)
+            learner.point = point
+        await learn(world, folder, learner, steps)
 
 
-async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> None:
+async def learn(world: RealWorld, folder: Path, engine: Learner, steps: int) -> None:
     node: Any = SimpleNamespace(world=world, shardcast=Shardcast(folder))
     ledger: Any = Ledger(folder)
     standing: Any = Standing()
@@ -218,4 +255,4 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
 
 
 if __name__ == "__main__":
-    trio.run(live, Path(sys.argv[1]), int(sys.argv[2]))
+    trio.run(live, Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -22,7 +22,7 @@ class Kind:
     descriptors: int | None = None
     """The limit of open files that the node is started under, if the attack needs a low one."""
     honest: bool = False
-    """Whether nothing of it is an attack: then the node is to blame nobody."""
+    """True if nothing of it is an attack: then the node is to blame nobody."""
 
 
 KINDS: Final[dict[str, Kind]] = {}

@@ -34,7 +34,7 @@ in one of a thousand."""
 
 
 class Lateness(Enum):
-    """How late a reply is: one attempt, two, or all have timed out."""
+    """Lateness of a reply: one attempt, two, or all have timed out."""
 
     LATE = auto()
     """Ask another contact as well."""
@@ -49,7 +49,7 @@ _AFTER: Final = (Lateness.LATE, Lateness.LOST, Lateness.FAILED)
 
 @dataclass(slots=True)
 class Call:
-    """One open call. ``purpose`` is the requester's, and not looked at here."""
+    """An open call. ``purpose`` belongs to the requester and is opaque here."""
 
     request_id: int
     peer: PeerId
@@ -57,7 +57,7 @@ class Call:
     purpose: object
     sent: float
     connected: bool
-    """Whether there was a connection when it was sent."""
+    """True if there was a connection when it was sent."""
     attempt: int = 0
     """Attempts that have timed out."""
 
@@ -91,8 +91,7 @@ class RoundTrips:
 
 
 class Calls:
-    """All open calls of one node. Their number is bounded by its lookups, and by what they
-    store."""
+    """All open calls of a node, bounded by its lookups and stores."""
 
     def __init__(self, rng: Random) -> None:
         # A reply counts only from the peer that was asked, so ids need not be secret. They
@@ -150,7 +149,7 @@ class Calls:
         return call
 
     def expire(self, now: float) -> list[tuple[Call, Lateness]]:
-        """Every call that has become later by ``now``. Those not `FAILED` must be sent
+        """Return the calls that became later by ``now``. Those not `FAILED` must be sent
         again."""
         expired: list[tuple[Call, Lateness]] = []
         while self.next_deadline <= now:
@@ -175,7 +174,7 @@ class Calls:
         return failed
 
     def waits_for(self, peer: PeerId) -> bool:
-        """Whether a call to ``peer`` is open."""
+        """Return True if a call to ``peer`` is open."""
         return peer in self._asked
 
     def _close(self, call: Call) -> None:

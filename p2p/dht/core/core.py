@@ -64,8 +64,8 @@ class _Publication:
 
 
 class Publications:
-    """What this node publishes. ``interval`` is the most seconds between two times; a third of
-    the lifetime if that is less."""
+    """Records that this node publishes, at most ``interval`` seconds apart or after a third of
+    the lifetime."""
 
     def __init__(self, signer: Signer, nonce: bytes, interval: float, seqno: int) -> None:
         self._signer = signer
@@ -83,7 +83,7 @@ class Publications:
     def add(
         self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
     ) -> None:
-        """Publish from now on, in place of what was published under this name.
+        """Publish from now on, replacing an earlier record of this name.
 
         Raise `LimitExceeded` beyond `MAX_PUBLICATIONS`, but not for our own address record
         (``own``): there is one, and our addresses change when no caller is there to be told.
@@ -122,7 +122,8 @@ class Publications:
         return [place for place, kept in self._kept.items() if kept.due <= now]
 
     def retry(self, namespace: str, name: bytes, when: float) -> None:
-        """No node took it: republish at ``when``, if that is sooner than planned."""
+        """Note that no node took a record: republish at ``when`` if that is sooner than
+        planned."""
         kept = self._kept.get((namespace, name))
         if kept is not None:
             kept.due = min(kept.due, when)
@@ -142,8 +143,8 @@ FIRST_REJOIN: Final = 5.0
 
 
 class DhtCore:
-    """One node. Give it `Event`s, carry out its `Effect`s, and give it a `Tick` at
-    `next_deadline`."""
+    """DHT node as a state machine. Give it `Event`s, carry out its `Effect`s, and give it a
+    `Tick` at `next_deadline`."""
 
     def __init__(
         self,
@@ -178,12 +179,12 @@ class DhtCore:
 
     @property
     def contacts(self) -> int:
-        """How many contacts the routing table holds."""
+        """Number of contacts in the routing table."""
         return len(self._neighbours.table)
 
     @property
     def records(self) -> int:
-        """How many records we hold for the swarm."""
+        """Number of records held for the swarm."""
         return len(self._store)
 
     @property
@@ -309,7 +310,7 @@ class DhtCore:
             self._publications.forget(ADDR_NAMESPACE, name)
 
     def _keep(self, key: bytes, record: Record, blob: bytes) -> None:
-        """Hold a record of our own, whatever others do: we are among the nearest nodes."""
+        """Hold our own record too, since we are among the nearest nodes."""
         reserved = RecordPriority(reserved=True)
         self._store.put(key, record, blob, self._wall, self._now, reserved)
 

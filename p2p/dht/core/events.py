@@ -1,4 +1,4 @@
-"""What goes into `p2p.dht.core.core.DhtCore` (events) and what comes out of it (effects)."""
+"""Events and effects of `p2p.dht.core.core.DhtCore`."""
 
 from __future__ import annotations
 

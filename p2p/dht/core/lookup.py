@@ -66,22 +66,23 @@ _UNLIKELY: Final = (ContactState.LATE, *_GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupShape:
-    """How hard a lookup tries."""
+    """Effort of a lookup."""
 
     alpha: int
     """Requests open at a time, per path."""
     paths: int
     """Disjoint paths."""
     width: int
-    """How many of the nearest contacts must have answered at the end."""
+    """Nearest contacts that must have answered at the end."""
     quorum: int = 0
     """Replies with values that end a path early; 0 if none does."""
     holders: int = 0
-    """How many of the nearest contacts such replies must come from."""
+    """Nearest contacts from which such replies must come."""
 
 
 class _Path:
-    """One path. Contacts are named by their distance to the target, which is unique."""
+    """One disjoint path. Contacts are named by their distance to the target, which is
+    unique."""
 
     __slots__ = ("_listed", "found", "in_flight", "shortlist")
 
@@ -102,8 +103,8 @@ class _Path:
 
 
 class Lookup:
-    """One lookup. `ask` says which contacts to ask now; `answered`, `late`, `lost` and `failed`
-    report on them."""
+    """State of a lookup. `ask` returns the contacts to ask now; `answered`, `late`, `lost` and
+    `failed` report on them."""
 
     def __init__(
         self,
@@ -174,8 +175,8 @@ class Lookup:
         return next(creditable, None)
 
     def _is_held(self, distance: int) -> bool:
-        """Whether a contact must not be asked now, since all peers that named it have used up
-        their credit."""
+        """Return True if a contact must not be asked now, since all peers that named it have
+        used up their credit."""
         if distance not in self._named_by or self._states[distance] is not ContactState.NEW:
             return False
         return self._backer(distance) is None
@@ -209,7 +210,7 @@ class Lookup:
         return found >= quorum or everywhere >= quorum * len(self._paths)
 
     def _holders_found(self, path: _Path) -> int:
-        """How many of the contacts that should hold the key had values on this path."""
+        """Return how many of the contacts that should hold the key had values on this path."""
         holders = islice(self._nearest(path, _GONE), self._shape.holders)
         return len(path.found.intersection(holders))
 
@@ -220,12 +221,12 @@ class Lookup:
 
     @property
     def found_everywhere(self) -> bool:
-        """Whether every path has."""
+        """Return True if every path found records at nodes near the key."""
         return self.found_by == len(self._paths)
 
     @property
     def done(self) -> bool:
-        """Whether no path has anything left to ask or to wait for."""
+        """True if no path has anything left to ask or to wait for."""
         return all(self._is_done(path) for path in self._paths)
 
     def ask(self) -> list[Contact]:

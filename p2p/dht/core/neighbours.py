@@ -106,8 +106,8 @@ class Neighbours:
         return self.table.would_take(contact) and self.claim_ping(contact.peer, now)
 
     def claim_ping(self, peer: PeerId, now: float) -> bool:
-        """Whether `PING_INTERVAL` allows for a ping to ``peer``; if so, it counts as pinged
-        now."""
+        """Return True if `PING_INTERVAL` allows for a ping to ``peer``; if so, it counts as
+        pinged now."""
         if self._pinged.get(peer, -math.inf) > now - PING_INTERVAL:
             return False
         self._pinged.renew(peer, now)
@@ -155,7 +155,7 @@ class Neighbours:
     # Which contacts to ask, and which to believe.
 
     def eligible(self, contacts: Iterable[Contact], now: float) -> list[Contact]:
-        """Those worth asking: not ourselves, not lately dead.
+        """Return the contacts worth asking, without ourselves and lately dead ones.
 
         Of a peer in the table only its own word counts, which stamp it has and which addresses:
         in place of a contact that another peer names, the table's own is returned, or none if
@@ -178,8 +178,8 @@ class Neighbours:
         return self.table.closest(int.from_bytes(target, "big"), count)
 
     def is_met(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is in the table or connected, so that asking it is no dial on a
-        third party's word."""
+        """Return True if ``peer`` is in the table or connected, so that asking it is no dial on
+        a third party's word."""
         return peer in self._connected or self.table.contact_of(peer) is not None
 
     def note_inbound(self, peer: PeerId, now: float) -> None:
@@ -189,7 +189,7 @@ class Neighbours:
             self._inbound[peer] = now
 
     def is_recent_inbound(self, peer: PeerId, now: float) -> bool:
-        """Whether ``peer`` first came to us by itself less than `INBOUND_FOR` ago."""
+        """Return True if ``peer`` first came to us by itself less than `INBOUND_FOR` ago."""
         return self._inbound.get(peer, -math.inf) > now - INBOUND_FOR
 
     # Connections, seeds.
@@ -204,7 +204,7 @@ class Neighbours:
         self._connected.pop(peer, None)
 
     def is_connected(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` needs no dial."""
+        """Return True if a message to ``peer`` needs no dial."""
         return peer in self._connected
 
     def remember_seeds(self, peers: Iterable[PeerId]) -> None:

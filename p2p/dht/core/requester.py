@@ -67,7 +67,7 @@ class GetOperation:
     """Keys under which records were found at nodes that should hold them; True if that was so
     on every path."""
     validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
-    """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
+    """Pairs (key, blob) that proved valid, so that copies cost no further signature check."""
 
     @property
     def ends_at(self) -> float:
@@ -87,8 +87,8 @@ class GetOperation:
     def take_untrusted(
         self, key: bytes, blobs: Sequence[bytes], validator: RecordValidator, wall: float
     ) -> bool:
-        """Take what a holder returned; whether any of it is valid. Raise `BadMessage` if one is
-        forged."""
+        """Take the records that a holder returned; return True if any is valid. Raise
+        `BadMessage` if one is forged."""
         publishers: dict[PeerId, None] = {}
         found = False
         for blob in blobs:
@@ -115,7 +115,7 @@ class PutOperation:
     """Storing one record at the nearest nodes of each of its keys."""
 
     token: int | None
-    """None for a renewal: no caller waits for it."""
+    """Id of the waiting caller; None for a renewal."""
     record: Record
     blob: bytes
     searches: int = 0
@@ -131,7 +131,7 @@ class JoinOperation:
     """Asking seeds for our own neighbourhood, then looking ourselves up."""
 
     token: int | None
-    """None for a refresh: no caller waits for it."""
+    """Id of the waiting caller; None for a refresh."""
     asked: int = 0
     """Seeds that have not answered yet."""
     search: Search | None = None
@@ -150,12 +150,12 @@ Operation = Awaited | RefreshOperation
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """One lookup on behalf of an operation."""
+    """A lookup on behalf of an operation."""
 
     lookup: Lookup
     operation: Operation
     finished: bool = False
-    """Whether the operation was told of the end."""
+    """True once the operation's end was reported."""
 
     @property
     def key(self) -> bytes:
@@ -251,7 +251,7 @@ class Requester:
     # What begins.
 
     def get(self, token: int, namespace: str, name: bytes, now: float) -> None:
-        """Read all records of a name, beginning with those that we hold ourselves."""
+        """Read all records of a name, starting with those that we hold."""
         operation = GetOperation(token, namespace, name, now + self._config.timeout)
         keys = self._validator.keys(namespace, name)
         for key in keys:
@@ -302,7 +302,7 @@ class Requester:
             self._call(peer, msg.Ping(), PingPurpose(None), now)
 
     def waits_for(self, peer: PeerId) -> bool:
-        """Whether a call to ``peer`` is open."""
+        """Return True if a call to ``peer`` is open."""
         return self._calls.waits_for(peer)
 
     def cancel(self, token: int) -> None:
@@ -433,7 +433,7 @@ class Requester:
         self._pump(search, now)
 
     def expire(self, now: float) -> None:
-        """Send again what is late, give up what is too late, end what has taken too long."""
+        """Resend late requests, give up overdue ones, and end operations that took too long."""
         for call, lateness in self._calls.expire(now):
             if lateness is Lateness.FAILED:
                 self._failed(call, now, certain=self._neighbours.is_connected(call.peer))
@@ -496,8 +496,8 @@ class Requester:
                 pass
 
     def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
-        """A key has yielded records, or nodes nearer to it became known; maybe what was found
-        is enough, or enough no more.
+        """Check whether the operation has found enough, after a key yielded records or nearer
+        nodes became known.
 
         Once most keys have, at nodes that should hold them, and one of them on every path, the
         rest get the time of one more reply: keys whose holders are dead or lying do not hold up

@@ -1,4 +1,4 @@
-"""The answering half of a DHT node, and how much each peer gets of it."""
+"""The answering half of a DHT node, with a quota for each peer."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class _PeerBuckets:
 
 
 class AnswerQuotas:
-    """How many requests each peer may make, and how many bytes of answers it and all peers of a
-    kind may have.
+    """Quotas of requests of each peer, and of bytes of answers to a peer and to all of its
+    kind.
 
     There are two kinds of peers: those in our routing table, and strangers. A peer in the table
     has answered us, holds one of few places and is of use to us, so it draws on another shared
@@ -99,7 +99,7 @@ class AnswerQuotas:
         self._shared[known].take(cost)
 
     def is_flooding(self, peer: PeerId, now: float) -> bool:
-        """Whether ``peer`` has sent so much that its messages are dropped undecoded."""
+        """Return True if ``peer`` has sent so much that its messages are dropped undecoded."""
         buckets = self._peers.get(peer)
         if buckets is None or buckets.requests.level >= 1:
             return False
@@ -144,8 +144,8 @@ class Responder:
         return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
-        """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is
-        forged.
+        """Return True if we hold this record, or a newer one, from now on. Raise `BadMessage`
+        if it is forged.
 
         A record by another publisher than its sender is taken only from peers in our table: a
         stranger that brings the records of a hundred publishers, each with a

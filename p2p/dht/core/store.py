@@ -56,7 +56,7 @@ NO_PRIORITY: Final = RecordPriority()
 
 
 class StoreResult(Enum):
-    """What became of a record that was to be stored."""
+    """Outcome of storing a record."""
 
     NEW = "new"
     KNOWN = "known"
@@ -101,7 +101,7 @@ class RecordStore:
         return self._expiry[0][0] if self._expiry else math.inf
 
     def holds(self, key: bytes, blob: bytes, publisher: PeerId) -> bool:
-        """Whether exactly this encoded record is held, and therefore was validated."""
+        """Return True if exactly this encoded record is held, and therefore was validated."""
         held = self._keys.get(key, {}).get(publisher)
         return held is not None and held.blob == blob
 
@@ -230,13 +230,12 @@ class RecordStore:
             del self._keys[key]
 
     def get(self, key: bytes) -> list[Record]:
-        """All records under ``key``."""
+        """Return all records under ``key``."""
         return [held.record for held in self._keys.get(key, {}).values()]
 
     def blobs(self, key: bytes) -> tuple[bytes, ...]:
-        """Every encoded record under ``key`` that fits into one answer: the reserved ones, then
-        the shortest first, so that long records push out only themselves.
-        """
+        """Return the encoded records under ``key`` that fit into one answer: reserved ones,
+        then the shortest first, so that long records displace only themselves."""
         ordered = sorted(
             self._keys.get(key, {}).values(),
             key=lambda held: (

@@ -60,7 +60,8 @@ class ContactNode(kademlia_node.Node):  # type: ignore[misc]
 
 
 class KBucket(routing.KBucket):  # type: ignore[misc]
-    """A bucket that is told the time. Its nodes are in order of when each was heard last."""
+    """A bucket whose clock is an argument. Its nodes are ordered by when each was last
+    heard."""
 
     def __init__(self, low: int, high: int, ksize: int, looked_up: float) -> None:
         super().__init__(low, high, ksize, replacementNodeFactor=1)
@@ -82,8 +83,7 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         return halves
 
     def depth(self) -> int:
-        """How many leading bits all ids of this bucket share: 0 for the bucket of the whole id
-        space."""
+        """Leading bits that all ids of this bucket share; 0 for the whole id space."""
         low, high = self.range
         return int(_ID_BITS - (high - low).bit_length())
 
@@ -100,7 +100,7 @@ class RoutingTable:
         self.ksize = ksize
         self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, ksize, -math.inf)]
         self.among_public = False
-        """Whether this node has a public address itself."""
+        """True if this node has a public address itself."""
         self._by_peer: dict[PeerId, ContactNode] = {}
         self._by_number: dict[int, ContactNode] = {}
         self._group_sizes: Counter[str] = Counter()
@@ -121,8 +121,8 @@ class RoutingTable:
         return self.buckets[self._index(number)]
 
     def would_take(self, contact: Contact) -> bool:
-        """Whether a peer that has asked us something is worth a ping: there is a place for it,
-        near our id or where we know few.
+        """Return True if a peer that has asked us something is worth a ping: there is a place
+        for it, near our id or where we know few.
 
         Elsewhere the contacts that our own lookups ask fill the table anyway. With a ping to
         each peer that there is a place for, a get soon after a swarm of 200 had met cost 103
@@ -196,7 +196,7 @@ class RoutingTable:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
 
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
-        """Whether no prefix of ``node`` has all the places that one prefix may have."""
+        """Return True if no prefix of ``node`` has all the places that one prefix may have."""
         for group in node.groups:
             if self._group_sizes[group] >= PER_TABLE:
                 return False
@@ -246,6 +246,6 @@ class RoutingTable:
         self._bucket(target).looked_up = now
 
     def stale_targets(self, before: float, rng: Random) -> list[int]:
-        """One random id in each bucket where nothing was looked up since ``before``."""
+        """Return a random id in each bucket without a lookup since ``before``."""
         stale = [bucket for bucket in self.buckets if bucket.looked_up < before]
         return [rng.randint(*bucket.range) for bucket in stale]

@@ -23,8 +23,7 @@ from p2p.identity import Verify
 from p2p.multiaddr import Multiaddr
 
 PRIVATE: Final = "private"
-"""The group of all addresses that are valid in their own network only, for a node that is
-outside of it."""
+"""Group of all private addresses, for a node with a public address."""
 NAMED: Final = "dns"
 """The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
 _MEMO: Final = 4096
@@ -53,7 +52,7 @@ def _group(addr: Multiaddr) -> str:
 
 
 def is_public(addrs: Iterable[Multiaddr]) -> bool:
-    """Whether one of ``addrs`` is an IP address of the public internet."""
+    """Return True if one of ``addrs`` is an IP address of the public internet."""
     return any(_group(addr) not in {PRIVATE, NAMED} for addr in addrs)
 
 
@@ -98,8 +97,8 @@ class RecordValidity(Enum):
 
 
 class PublisherKind(Enum):
-    """What this node knows about the publisher of a record. It decides about a place under the
-    record's key."""
+    """Relation of a record's publisher to this node, which decides about a place under the
+    key."""
 
     OFFICER = "officer"
     """Always has a place."""
@@ -116,15 +115,15 @@ class RecordPriority:
     (`p2p.dht.core.store`)."""
 
     reserved: bool = False
-    """It always has a place."""
+    """The publisher always has a place."""
     groups: tuple[str, ...] = ()
     """The address prefixes that it counts against (`prefixes`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What the records of one namespace may be. A namespace without a description takes any
-    value of any publisher.
+    """Rules for the records of a namespace. A namespace without rules takes any value of any
+    publisher.
 
     The callables are given well-signed records; `kind_of` and `places` only ones that are
     `valid`. They must not raise.
@@ -132,15 +131,15 @@ class Namespace:
 
     name: str
     valid: Callable[[records.Record], bool]
-    """Whether publisher, name and value fit."""
+    """True if publisher, name and value fit."""
     salts: int = SALTS
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
     kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
-    """What this node knows about the publisher."""
+    """Returns the relation of a publisher to this node."""
     places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
-    """Where the record says that its publisher is; one address prefix gets few places under a
+    """Returns the addresses of the publisher by a record. One prefix gets few places under a
     key."""
 
     def __post_init__(self) -> None:
@@ -177,12 +176,12 @@ class RecordValidator:
     namespaces: dict[str, Namespace]
 
     def salts(self, namespace: str) -> int:
-        """How many keys the records of ``namespace`` live under."""
+        """Return the number of keys under which records of ``namespace`` live."""
         known = self.namespaces.get(namespace)
         return SALTS if known is None else known.salts
 
     def keys(self, namespace: str, name: bytes) -> tuple[bytes, ...]:
-        """All keys of one name."""
+        """Return all keys of a name."""
         return tuple(
             records.record_key(namespace, name, salt) for salt in range(self.salts(namespace))
         )
@@ -207,8 +206,8 @@ class RecordValidator:
         return RecordValidity.VALID if self.is_admitted(record) else RecordValidity.REFUSED
 
     def is_admitted(self, record: records.Record) -> bool:
-        """Whether the publisher of ``record``, which is valid otherwise, may publish under its
-        key at this time."""
+        """Return True if the publisher of ``record``, which is valid otherwise, may publish
+        under its key at this time."""
         known = self.namespaces.get(record.namespace)
         return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 

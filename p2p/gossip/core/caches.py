@@ -65,7 +65,7 @@ class SeenCache:
             self._rejected[identity] = None
 
     def is_rejected(self, identity: bytes) -> bool:
-        """Whether the validator rejected this message."""
+        """Return True if the validator rejected this message."""
         return identity in self._rejected
 
     def expire(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What goes into `GossipCore` (events) and what comes out of it (effects)."""
+"""Events and effects of `GossipCore`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from p2p.identity import PeerId
 
 
 class Validity(Enum):
-    """What a validator says of a message."""
+    """Verdict of a topic's validator."""
 
     ACCEPT = "accept"
     """Good: deliver it and pass it on."""
     IGNORE = "ignore"
-    """Not wanted here, though other nodes may want it (an old version, an author not known
-    yet): drop it. The peer that sent it pays for our work out of its quota, and is not
-    penalised."""
+    """Drop the message, which other nodes may want (an old version, an author not known yet).
+    It is charged to the sender's quota without a penalty."""
     REJECT = "reject"
-    """No honest peer passes this on, whatever else it knows (malformed, a false signature in
-    the data): drop it and penalise the peer that did. Never for what a peer with other state
-    than ours may take for good."""
+    """Drop the message and penalise its forwarder, as no honest peer forwards it (malformed, a
+    false signature in the data). Not for what a peer with other state may accept."""
 
 
 # Events: what the core is told.

@@ -67,7 +67,7 @@ class Mesh:
 
     def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
         self.meshes: dict[str, Peers] = {}
-        """For each topic that this node subscribes to, its mesh."""
+        """Mesh of each topic that this node subscribes to."""
         self._config = config
         self._rng = rng
         self._scores = scores
@@ -81,8 +81,8 @@ class Mesh:
     # Connections and subscriptions.
 
     def connected(self, peer: PeerId, dialled: bool) -> None:
-        """``peer`` connected; it will say to what it subscribes. ``dialled``: it is
-        outbound."""
+        """Add a connected peer; its subscriptions follow. ``dialled`` is True for outbound
+        peers."""
         self._topics_of.setdefault(peer, {})
         if dialled:
             self._outbound[peer] = None
@@ -94,11 +94,11 @@ class Mesh:
         self._outbound.pop(peer, None)
 
     def is_connected(self, peer: PeerId) -> bool:
-        """Whether there is a connection to ``peer``."""
+        """Return True if there is a connection to ``peer``."""
         return peer in self._topics_of
 
     def connected_peers(self) -> list[PeerId]:
-        """All connected peers, with or without subscriptions."""
+        """Connected peers, with or without subscriptions."""
         return list(self._topics_of)
 
     def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:
@@ -141,8 +141,8 @@ class Mesh:
     # GRAFT and PRUNE of peers.
 
     def has_place_for(self, topic: str, peer: PeerId) -> bool:
-        """Whether a peer that sent GRAFT may join the mesh; ``outbound`` places are closed to
-        inbound peers."""
+        """Return True if a peer that sent GRAFT may join the mesh; ``outbound`` places are
+        closed to inbound peers."""
         config, mesh = self._config, self.meshes[topic]
         if peer in self._outbound:
             return len(mesh) < config.high
@@ -159,16 +159,18 @@ class Mesh:
             self.add_backoff(topic, peer, now, backoff)
 
     def add_backoff(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
-        """No GRAFT between us and ``peer`` for ``backoff`` seconds; a longer backoff stands."""
+        """Forbid GRAFT between us and `peer` for ``backoff`` seconds; a longer backoff
+        stays."""
         key = (topic, peer)
         self._backoff[key] = max(self._backoff.get(key, now), now + backoff)
 
     def is_backed_off(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Whether a GRAFT by this peer comes too early."""
+        """Return True if a GRAFT by this peer comes too early."""
         return self._backoff.get((topic, peer), -math.inf) > now
 
     def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Whether a GRAFT of ours does not come too early for the peer (`BACKOFF_SLACK`)."""
+        """Return True if a GRAFT of ours does not come too early for the peer
+        (`BACKOFF_SLACK`)."""
         return not self.is_backed_off(topic, peer, now - BACKOFF_SLACK * self._config.interval)
 
     # Which peers get what.
@@ -290,7 +292,8 @@ class Mesh:
         count: int,
         accepts: Predicate = bool,
     ) -> list[PeerId]:
-        """At most ``count`` random subscribers of a topic that are not in ``without``."""
+        """Return at most ``count`` random subscribers of a topic that are not in
+        ``without``."""
         not_these = dict.fromkeys(without)
         others = (peer for peer in self.subscribers(topic) if peer not in not_these)
         peers = [peer for peer in others if self._scores.may_mesh(peer) and accepts(peer)]

@@ -35,9 +35,8 @@ MAX_PENALISED: Final = 4096
 there are too many the smallest penalty is forgotten: 4,096 minted names wash off only penalties
 that are smaller than theirs."""
 FIRST_DELIVERIES_DECAY: Final = 0.998
-"""What remains of a first delivery after each heartbeat: half after 346. The memory must
-outlast the minutes between two policies, or those that bring them look like those that bring
-nothing."""
+"""Factor that first deliveries decay by at each heartbeat: half after 346. The memory must
+outlast the minutes between two policies."""
 
 
 class PeerScores:
@@ -46,7 +45,7 @@ class PeerScores:
     def __init__(self) -> None:
         self._penalties: dict[PeerId, float] = {}
         self._first_deliveries: dict[PeerId, float] = {}
-        """Of the connected peers."""
+        """First deliveries of connected peers."""
 
     def connected(self, peer: PeerId) -> None:
         """``peer`` may earn first deliveries from now on; penalties of earlier connections
@@ -62,13 +61,13 @@ class PeerScores:
         return -self._penalties.get(peer, 0.0)
 
     def may_mesh(self, peer: PeerId) -> bool:
-        """Whether ``peer`` may be in a mesh or fanout, and get our IHAVE."""
+        """Return True if ``peer`` may be in a mesh or fanout, and get our IHAVE."""
         # Score at which a peer is kept out of the mesh: one rejected message keeps it out for
         # 23 s.
         return -self._penalties.get(peer, 0.0) > (-10.0)
 
     def may_gossip(self, peer: PeerId) -> bool:
-        """Whether the IHAVE and IWANT of ``peer`` are listened to."""
+        """Return True if the IHAVE and IWANT of ``peer`` are listened to."""
         # Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold).
         return -self._penalties.get(peer, 0.0) > (-40.0)
 
@@ -90,7 +89,7 @@ class PeerScores:
         return self._first_deliveries.get(peer, 0.0)
 
     def has_delivered(self, peer: PeerId) -> bool:
-        """Whether ``peer`` delivered a message first in this connection."""
+        """Return True if ``peer`` delivered a message first in this connection."""
         return self._first_deliveries.get(peer, 0.0) > 0
 
     def heartbeat(self) -> None:
@@ -123,7 +122,7 @@ class _OpenIwant:
     peers: list[PeerId] = field(default_factory=list)
     """The peers that were asked."""
     exclusive_until: float = -math.inf
-    """Until then no other peer is asked: one that has delivered before was."""
+    """Time until which no other peer is asked, because this one delivered before."""
 
 
 class Promises:
@@ -132,7 +131,7 @@ class Promises:
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
         self._of: dict[PeerId, dict[bytes, float]] = {}
-        """For each connected peer, the ids it owes and when each is due."""
+        """For each connected peer, the ids that it promised and when each is due."""
         self._requests: dict[bytes, _OpenIwant] = {}
         self._asked: dict[PeerId, int] = {}
         """Ids asked of each peer in this interval. Reconnecting does not clear it."""
@@ -152,12 +151,12 @@ class Promises:
         self._of.pop(peer, None)
 
     def may_ask(self, peer: PeerId) -> int:
-        """How many more ids ``peer`` may be asked for in this interval."""
+        """Return how many more ids `peer` may be asked for in this interval."""
         return MAX_ASKED - self._asked.get(peer, 0)
 
     def should_ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
-        """Whether to ask ``peer``, which advertises this id, although others were asked.
-        ``proven``: it has delivered messages first before."""
+        """Return True if `peer`, which advertises this id, should be asked although others
+        were. ``proven`` peers have delivered messages first before."""
         request = self._requests.get(identity)
         if request is None:
             return True

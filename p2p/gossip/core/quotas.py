@@ -1,4 +1,4 @@
-"""What each peer may cost us in bandwidth and CPU time, counted before decoding.
+"""Quotas of bandwidth and CPU time of each peer, counted before decoding.
 
 Units
 -----
@@ -72,7 +72,7 @@ accept of an author, and would be over quota because of it."""
 
 
 class _Account(TokenBucket):
-    """The bucket of one peer, and what was dropped because it was empty."""
+    """Bucket of one peer, and what was dropped while it was empty."""
 
     __slots__ = ("_dropped", "_intervals_over", "_over")
 
@@ -96,15 +96,15 @@ class _Account(TokenBucket):
         return False
 
     def take_flood(self, limit: float) -> bool:
-        """Whether ``limit`` was dropped; counting begins again then."""
+        """Return True if ``limit`` was dropped; counting begins again then."""
         if self._dropped < limit:
             return False
         self._dropped = 0.0
         return True
 
     def end_interval(self) -> tuple[bool, bool]:
-        """Whether the peer was over quota in this interval, and whether in each of the last
-        `PATIENCE`; counting begins again then."""
+        """Return True if the peer was over quota in this interval, and whether in each of the
+        last `PATIENCE`; counting begins again then."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
         persistent = self._intervals_over >= PATIENCE
@@ -147,18 +147,18 @@ class PeerQuotas:
         return self._accounts[peer].pay(RPC_COST + size, now, self._rate)
 
     def charge(self, peer: PeerId, units: float) -> None:
-        """Take what was spent on ``peer`` already, also into debt."""
+        """Charge what was already spent on `peer`; the bucket may become negative."""
         account = self._accounts.get(peer)
         if account is not None:
             account.take(units)
 
     def is_overdrawn(self, peer: PeerId) -> bool:
-        """Whether nothing more is to be done for ``peer`` in this RPC."""
+        """Return True if nothing more is to be done for ``peer`` in this RPC."""
         account = self._accounts.get(peer)
         return account is None or account.level <= 0
 
     def take_flood(self, peer: PeerId) -> bool:
-        """Whether so much was dropped that ``peer`` is to be penalised; counting begins
+        """Return True if so much was dropped that ``peer`` is to be penalised; counting begins
         again."""
         return self._accounts[peer].take_flood(FLOOD_BURSTS * self._config.burst)
 
@@ -176,9 +176,8 @@ class PeerQuotas:
         return persistent
 
     def admit_author(self, author: PeerId, now: float) -> bool:
-        """Whether the quota of ``author`` allows for another message, by whichever peer. Only
-        what was accepted counts against an author: the messages of one that the topic does not
-        admit count against the peers that bring them."""
+        """Return True if the author's quota allows another message. Only accepted messages
+        count against an author; unaccepted ones count against the peers that bring them."""
         bucket = self._authors.get(author)
         if bucket is None:
             return True

@@ -67,9 +67,8 @@ RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One signed statement. ``kind`` says how to read ``body``; ``wall`` (author's clock) is
-    for people.
-    """
+    """A signed entry. ``kind`` says how to read ``body``; ``wall`` (the author's clock) is for
+    people."""
 
     author: PeerId
     seqno: int
@@ -100,7 +99,7 @@ class Entry:
         return pack([self._signed(), self.signature])
 
     def is_signed(self, verify: Verify) -> bool:
-        """Whether the author's signature is valid."""
+        """Return True if the author's signature is valid."""
         return verify(self.author, DOMAIN, self._signed(), self.signature)
 
 
@@ -168,7 +167,7 @@ def check_link(head: Head, entry: Entry) -> Head:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """What an author says is the end of its log: it travels where entries would be too long."""
+    """An author's signed claim of its log's end, used where entries would be too long."""
 
     author: PeerId
     seqno: int
@@ -192,7 +191,7 @@ class SignedHead:
         return [self.seqno, self.digest, self.signature]
 
     def is_signed(self, verify: Verify) -> bool:
-        """Whether the author's signature is valid."""
+        """Return True if the author's signature is valid."""
         signed = _head_signed(self.author, self.seqno, self.digest)
         return verify(self.author, HEAD_DOMAIN, signed, self.signature)
 
@@ -226,7 +225,7 @@ def _head_untrusted(author: PeerId, seqno: int, digest: bytes, signature: bytes)
 
 
 Statement = Entry | SignedHead
-"""What an author signs of its log."""
+"""A signed statement of an author about its log."""
 
 
 def decode_statement_untrusted(data: bytes) -> Statement:
@@ -259,7 +258,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What `read_segment` found: whole records, the head behind them, and where they end.
+    """Result of `read_segment`: whole records, the head behind them, and where they end.
 
     ``flaw`` says why what lies there is no record of this log; empty if nothing lies there.
     """
@@ -343,7 +342,7 @@ class Synced:
 
     @property
     def offset(self) -> int:
-        """Where its slot is in the file."""
+        """Offset of its slot in the file."""
         return self.turn % 2 * SLOT_BYTES
 
     def encode(self) -> bytes:
@@ -374,7 +373,7 @@ def read_slots(data: bytes) -> tuple[Synced | None, bool]:
 
 
 def torn_slots(data: bytes) -> list[int]:
-    """Where those begin that are not sound."""
+    """Return the offsets of damaged slots."""
     return [offset for offset in (0, SLOT_BYTES) if _read_slot(data, offset) is None]
 
 

@@ -1,4 +1,4 @@
-"""Which authors' logs a node keeps, what it asks for and answers, and who has told two stories.
+"""Which authors' logs a node keeps, what it asks for and answers, and which authors equivocate.
 
 Theory of operation
 -------------------
@@ -56,7 +56,7 @@ from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 LASTING: Final = ("ban", "lie")
 """Kinds of entries that are kept beyond the window: they say who lied."""
 MAX_LASTING: Final = 256
-"""Of one author: as many proofs of bans as a trainer keeps. The newest are kept."""
+"""Most lasting entries of an author, the newest: as many as a trainer's proofs of bans."""
 MAX_LASTING_BODY: Final = 4 * KI
 """Bytes of an entry that is kept so long; a trainer's have under 100."""
 MAX_HEADS: Final = 64
@@ -69,22 +69,22 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a node has of an author's log, and what it does not want any more."""
+    """The entries of an author's log that a node has, and those that it no longer wants."""
 
     top: int = -1
     """The highest number of an entry; -1 without any."""
     digest: bytes = b""
-    """Of entry ``top``."""
+    """Digest of entry ``top``."""
     floor: int = -1
     """Up to here only entries of lasting kinds are wanted."""
     low: int = 0
     high: int = -1
-    """Of the numbers from ``low`` to ``high``, ``spans`` says which are there. Of others up to
-    ``top`` nothing is said, and nothing asked."""
+    """End of the range from ``low`` that ``spans`` describes. Of other numbers up to ``top``
+    nothing is said."""
     spans: tuple[Span, ...] = ()
 
     def lacks(self, seqno: int) -> bool:
-        """Whether entry ``seqno`` is not there, as far as is said."""
+        """Return True if entry ``seqno`` is not there, as far as is said."""
         if seqno > self.top:
             return True
         if not self.low <= seqno <= self.high:
@@ -105,7 +105,7 @@ def spans_of(numbers: Iterable[int]) -> list[Span]:
 
 
 class Shelf:
-    """Of one author. ``budget`` is in bytes."""
+    """Kept log of one author. ``budget`` is in bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -119,7 +119,7 @@ class Shelf:
         self._lasting_floor = -1
         self._heads: BoundedDict[int, SignedHead] = BoundedDict(MAX_HEADS)
         self._described = 0
-        """How many spans of a long row the last question has named."""
+        """Spans of a long list that the last question has named."""
 
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
@@ -142,12 +142,13 @@ class Shelf:
         self._trim()
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries, in the order of their numbers."""
+        """Iterate over the entries in the order of their numbers."""
         whole = self._window | self._lasting
         return (whole[seqno] for seqno in sorted(whole))
 
     def extent(self, room: int) -> Extent:
-        """What is here, in ``room`` spans at most; of more the others come in the next."""
+        """Describe what is here in at most ``room`` spans; later questions describe the
+        rest."""
         found = spans_of(sorted(self._window.keys() | self._lasting.keys()))
         start = 0
         if len(found) > room:
@@ -160,8 +161,8 @@ class Shelf:
         return Extent(self.top, digest, self._floor, low, high, named)
 
     def missing(self, extent: Extent) -> Iterator[Entry]:
-        """What is here and not there: what is new and what lasts in turn, then what fills
-        holes, newest first."""
+        """Return entries that the responder has and the requester lacks: new and lasting ones
+        in turn, then holes, newest first."""
         given: dict[int, None] = {}
         new = (self._window[at] for at in sorted(self._window) if at > extent.top)
         lasting = (
@@ -178,24 +179,24 @@ class Shelf:
                 yield entry
 
     def get(self, seqno: int) -> Statement | None:
-        """What says how entry ``seqno`` is: the entry, or a head, or the one behind it."""
+        """Return what attests entry ``seqno``: the entry, a head, or the entry behind it."""
         own = self._window.get(seqno) or self._lasting.get(seqno) or self._heads.get(seqno)
         return own or self._window.get(seqno + 1) or self._lasting.get(seqno + 1)
 
     def digest(self, seqno: int) -> bytes:
-        """Of entry ``seqno``, as far as anything here says; else empty."""
+        """Return the digest of entry ``seqno`` if anything here attests it; else empty."""
         said = self.get(seqno)
         return b"" if said is None else said.bound.get(seqno, b"")
 
     def has(self, statement: Statement) -> bool:
-        """Whether it is here already: then its signature need not be looked at."""
+        """Return True if it is here already: then its signature need not be looked at."""
         if isinstance(statement, SignedHead):
             return self.digest(statement.seqno) == statement.digest
         kept = self._window.get(statement.seqno) or self._lasting.get(statement.seqno)
         return kept is not None and kept.digest == statement.digest
 
     def contradicted_by(self, statement: Statement) -> Equivocation[Statement] | None:
-        """The proof, if ``statement``, which is signed, is another story than what is here."""
+        """Return a proof of equivocation if a signed `statement` contradicts what is here."""
         for seqno in statement.bound:
             said = self.get(seqno)
             if said is not None and conflict(said.bound, statement.bound) is not None:
@@ -221,7 +222,7 @@ class Shelf:
         return seqno in self._window or seqno in self._lasting
 
     def _trim(self) -> None:
-        """Let go of what is too much."""
+        """Drop the entries beyond the author's budget."""
         while self._bytes > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
             self._bytes -= _size(self._window.pop(self._floor))
@@ -235,7 +236,7 @@ def _size(entry: Entry) -> int:
 
 
 def _alternate(first: Iterator[Entry], second: Iterator[Entry]) -> Iterator[Entry]:
-    """Of either in turn, until both are at their end."""
+    """Yield from both in turn until both are exhausted."""
     for pair in zip_longest(first, second):
         yield from (entry for entry in pair if entry is not None)
 
@@ -245,8 +246,8 @@ MAX_AUTHORS: Final = 256
 """Authors that a node follows: the first so many that its run names, trainers before
 validators. Each costs 90 bytes of every question."""
 MAX_SPANS: Final = 1024
-"""Spans of consecutive numbers by which a question says what it has: one for an author whose
-log has no holes, and one for each of its bans that is older."""
+"""Most spans of consecutive numbers in a question: one for an author without holes, and one for
+each older ban."""
 MAX_QUESTION: Final = 64 * KI
 """Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_SPANS` of 18 at
 most."""
@@ -261,11 +262,11 @@ MAX_ANSWER: Final = ANSWER_BYTES + 256 * KI
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the one who asks has."""
+    """Entries that the requester has."""
 
     extents: Mapping[PeerId, Extent]
     forked: Sequence[PeerId] = ()
-    """Whose forks it knows: nothing more of them is wanted."""
+    """Authors whose equivocation the requester can prove."""
 
     def to_bytes(self) -> bytes:
         """The wire form."""
@@ -281,12 +282,12 @@ def _row(author: PeerId, extent: Extent) -> list[object]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the one who answers has beyond that."""
+    """Entries that the responder has and the requester lacks."""
 
     statements: Sequence[Statement] = ()
     forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
-    """Whether the one who asked has something that the one who answers lacks."""
+    """True if the one who asked has something that the one who answers lacks."""
     size: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
@@ -354,16 +355,16 @@ TOTAL: Final = 16 * MIB
 """Bytes of entries that are kept of all authors together, in memory and, twice, on the disk:
 20,000 verdicts."""
 MOST: Final = 2 * MIB
-"""Of one author, where the run names few."""
+"""Most bytes of an author, where the run names few."""
 LEAST: Final = 64 * KI
-"""Of one author, where it names very many: the largest entry there can be, just."""
+"""Least bytes of an author, where the run names many: the largest entry."""
 
 News = Entry | Equivocation[Statement]
-"""What a merge brings: an entry that was not here, or the proof that an author lies."""
+"""Result of a merge: a new entry, or a proof that an author equivocated."""
 
 
 class Exchange:
-    """What one node knows of the logs of those that its run names."""
+    """The logs of the run's officers, as one node knows them."""
 
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
@@ -371,7 +372,7 @@ class Exchange:
         self._questions = 0
         self._answers = 0
         self.forks: dict[PeerId, Equivocation[Statement]] = {}
-        """Who has told two stories, and the proof."""
+        """Authors that equivocated, with the proof."""
 
     def follow(self, authors: Iterable[PeerId]) -> None:
         """Keep the logs of these from now on, and of no others."""
@@ -391,7 +392,7 @@ class Exchange:
 
     @property
     def authors(self) -> list[PeerId]:
-        """Whose logs are kept."""
+        """Authors whose logs are kept."""
         return list(self._shelves)
 
     def top(self, author: PeerId) -> int:
@@ -400,17 +401,18 @@ class Exchange:
         return -1 if shelf is None else shelf.top
 
     def size(self, author: PeerId) -> int:
-        """Bytes of what is kept of ``author``."""
+        """Return the bytes kept of an author."""
         shelf = self._shelves.get(author)
         return 0 if shelf is None else shelf.size
 
     def statements(self, author: PeerId) -> Iterator[Entry]:
-        """The entries of ``author``, by number; none of one that has told two stories."""
+        """Map numbers to entries of an author; empty if it equivocated."""
         shelf = self._shelves.get(author)
         return iter(()) if shelf is None or author in self.forks else iter(shelf)
 
     def take_untrusted(self, statement: Statement) -> News | None:
-        """Put it in; what is news of it. Raise `BadMessage` if its author did not sign it.
+        """Add statements of others and return those that are news. Raise `BadMessage` if one is
+        not signed by its author.
 
         A statement of one that is not followed is no one's fault: editions name others.
         """
@@ -442,8 +444,8 @@ class Exchange:
         return fork
 
     def question(self) -> Question:
-        """What is here of each author. Those that have no room for it come first in a later
-        question."""
+        """Return a question about all authors. Authors without room come first in a later
+        one."""
         extents, left = {}, MAX_SPANS
         self._questions += 1
         for author in self._in_turn(self._questions):
@@ -452,8 +454,8 @@ class Exchange:
         return Question(extents, list(self.forks))
 
     def answer(self, question: Question) -> Answer:
-        """What is here and not there, as far as an answer has room. Each author has a part of
-        it; who comes first changes from one answer to the next."""
+        """Return the entries that the requester lacks, within the size of an answer. Each
+        author has a share, and the first author changes from one answer to the next."""
         known = dict.fromkeys(question.forked)
         forks = [fork for who, fork in self.forks.items() if who not in known]
         is_behind = any(who in self._shelves and who not in self.forks for who in known)
@@ -480,21 +482,21 @@ class Exchange:
         return authors[first:] + authors[:first]
 
     def _lacks(self, shelf: Shelf, extent: Extent) -> bool:
-        """Whether the one who asks has something of an author that is not here."""
+        """Return True if the one who asks has something of an author that is not here."""
         return extent.top > shelf.top or (
             extent.top >= 0 and shelf.digest(extent.top) not in (b"", extent.digest)
         )
 
     def _beyond(self, shelf: Shelf, extent: Extent) -> Iterator[Statement]:
-        """What the one who asks lacks of one author: another story first."""
+        """Return the entries of an author that the requester lacks, contradictions first."""
         other = shelf.get(extent.top) if extent.top >= 0 else None
         if other is not None and shelf.digest(extent.top) != extent.digest:
             yield other
         yield from shelf.missing(extent)
 
     def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
-        """The proof, if a heartbeat's head is another story than what is here; and whether it
-        is ahead of what is here. Raise `BadMessage` if it is not signed."""
+        """Compare the head in a heartbeat with the log here. Return a proof of equivocation, if
+        it is one, and whether the head is ahead. Raise `BadMessage` if it is not signed."""
         news = self.take_untrusted(head)
         is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
         return (news if isinstance(news, Equivocation) else None), is_ahead

@@ -47,8 +47,8 @@ MAX_FLAWS: Final = 1000
 _RECORD: Final = re.compile(
     rb"(?<=\x00[\x00\x01].{%d})\x92[\xc4-\xc6]" % (RECORD_HEAD - 2), re.DOTALL
 )
-"""Where the entry of a record may begin: a list whose first item is bytes, behind a length that
-has a zero byte in front (`MAX_ENTRY`)."""
+"""Pattern of a record's start: a list whose first item is bytes, behind a length that begins
+with a zero byte (`MAX_ENTRY`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Flaw:
 
     file: str
     offset: int
-    """The byte at which what is wrong begins."""
+    """Byte at which the damage begins."""
     entry: int
     """The number of the entry that it is about; -1 if it is about none."""
     what: str
@@ -69,14 +69,14 @@ class Flaw:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found in a ledger's folder."""
+    """Findings about a ledger's folder."""
 
     author: PeerId | None = None
-    """Of the first entry; None in an empty ledger."""
+    """Author of the first entry; None in an empty ledger."""
     entries: list[Entry] = field(default_factory=list)
-    """Those that are whole and signed, in their order, unless the caller takes them."""
+    """Whole, signed entries in their order, unless the caller takes them."""
     count: int = 0
-    """How many there are."""
+    """Number of entries."""
     head: Head = EMPTY
     """The newest of them."""
     flaws: list[Flaw] = field(default_factory=list)
@@ -84,9 +84,9 @@ class Inspection:
     more: int = 0
     """Flaws beyond those."""
     torn: Flaw | None = None
-    """What a crash left at the end, which was never acknowledged."""
+    """Unacknowledged bytes that a crash left at the end."""
     acknowledged: bytes | None = None
-    """Digest of the entry here that has the number of the one that ``synced`` names."""
+    """Digest of the entry here with the number that ``synced`` names."""
 
     def blame(self, flaw: Flaw) -> None:
         """Note a flaw."""
@@ -159,7 +159,7 @@ def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -
 
 
 def _owed(index: int, size: int, synced: Synced | None, *, is_newest: bool) -> int:
-    """How many bytes of a segment must be whole records."""
+    """Return how many bytes of a segment must be whole records."""
     if not is_newest or synced is None or index < synced.segment:
         return size
     return synced.size if index == synced.segment else 0

@@ -109,11 +109,11 @@ class ActiveView:
         self.changes = 0
         """Grows when `neighbours` changes."""
         self._chosen: dict[PeerId, None] = {}
-        """Those of `neighbours` that we chose ourselves, longest first."""
+        """Chosen neighbours, longest first."""
         self._pending: dict[PeerId, float] = {}
-        """Whom we have asked, and until when we wait."""
+        """Peers that we asked, with the time until which we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
-        """Those of `_pending` whom we chose ourselves, and no message made us ask."""
+        """Members of `_pending` that we chose ourselves."""
         # Intervals between two urgent requests for which a neighbour is pushed out, after the
         # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
         # enough if one in a hundred can grant it.
@@ -121,8 +121,7 @@ class ActiveView:
         self._ask_backs = RateLimit(1.0, ASK_BACK_BURST)
         # Accusers remembered as asked: 13 may be in ten seconds.
         self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
-        """Accusers that were asked, and until when they are not asked again, whatever they
-        answer."""
+        """Accusers that were asked, with the time until which they are not asked again."""
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""
@@ -139,7 +138,7 @@ class ActiveView:
 
     @property
     def anchors(self) -> tuple[PeerId, ...]:
-        """The neighbours of longest standing among those that we chose."""
+        """Chosen neighbours of longest standing."""
         return tuple(self._chosen)[:ANCHORS]
 
     def bootstrap(
@@ -276,8 +275,8 @@ class ActiveView:
             self.remove(peer, now)
 
     def add(self, peer: PeerId, now: float, *, chosen: bool = False) -> None:
-        """Make a member a neighbour, or a neighbour one that we chose; if there are too many,
-        one goes."""
+        """Make a member a neighbour, or a neighbour a chosen one. If there are too many, one is
+        dropped."""
         if peer not in self._members:
             return
         self._pending.pop(peer, None)
@@ -326,7 +325,7 @@ class ActiveView:
         self._send(peer, msg.Disconnect())
 
     def _release_guests(self, now: float) -> None:
-        """Those who got the guest seats have had them for long enough."""
+        """Free guest seats that were held for long enough."""
         guests = self._unchosen()[self._upper - len(self.neighbours) :]
         for peer in guests:
             member = self._members.get(peer)
@@ -342,7 +341,8 @@ class ActiveView:
                 self._evict(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
-        """Whether a peer that asks gets a seat; if it is urgent, that of another that asked."""
+        """Return True if a peer that asks gets a seat; if it is urgent, that of another that
+        asked."""
         if peer in self.neighbours or peer in self._chosen_pending:
             return True
         if self._is_crowding(peer):
@@ -350,7 +350,7 @@ class ActiveView:
         return self._has_seat() or (urgent and self._grant(peer, now))
 
     def _reply(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
-        """Answer a request; return what was said, None if it was nothing."""
+        """Answer a request and return the answer; None if there is none."""
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
@@ -360,21 +360,21 @@ class ActiveView:
         return accepted
 
     def _has_seat(self) -> bool:
-        """Whether there is a seat for a neighbour that we do not choose."""
+        """Return True if there is a seat for a neighbour that we do not choose."""
         waiting = len(self._pending) - len(self._chosen_pending)
         unchosen = len(self.neighbours) - len(self._chosen)
         seats = self._upper - self._least_chosen
         return len(self.neighbours) < self._upper and unchosen + waiting < seats
 
     def _may_ask(self, peer: PeerId) -> bool:
-        """Whether to ask a newcomer of whom we were told."""
+        """Return True if a newcomer may be asked to be a neighbour."""
         held = len(self.neighbours) + len(self._pending)
         if peer in self.neighbours or held >= self._config.active:
             return False
         return self._has_seat() and not self._is_crowding(peer)
 
     def _is_crowding(self, peer: PeerId) -> bool:
-        """Whether the peer's network has its share of the neighbours."""
+        """Return True if the peer's network has its share of the neighbours."""
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
@@ -384,8 +384,8 @@ class ActiveView:
         return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= 2
 
     def _grant(self, peer: PeerId, now: float) -> bool:
-        """Let in one that has no neighbour, if it may be; return whether it has a guest seat
-        now."""
+        """Give a guest seat to a peer without neighbours, if one is free. Return True if it has
+        one now."""
         granted, interval, prefix = (
             self._granted,
             self._config.interval,

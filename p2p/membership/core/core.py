@@ -67,9 +67,8 @@ writing."""
 
 
 READDRESS_BEATS: Final = 12
-"""Of so many of a member's sequence numbers one makes the host remember its addresses again:
-strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
-minute."""
+"""Every so many of a member's sequence numbers the host remembers its addresses again, which
+strangers may have flushed. A neighbour's return within a minute."""
 
 
 _NEEDS_STAMP: Final = frozenset(
@@ -120,7 +119,8 @@ class MembershipCore:
         self._message_quotas = KeyedQuotas(QUOTA_RATE, QUOTA_BURST)
         self._anchors: tuple[PeerId, ...] = ()
         self._told_changes = 0
-        """`ActiveView.changes` when the driver was last told of our neighbours."""
+        """Value of `ActiveView.changes` when the neighbours were last reported to the
+        driver."""
         self._own_time = OwnTime(self._on_resume)
         self._due = math.inf
         self._resumed = -math.inf
@@ -129,7 +129,7 @@ class MembershipCore:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What was dropped, by reason."""
+        """Dropped messages, by reason."""
         return self._verifier.counters
 
     @property
@@ -139,30 +139,31 @@ class MembershipCore:
 
     @property
     def has_neighbour(self) -> bool:
-        """Whether we have a neighbour."""
+        """True if we have a neighbour."""
         return bool(self._active_view.neighbours)
 
     @property
     def clock_off(self) -> ev.ClockOff | None:
-        """By how much our wall clock differs from the others', if it is ours that is wrong."""
+        """Return the offset of our wall clock from the others', if ours is wrong."""
         return self._verifier.clock_off(len(self._members))
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is one of the `members`."""
+        """Return True if ``peer`` is one of the `members`."""
         return peer in self._members and self._verifier.may(peer)
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """What the newest heartbeat of a living member shows; nothing of others."""
+        """Return the credential in the newest heartbeat of a living member; empty for
+        others."""
         member = self._members.get(peer)
         return b"" if member is None else member.signed.heartbeat.profile.stamp
 
     @property
     def size(self) -> int:
-        """How many `members` there are."""
+        """Number of `members`."""
         return len(self._members)
 
     def members(self) -> list[ev.Member]:
-        """All members known to live and admitted, without ourselves, longest known first."""
+        """Living, admitted members without ourselves, longest known first."""
         return [member for member in self._members.members() if self._verifier.may(member.peer)]
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -216,7 +217,7 @@ class MembershipCore:
         self._local.next_beat = self._resumed = now
 
     def _soonest_deadline(self) -> float:
-        """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
+        """Return the first of all parts' deadlines. Asked after each event; `min` takes three
         times as long."""
         return min(
             self._members.settle(), self._local.next_beat, self._local.refute_at,
@@ -482,8 +483,7 @@ class MembershipCore:
         self._active_view.fill(now)
 
     def _refute_suspicions(self, now: float) -> None:
-        """A sign of life to those who asked for one. A neighbour hears that we are neighbours
-        still."""
+        """Send a heartbeat to the peers that asked for a sign of life."""
         signed, peers = self._local.refute(now), self._local.take_suspecters()
         neighbours = self._active_view.neighbours
         ours = [peer for peer in peers if peer in neighbours]
@@ -504,7 +504,7 @@ class MembershipCore:
             )
 
     def _flush(self, now: float) -> None:
-        """Pass on floods and news, to each neighbour what it may not know."""
+        """Send floods and news to each neighbour that may lack them."""
         neighbours = self._active_view.neighbours
         for peers, floods in self._dissemination.take_floods(now, neighbours):
             suspected = tuple([flood.signed for flood in floods if flood.suspected])
@@ -522,7 +522,7 @@ class MembershipCore:
     # Shared steps.
 
     def _digests(self) -> tuple[Digest, ...]:
-        """What goes with a heartbeat; seldom any where the receiver knows enough, too."""
+        """Return the digests to send with a heartbeat; few where the receiver knows enough."""
         count = self._config.sample
         if not self._members.is_crowded():
             return _digests_of(self._members.sample(count, self._active_view.neighbours))

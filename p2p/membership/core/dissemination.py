@@ -1,4 +1,4 @@
-"""How suspicions, refutations, good-byes and newcomers reach all nodes: floods that end.
+"""Floods of suspicions, refutations, good-byes and newcomers, each of which ends.
 
 Each statement about a peer has a rank: ``2 * seqno`` for "it lives", one more for "nothing came
 after that" and "it left". A node passes a statement on only when its rank is higher than any it
@@ -39,14 +39,13 @@ SECOND_WAVE: Final = 0.2
 """Seconds that one end of each link waits whether the other knows already; more than a message
 takes."""
 NEWCOMER_DELAY: Final = 0.75
-"""Seconds that news of newcomers are gathered before they are told: newcomers are many at once.
-The end of a link that goes second waits once more, and then has mostly nothing left to tell."""
+"""Seconds for which news of newcomers are gathered. The end of a link that goes second waits
+twice as long and then has little left to send."""
 MEMORY: Final = 1200.0
-"""Seconds for which a flood is remembered at least, so that it cannot be told again. No flood
-lasts for one; but a peer whom it missed may hold the dead for `MembershipConfig.stale`, tell a
-newcomer who holds it as long again, and must not find any peer by then who has forgotten."""
+"""Seconds for which a flood is remembered at least. A peer that missed a death may hold the
+dead peer for `MembershipConfig.stale`, and a newcomer that it told for as long again."""
 MAX_NEWCOMERS: Final = 64
-"""Newcomers told of at once, as many as may be asked for at once."""
+"""Most newcomers announced at once, as many as may be asked for."""
 MAX_FLOODS: Final = 4096
 """Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
 once still floods each only once."""
@@ -61,7 +60,7 @@ class Flood:
 
     signed: SignedHeartbeat
     suspected: bool
-    """Whether it is a suspicion; else it is a sign of life, or a good-bye."""
+    """True if it is a suspicion; else it is a sign of life, or a good-bye."""
     known_by: dict[PeerId, None] = field(default_factory=dict)
 
 
@@ -90,13 +89,12 @@ class Dissemination:
         self._newcomers: dict[bytes, tuple[PeerId, ...]] = {}
         """Newcomers, by the keys of their digests, and which neighbours know of each."""
         self._late_newcomers: dict[bytes, tuple[PeerId, ...]] = {}
-        """Those of whom the neighbours that are to tell us first have not told us yet."""
+        """Newcomers that a neighbour should announce to us first, by neighbour."""
         self.has_newcomers = False
-        """Whether newcomers wait to be named."""
+        """True if newcomers wait to be named."""
 
     def _rank_of(self, peer: PeerId) -> int:
-        """The rank of the last flood about ``peer``, or the rank of a peer of whom nothing was
-        told."""
+        """Return the rank of the last flood about `peer`, or the lowest rank."""
         rank = self._young.get(peer)
         return self._old.get(peer, -1 << 1) if rank is None else rank
 
@@ -118,13 +116,13 @@ class Dissemination:
             self.unrefuted.pop(peer, None)
 
     def is_suspected(self, peer: PeerId, since: float) -> bool:
-        """Whether the last flood about ``peer`` was no sign of life, and came after
+        """Return True if the last flood about ``peer`` was no sign of life, and came after
         ``since``."""
         return peer in self.unrefuted and self.was_suspected(peer, since)
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
-        """Whether a suspicion or a good-bye of ``peer`` was passed on after ``since``, refuted
-        or not."""
+        """Return True if a suspicion or a good-bye of ``peer`` was passed on after ``since``,
+        refuted or not."""
         return self._suspected.get(peer, -math.inf) > since
 
     def suspected_seqno(self, peer: PeerId) -> int:
@@ -134,8 +132,8 @@ class Dissemination:
         return rank >> 1 if rank & 1 else -1
 
     def is_known(self, peer: PeerId, seqno: int, *, suspected: bool, source: PeerId) -> bool:
-        """Whether this was heard before; if it still waits here, ``source`` need not be
-        told."""
+        """Return True if this flood is known. If it still waits here, `source` needs no
+        copy."""
         if 2 * seqno + suspected > self._rank_of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
@@ -145,8 +143,8 @@ class Dissemination:
         return True
 
     def is_passing(self, peer: PeerId, seqno: int) -> bool:
-        """Whether a sign of life of ``peer``, this or a newer one, is being passed on to all
-        neighbours: each has it since less than `SECOND_WAVE`, or is about to get it."""
+        """Return True if a sign of life of ``peer``, this or a newer one, is being passed on to
+        all neighbours: each has it since less than `SECOND_WAVE`, or is about to get it."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is None or waiting.suspected:
             return False
@@ -177,8 +175,7 @@ class Dissemination:
         self._arm()
 
     def announce(self, peer: PeerId, source: PeerId, now: float) -> None:
-        """Tell the neighbours, by digest, that ``peer`` is new; all but ``source``, who told
-        us."""
+        """Announce a new `peer` by digest to all neighbours but `source`, who told us."""
         if len(self._newcomers) < MAX_FLOODS:
             self._newcomers[key_of(peer)] = (source,)
             self.has_newcomers = True
@@ -196,8 +193,8 @@ class Dissemination:
     def take_floods(
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[Flood]]]:
-        """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` floods
-        a wave."""
+        """Return the floods to pass on now, and to which of ``neighbours``: at most
+        `MAX_HEARTBEATS` a wave."""
         taken: list[tuple[list[PeerId], list[Flood]]] = []
         if self._first_at > now and self._second_at > now:
             return taken  # there are news only
@@ -220,7 +217,7 @@ class Dissemination:
         return taken
 
     def _goes_first(self, neighbours: Iterable[PeerId]) -> list[PeerId]:
-        """Those for whom ours is the end of the link that does not wait: it is drawn, once for
+        """Return the neighbours to which our end of the link sends without waiting; fixed for
         each pair."""
         local, parity = self._local, self._local[-1] & 1
         return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
@@ -228,8 +225,8 @@ class Dissemination:
     def take_newcomers(
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[bytes]]]:
-        """The keys of the new peers to tell of now and to whom, oldest first, at most
-        `MAX_NEWCOMERS` a wave."""
+        """Return the keys of new peers to announce now, and to whom, oldest first, at most
+        `MAX_NEWCOMERS`."""
         if self._newcomers_at > now:
             return []
         late, waiting = self._late_newcomers, list(self._newcomers.items())
@@ -260,7 +257,7 @@ class Dissemination:
 def _told(
     neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
-    """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
+    """Return the ``neighbours`` that lack some of the floods, grouped by what they lack."""
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []
@@ -279,8 +276,7 @@ def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Floo
 def _grouped(
     neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
 ) -> list[tuple[list[PeerId], list[T]]]:
-    """Neighbours for whom the same ``items`` are meant, and these: what is sent is encoded
-    once."""
+    """Group neighbours that get the same ``items``, so that they are encoded once."""
     groups: dict[tuple[int, ...], list[PeerId]] = {}
     for peer in neighbours if items else ():
         meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])

@@ -1,4 +1,4 @@
-"""What goes into the membership core and what comes out of it; what a member is."""
+"""Events, effects and records of the membership core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EffectBuffer:
         self._effects: list[Effect] = []
 
     def put(self, effect: Effect) -> None:
-        """Any effect."""
+        """Add any effect."""
         self._effects.append(effect)
 
     def send(self, peer: PeerId, message: Message) -> None:
@@ -37,7 +37,7 @@ class EffectBuffer:
         self._effects.append(MemberEvent(change, member))
 
     def take(self) -> list[Effect]:
-        """What was put here since the last time."""
+        """Return and clear the collected effects."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -48,13 +48,13 @@ class Member:
 
     peer: PeerId
     profile: Profile
-    """What it says of itself: shared by all its heartbeats that say the same."""
+    """Profile of the author, shared by all its heartbeats with the same content."""
     seen: float
     """When we first saw its newest heartbeat (as of `World.now`)."""
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where it can be dialled; each ends in ``/p2p/``."""
+        """Addresses of the peer; each ends in ``/p2p/``."""
         return self.profile.addrs
 
     @property
@@ -98,9 +98,9 @@ class ClockOff:
     """Our wall clock is not that of the others."""
 
     seconds: float
-    """By how much ours is ahead of theirs, at the median; negative if it is behind."""
+    """Median lead of our clock over theirs; negative if it is behind."""
     peers: int
-    """How many say so."""
+    """Number of peers that say so."""
 
     def __str__(self) -> str:
         return (
@@ -111,19 +111,18 @@ class ClockOff:
 
 
 class Change(Enum):
-    """What happened to a member."""
+    """Change of a member."""
 
     JOINED = "joined"
     """New, or alive again."""
     CHANGED = "changed"
-    """Its addresses, roles, run or policy are other ones."""
+    """Its addresses, roles, run or policy changed."""
     LEFT = "left"
-    """It said good-bye."""
+    """It sent a good-bye."""
     DIED = "died"
     """It fell silent."""
     FORGOTTEN = "forgotten"
-    """It may live, but there is no room for it, no news of it, or it is not admitted any
-    more."""
+    """The peer may live, but there is no room, no news, or no admission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +147,11 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Send heartbeats to these too, from now on; replaces what was said before."""
+    """Send heartbeats to these peers too, replacing the previous set."""
 
     peers: tuple[PeerId, ...]
     has_audience: bool = True
-    """Whether others that are no neighbours will send us heartbeats, so that each is kept: we
+    """True if others that are no neighbours will send us heartbeats, so that each is kept: we
     are an officer."""
 
 

@@ -1,4 +1,4 @@
-"""From silence to death: probe, suspect, confirm, as in SWIM.
+"""Failure detection as in SWIM: probe, suspect, confirm.
 
 The times are in `member_list`. The stages of a peer that sends us heartbeats itself:
 
@@ -76,9 +76,9 @@ class FailureDetector:
         self.checks_end = math.inf
         """When to call `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
-        """By the suspected peer. The quotas of `FloodQuotas` bound them."""
+        """Pending checks by suspected peer, bounded by `FloodQuotas`."""
         self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
-        """Who suspects a peer that we hear ourselves, and is to know what it says next."""
+        """Peers that suspect somebody whom we hear, and want its next sign of life."""
         self._probed_at: dict[PeerId, float] = {}
         """When we asked a peer that we hear because it was suspected, longest ago first."""
         self._quotas = quotas
@@ -211,8 +211,7 @@ class FailureDetector:
             self._effects.send(member.peer, Suspect((member.signed,)))
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
-        """No address of ``peer`` answered: if it used to send us heartbeats, ask all
-        members."""
+        """No address of `peer` answered: if it used to send us heartbeats, suspect it."""
         member = self._members.get(peer)
         check = self._checks.pop(peer, None)
         if check is not None:
@@ -236,7 +235,7 @@ class FailureDetector:
             self._effects.tell(change, member)
 
     def forget(self, peer: PeerId) -> None:
-        """There is no room for the peer, no news of it, or it is not admitted."""
+        """Forget a peer without room, news or admission."""
         member = self._members.drop(peer)
         if member is not None:
             self._effects.tell(Change.FORGOTTEN, member)

@@ -78,7 +78,7 @@ class LocalHeartbeat:
         return self._sign(leaving=True)
 
     def set_profile(self, profile: Profile, now: float) -> None:
-        """Say this of us from now on; soon, if others should hear of it."""
+        """Set the content of our heartbeats. It is sent soon if others should know."""
         before, self._profile = self._profile, profile
         if differs(before, profile):
             self.beat_soon(now)
@@ -109,7 +109,7 @@ class LocalHeartbeat:
             self._backed_off[peer] = now + 6.0 * self._config.interval
 
     def interested(self, now: float) -> list[PeerId]:
-        """Who is to get our heartbeat now without being a neighbour."""
+        """Return peers beside the neighbours that get our heartbeat now."""
         return [peer for peer in self._interest if self._backed_off.get(peer, now) <= now]
 
     def add_suspecter(self, peer: PeerId, now: float) -> None:
@@ -121,7 +121,7 @@ class LocalHeartbeat:
         self.refute_at = min(self.refute_at, self._earliest(now))
 
     def take_suspecters(self) -> list[PeerId]:
-        """Who waits for a sign of life; they are told now."""
+        """Return and clear the peers that wait for a sign of life."""
         peers = list(self._suspecters)
         self._suspecters.clear()
         self.refute_at = math.inf
@@ -147,6 +147,6 @@ class LocalHeartbeat:
 
 
 def differs(before: Profile, after: Profile) -> bool:
-    """Whether others should hear of it soon: not for every change of load."""
+    """Return True if others should hear of a change soon; changes of load can wait."""
     old = (before.addrs, before.roles, before.run, before.policy, before.version)
     return old != (after.addrs, after.roles, after.run, after.policy, after.version)

@@ -84,7 +84,7 @@ death."""
 
 
 class Liveness(Enum):
-    """How far the judgement of a silent peer has come."""
+    """Stage of the judgement of a silent peer."""
 
     ALIVE = "alive"
     PROBED = "probed"
@@ -93,8 +93,8 @@ class Liveness(Enum):
 
 @dataclass(slots=True)
 class Watch:
-    """How the silence of one peer is judged: of those that send us heartbeats, and of the
-    suspected peer."""
+    """State for judging the silence of a peer: one that sends us heartbeats, or a suspected
+    one."""
 
     due: float = math.inf
     """When the judgement goes on."""
@@ -107,7 +107,7 @@ class Watch:
     liveness: Liveness = Liveness.ALIVE
     suspected_at: float = math.inf
     was_asked: bool = False
-    """Whether we asked it ourselves since it was suspected, in vain."""
+    """True if we asked it ourselves since it was suspected, in vain."""
 
 
 @dataclass(slots=True)
@@ -127,11 +127,12 @@ class MemberState:
     """The network that its addresses are in (`prefix.prefix_of`)."""
     peer: PeerId = field(init=False)
     seqno: int = field(init=False)
-    """Of its newest heartbeat: what digests are compared with, thousands of times a second."""
+    """Sequence number of its newest heartbeat, compared thousands of times a second."""
     policy: int = field(init=False)
-    """As its newest heartbeat says."""
+    """Policy of its newest heartbeat."""
     avoid_until: float = -math.inf
-    """Until then it is not asked to be a neighbour: it refused, or could not be reached."""
+    """Time until which it is not asked to be a neighbour, since it refused or could not be
+    reached."""
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class MemberState:
         self.record_heartbeat(self.signed, self.seen)
 
     def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Its newest heartbeat has come."""
+        """Note its newest heartbeat."""
         heartbeat = signed.heartbeat
         self.signed, self.seen = signed, now
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
@@ -154,7 +155,7 @@ class MemberState:
 
     @property
     def liveness(self) -> Liveness:
-        """How far the judgement of its silence has come."""
+        """Stage of the judgement of its silence."""
         return Liveness.ALIVE if self.watch is None else self.watch.liveness
 
     @property
@@ -164,29 +165,30 @@ class MemberState:
 
     @property
     def direct(self) -> bool:
-        """Whether it sends us heartbeats itself."""
+        """True if it sends us heartbeats itself."""
         return self.direct_at > -math.inf
 
     @property
     def is_watched(self) -> bool:
-        """Whether its silence must be judged to the second."""
+        """True if its silence must be judged to the second."""
         watch = self.watch
         if watch is None:
             return False
         return watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED
 
     def watched(self) -> Watch:
-        """Its watch, from now on."""
+        """Start or return the watch of a peer."""
         if self.watch is None:
             self.watch = Watch()
         return self.watch
 
     def is_candidate(self, now: float) -> bool:
-        """Whether it may be asked to be a neighbour."""
+        """Return True if it may be asked to be a neighbour."""
         return self.liveness is Liveness.ALIVE and self.avoid_until <= now
 
     def is_heard(self, now: float) -> bool:
-        """Whether it sent us a heartbeat itself a moment ago: no suspicion can impress us."""
+        """Return True if it sent us a heartbeat itself a moment ago: no suspicion can impress
+        us."""
         return now - self.direct_at < PROBE * self.interval
 
 
@@ -197,15 +199,15 @@ class Tombstone:
     signed: SignedHeartbeat
     when: float
     may_be_partitioned: bool
-    """Whether it may live on the other side of a partition: it did not say good-bye."""
+    """True if it may live on the other side of a partition: it did not say good-bye."""
 
 
 STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
 swarm a peer always is, and a look each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
-"""Share of its capacity up to which a view tells the neighbours at once whom it has met. A
-fuller one is a sample already: the digests with the heartbeats suffice."""
+"""Share of its capacity up to which a view announces new peers to neighbours at once. In a
+fuller view the digests of heartbeats suffice."""
 YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
@@ -238,21 +240,21 @@ class MemberList:
         self._tombstones: dict[bytes, Tombstone] = {}
         """The dead, by key, longest dead first."""
         self._prefixes: Counter[bytes] = Counter()
-        """How many of the living are in each network."""
+        """Living members in each network."""
         self.has_audience = False
-        """Whether peers send us heartbeats that are no neighbours, because we are an officer of
+        """True if peers send us heartbeats that are no neighbours, because we are an officer of
         the run: they are kept beside the passive members."""
         self._era = -math.inf
         """When the last interval began in which a newcomer was met: what is noted as its first
         sight."""
         self._turns: list[MemberState] = []
-        """Whom `sample` is yet to name, before all have their turn again."""
+        """Members that `sample` has yet to return before it starts again."""
         self._directs = 0
         self._watched: list[tuple[float, int, MemberState]] = []
         self._pushes = 0
         self._stale_check_at = math.inf
         self._is_settled = False
-        """Whether nothing that `settle` looks at has changed since it looked."""
+        """True if nothing that `settle` looks at has changed since it looked."""
         self._settled_at = math.inf
 
     def settle(self) -> float:
@@ -303,22 +305,23 @@ class MemberList:
         return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
 
     def has_key_of_another(self, peer: PeerId) -> bool:
-        """Whether another peer, living or dead, has the key that would name this one."""
+        """Return True if another peer, living or dead, has the key that would name this one."""
         other = self._members.get(peer[KEY]) or self._tombstones.get(peer[KEY])
         return other is not None and other.signed.peer != peer
 
     def is_outdated(self, key: bytes, seqno: int) -> bool:
-        """Whether a digest means ourselves, or a heartbeat that a dead peer sent before."""
+        """Return True if a digest means ourselves, or a heartbeat that a dead peer sent
+        before."""
         tombstone = self._tombstones.get(key)
         return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
     def seqno_of_dead(self, peer: PeerId) -> int:
-        """The last sequence number of a dead peer; -1 if we know of no death of it."""
+        """Return the last sequence number of a dead peer; -1 if its death is unknown."""
         tombstone = self.tombstone(peer)
         return -1 if tombstone is None else tombstone.signed.seqno
 
     def members(self) -> list[Member]:
-        """All the living."""
+        """All living members."""
         return [
             Member(member.peer, member.signed.heartbeat.profile, member.seen)
             for member in self._members.values()
@@ -370,7 +373,7 @@ class MemberList:
         return None if member is None else member.prefix
 
     def is_one_of_many(self, prefix: bytes | None) -> bool:
-        """Whether there are enough members outside this network to choose from."""
+        """Return True if there are enough members outside this network to choose from."""
         return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
 
     def expect(self, peer: PeerId, now: float) -> bool:
@@ -437,7 +440,7 @@ class MemberList:
     def add_tombstone(
         self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
     ) -> Member | None:
-        """Move a peer to the dead; returns whom we lost, None if we did not hold it."""
+        """Move a peer to the dead. Return the lost member; None if it was not held."""
         member = self.drop(signed.peer)
         key, tombstones = key_of(signed.peer), self._tombstones
         tombstones.pop(key, None)
@@ -457,20 +460,19 @@ class MemberList:
 
     @property
     def room(self) -> int:
-        """How many more passive members fit without pushing one out; negative if it is
-        overfull."""
+        """Free places for passive members; negative if the view is overfull."""
         return self._capacity - len(self._members)
 
     def has_room(self) -> bool:
-        """Whether another passive member fits without pushing one out."""
+        """Return True if another passive member fits without pushing one out."""
         return len(self._members) < self._capacity
 
     def is_sparse(self) -> bool:
-        """Whether the view holds so few that we may know all there are."""
+        """Return True if the view holds so few that we may know all there are."""
         return len(self._members) < self._sparse
 
     def is_crowded(self) -> bool:
-        """Whether the view holds about as many as it may: it is a sample, and so are
+        """Return True if the view holds about as many as it may: it is a sample, and so are
         others'."""
         # Share of its capacity from which a view is crowded: 202 of 205, so that a death or two
         # do not make it look for more.
@@ -479,8 +481,8 @@ class MemberList:
     def evictee(
         self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
     ) -> PeerId | None:
-        """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
-        is too full.
+        """Return the member that must go for the newcomer ``keep``, if the view or its
+        network's share is too full.
 
         A network beyond its share changes only among itself. Of a full view a young member goes
         if the young have their share, else any; and of a few drawn at random one whose network
@@ -521,7 +523,7 @@ class MemberList:
         return [member for member in self._members.values() if member.prefix == prefix]
 
     def is_young(self, peer: PeerId, now: float) -> bool:
-        """Whether a living peer was met lately (`YOUNG`)."""
+        """Return True if a living peer was met lately (`YOUNG`)."""
         member = self.get(peer)
         return member is not None and member.since > now - YOUNG * self._config.interval
 
@@ -639,7 +641,7 @@ class MemberList:
 
 
 def _most_crowded(drawn: list[MemberState], otherwise: PeerId) -> PeerId:
-    """One of those ``drawn`` whose network or introducer is the most frequent among them."""
+    """Return a member of ``drawn`` whose network or introducer is the most frequent there."""
     introducers: dict[PeerId | None, int] = {}
     prefixes: dict[bytes, int] = {}
     for member in drawn:

@@ -28,7 +28,7 @@ MAX_ASKED: Final = 1024
 
 
 class Pull:
-    """Decides what to ask for, and remembers what was asked."""
+    """Decides which heartbeats to ask for, and remembers requests."""
 
     def __init__(self, members: MemberList, config: MembershipConfig) -> None:
         self._members = members
@@ -38,7 +38,7 @@ class Pull:
         burst = 16 * config.refresh
         self._budget = RateLimit(config.refresh / config.interval, burst)
         self._asked: dict[bytes, tuple[float, PeerId | None]] = {}
-        """When, and whom that had named it, longest ago first."""
+        """Time of each request and the peer that named it, oldest first."""
         # Heartbeats that a peer may have named without handing them over before its digests are
         # passed over: as many as one request asks for. Digests are unsigned, and ghosts would
         # use up our budget.
@@ -51,17 +51,18 @@ class Pull:
         self._unknown = RateLimit((1 / 4) / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
-        """Whether the heartbeat behind ``key`` was asked for and has not come."""
+        """Return True if the heartbeat behind ``key`` was asked for and has not come."""
         return key in self._asked
 
     def sought(self, key: bytes, now: float) -> None:
-        """It is asked for, though no digest named it: who does not know it owes nothing."""
+        """Note a request without a naming digest, so that no peer is blamed if nothing
+        comes."""
         if len(self._asked) < MAX_ASKED:
             self._asked.pop(key, None)
             self._asked[key] = now, None
 
     def arrived(self, key: bytes) -> None:
-        """It came."""
+        """Note that the heartbeat came."""
         self._asked.pop(key, None)
 
     def wanted(

@@ -1,4 +1,4 @@
-"""How much a peer may make us pass on to all, and how much it may make us answer.
+"""Quotas of what a peer may make us forward and answer.
 
 Theory of operation
 -------------------
@@ -87,7 +87,7 @@ class KeyedQuotas:
         return True
 
     def has(self, peer: PeerId | bytes, now: float) -> bool:
-        """Whether ``peer`` has a token left."""
+        """Return True if ``peer`` has a token left."""
         emptied = self._emptied.get(peer)
         return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
@@ -119,7 +119,7 @@ costs no trust."""
 
 
 class FloodQuotas:
-    """Quotas of what is passed on, and of what is answered: tokens an interval, and at once."""
+    """Quotas of forwarded and answered messages: tokens per interval, and a burst."""
 
     def __init__(self, interval: float) -> None:
         self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
@@ -164,7 +164,7 @@ class FloodQuotas:
         self._answered_to_others = RateLimit(4.0 / interval, 8192.0)
 
     def trusts_suspicions(self, now: float) -> bool:
-        """Whether few suspicions were refuted lately."""
+        """Return True if few suspicions were refuted lately."""
         return self._trust.available(now) >= 1
 
     def count_refutation(self, peer: PeerId, ahead: int, now: float) -> None:
@@ -175,19 +175,20 @@ class FloodQuotas:
         self._trust.level = max(self._trust.available(now) - 1, -TRUST)
 
     def may_refuse(self, network: bytes | None, now: float) -> bool:
-        """Whether to answer a request, of a peer in ``network``, that we refuse."""
+        """Return True if a request of a peer in ``network`` that we refuse should be
+        answered."""
         if network is not None and not self._network_refusals.take(network, now):
             return False
         return self._refusals.allows(1, now)
 
     def may_walk(self, peer: PeerId, network: bytes | None, now: float) -> bool:
-        """Whether to send the heartbeat of a newcomer in ``network`` on its walks."""
+        """Return True if a newcomer's heartbeat of ``network`` may walk."""
         if not self._walks.take(peer, now):
             return False
         return network is None or self._network_walks.take(network, now)
 
     def may_answer(self, peer: PeerId, count: int, now: float, *, is_neighbour: bool) -> bool:
-        """Whether to hand ``peer`` so many heartbeats that it asks for."""
+        """Return True if `peer` may have so many heartbeats."""
         if not self._answered.take(peer, now, count):
             return False
         return is_neighbour or self._answered_to_others.allows(count, now)

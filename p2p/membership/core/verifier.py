@@ -1,4 +1,4 @@
-"""Whether to believe a heartbeat, and which peer is at fault if not.
+"""Verification of heartbeats, and blame for false ones.
 
 A forgery is the fault of the peer that sent it, whichever peer it names: every honest node
 verifies before it passes on. A wrong clock, or an old heartbeat of a third party, is no fault
@@ -21,7 +21,7 @@ from p2p.offence import Offence
 
 
 class HeartbeatVerifier:
-    """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
+    """Verifies heartbeats, counts dropped ones, and penalises the peer at fault."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class HeartbeatVerifier:
         is_stamped: Callable[[PeerId, bytes], bool] | None,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        """What was dropped, by reason."""
+        """Dropped heartbeats, by reason."""
         self.may: Final = may
         self._verify = verify
         self._wall = wall
@@ -41,17 +41,16 @@ class HeartbeatVerifier:
         self._penalise = penalise
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
-        """Whether this is an open run."""
+        """True if this is an open run."""
         # Peers remembered that have shown their stamp: as many as connections are counted
         # (`quotas.MAX_QUOTAS`).
         self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
-        """What each has shown that will do, longest ago first."""
+        """Accepted credentials of peers, oldest first."""
         self._clocks: dict[PeerId, float] = {}
-        """By how much our clock is ahead of that of peers whose own heartbeats we refused for
-        it."""
+        """Lead of our clock over that of peers whose own heartbeats were refused for it."""
 
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
-        """Whether to believe a heartbeat that ``source`` sent."""
+        """Return True if a heartbeat that `source` sent is genuine."""
         ahead = signed.heartbeat.expires - self._wall()
         # Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for
         # 30 minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours.
@@ -70,21 +69,21 @@ class HeartbeatVerifier:
         return False
 
     def is_signed(self, signed: SignedHeartbeat) -> bool:
-        """Whether the signature is good."""
+        """Return True if the signature is good."""
         wire = signed.wire
         return self._verify(
             signed.heartbeat.peer, PROTOCOL_ID, wire[:-SIGNATURE_BYTES], wire[-SIGNATURE_BYTES:]
         )
 
     def has_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` has shown its stamp, or needs none."""
+        """Return True if ``peer`` has shown its stamp, or needs none."""
         is_stamped = self._is_stamped
         if is_stamped is None or (peer in self._stamped and self.may(peer)):
             return True
         return is_stamped(peer, b"")
 
     def refuse_stamp(self, peer: PeerId) -> None:
-        """Count what is not heard, for lack of a stamp or of an admission."""
+        """Count a heartbeat that is ignored for lack of a stamp or an admission."""
         self.counters["no stamp" if self.may(peer) else "unadmitted"] += 1
 
     def refuse(self, reason: str, peer: PeerId, offence: Offence, detail: str = "") -> None:
@@ -102,9 +101,9 @@ class HeartbeatVerifier:
     def _shows_stamp(
         self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]
     ) -> bool:
-        """Whether the stamp in a heartbeat will do. Costs a hash, of an invite two signatures;
-        that of the heartbeat is verified after that. Another stamp than the last one is looked
-        at, and takes nothing away."""
+        """Return True if the stamp in a heartbeat will do. Costs a hash, of an invite two
+        signatures; that of the heartbeat is verified after that. Another stamp than the last
+        one is looked at, and takes nothing away."""
         peer, shown = signed.peer, signed.heartbeat.profile.stamp
         known = self._stamped.get(peer)
         if known == shown and self.may(peer):

@@ -1,4 +1,4 @@
-"""What people see of a node: a page, numbers for Prometheus, and commands that ask.
+"""Views of a node: a page, numbers for Prometheus, and commands.
 
 `core` decides what is shown; `snapshots` looks at a node and tells viewers, `server` says who
 may ask, where, and answers, `metrics` writes the numbers, `page` holds the page's files and

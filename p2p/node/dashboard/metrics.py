@@ -20,7 +20,7 @@ from p2p.node.plugins import NO_ROLE, ROLES
 from p2p.shardcast.config import ShardcastStats
 
 OTHER: Final = "other"
-"""How members are counted whose role is not installed here."""
+"""Label of members whose role is not installed here."""
 _UNITS: Final = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
 """Base units, as Prometheus names them."""
 _BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers")
@@ -28,7 +28,7 @@ _BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from
 
 
 def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
-    """All series of one node."""
+    """Write all series of a node."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(view, panels, viewers))
     return bytes(generate_latest(registry))
@@ -43,7 +43,7 @@ class _Numbers:
         self._viewers = viewers
 
     def collect(self) -> Iterator[Metric]:
-        """Each family once."""
+        """Yield each metric family once."""
         health: Health = next((one.health for one in self._view.known.values()), {})
         yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
         newest = plain(find(health, "shardcast.newest"))
@@ -81,7 +81,7 @@ class _Numbers:
 
 
 def _moved(health: Health) -> Iterator[Metric]:
-    """What SHARDCAST counts; nothing that is not in its status."""
+    """Return the counters of SHARDCAST that its status has."""
     stats = find(health, "shardcast")
     known: Health = stats if isinstance(stats, Mapping) else {}
     family = CounterMetricFamily(

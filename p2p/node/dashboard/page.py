@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 STATIC: Final = files("p2p.node.dashboard") / "static"
-"""Where the page's parts lie, in the checkout and in the wheel."""
+"""Folder of the page's files, in the checkout and in the wheel."""
 PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -21,7 +21,7 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
-"""By path: the file, and what it is."""
+"""Files of the page and their types, by path."""
 _LINKS: Final = re.compile(r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?")
 
 

@@ -113,6 +113,8 @@ class Snapshots:
         finally:
             if keeps:
                 with trio.move_on_after(5, shield=True):
+                    if not is_blind:
+                        self.look()  # what came in the last second
                     await self._keep()
 
     def look(self) -> None:

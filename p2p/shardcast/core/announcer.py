@@ -1,4 +1,4 @@
-"""What this node tells peers about the chunks of each version, collected in few messages."""
+"""Announcements of chunks to peers, collected in few messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import ChunkHeader, Have, Skipped
 
 MAX_SUBSCRIBERS: Final = 16
-"""Peers outside the neighbourhood that are told of new chunks, since they asked what is here.
-The oldest gives way."""
+"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
+is replaced."""
 
 
 @dataclass(slots=True)
 class _Notices:
-    """What is to be told about one version, and to which peers beyond the usual."""
+    """Pending announcements about one version, and the peers beyond the usual that get them."""
 
     subscribers: dict[PeerId, None] = field(default_factory=dict)
     new: ChunkSet = EMPTY
@@ -57,7 +57,7 @@ class Announcer:
         self._due.setdefault(policy, now + 0.1)
 
     def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
-        """A chunk is not pushed to ``child``, which has to be told so."""
+        """Note that a chunk is not pushed to `child`, which must be told."""
         chunks = self._notices(header.policy).withheld.setdefault(child, {})
         stripe = header.epoch, header.stripe
         chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
@@ -75,7 +75,7 @@ class Announcer:
         return self._versions.setdefault(policy, _Notices())
 
     def is_due(self, download: Download, now: float) -> bool:
-        """Whether to `tell` now."""
+        """Return True if `tell` should send now."""
         return self._due.get(download.name, math.inf) <= now
 
     def tell(self, download: Download) -> Iterator[ev.Effect]:

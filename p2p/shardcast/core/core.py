@@ -71,7 +71,7 @@ from p2p.shardcast.messages import (
 
 
 class ShardcastCore:
-    """One node's part in distributing policies: events and time in, effects out."""
+    """A node's part in distributing policies: events and time in, effects out."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ShardcastCore:
         self._local = local
         self._config = config
         self.statements = statements
-        """What publishers have signed, as far as this node knows."""
+        """Signed statements of publishers, as far as known."""
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
@@ -108,7 +108,7 @@ class ShardcastCore:
         self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False
-        """Whether a roster for another version of Shoal has come."""
+        """True if a roster for another version of Shoal has come."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
         self._own_time = OwnTime()
@@ -126,7 +126,7 @@ class ShardcastCore:
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """Every version that is held or being fetched."""
+        """Versions that are held or being fetched."""
         return tuple(self._downloads.values())
 
     @property
@@ -335,7 +335,7 @@ class ShardcastCore:
                     self._out += self._upload.foresee(download)
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
-        """Fetch a version, if it is worth it; returns what is fetched for it from now on."""
+        """Fetch a version if it is worth it; return its download, if any."""
         begun, given_up = self._versions.fetch(manifest, self._now)
         for download in begun:
             for peer in self._versions.take_early(download.name):
@@ -349,7 +349,7 @@ class ShardcastCore:
     # A disk that refuses
 
     def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch what was announced while the disk refused: it is not pushed any more."""
+        """Fetch a version that was announced while the disk refused, by pulling."""
         for manifest in manifests:
             for download in self._adopt(manifest):
                 download.pull_only = True
@@ -366,7 +366,7 @@ class ShardcastCore:
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
 
     def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
-        """Tell a newcomer what it lacks: convictions, and the newest version."""
+        """Send a newcomer the convictions and the newest version that it lacks."""
         halted = self.statements.halted
         lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
         download = self._versions.best
@@ -500,7 +500,7 @@ class ShardcastCore:
         self._out += [ev.Patch(patch.name) for patch in self._versions.next_patches()]
 
     def _patched(self, event: ev.Patched) -> None:
-        """Take what a patch made; what is wrong in it is pulled as it is."""
+        """Take the result of a patch; wrong spans are pulled from the anchor."""
         policy = self._versions.end_patch(event.patch, made=True)
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy) if policy is not None else None
@@ -555,7 +555,7 @@ class ShardcastCore:
         self._hand_out(event.manifest, resumed=False)
 
     def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
-        """Bring our own version to those that this node feeds."""
+        """Hand out our own version to the peers that this node feeds."""
         download = self._downloads.get(manifest.name_of(manifest.handed_out))
         if download is None:  # an earlier life made the patch, and it is gone
             download = self._downloads[manifest.digest]

@@ -1,4 +1,4 @@
-"""One version on its way to this node: what is here, asked for, late, and held by others.
+"""State of one version on its way to this node: present, requested, late, held by others.
 
 A `Download` decides what is late; `p2p.shardcast.core.repair` decides whom to ask for it. It
 ends as the record of a version that is whole, from which this node serves others.
@@ -39,7 +39,7 @@ class Availability:
 
     @property
     def holders(self) -> Mapping[PeerId, ChunkSet]:
-        """What each peer is known to hold, in the order in which they were first heard of."""
+        """Chunks known at each peer, in the order in which peers were first heard of."""
         return self._holders
 
     def note_held(self, peer: PeerId, chunks: ChunkSet) -> ChunkSet:
@@ -72,13 +72,13 @@ class Availability:
         self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
 
     def needs(self, peer: PeerId, chunk: int) -> bool:
-        """Whether ``peer`` may still need this chunk, as far as this node knows."""
+        """Return True if ``peer`` may still need this chunk, as far as this node knows."""
         return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(
             peer, EMPTY
         )
 
     def is_rare(self, chunk: int) -> bool:
-        """Whether at most half of the known holders hold it.
+        """Return True if at most half of the known holders hold it.
 
         Half, so that one that boasts of all chunks does not keep an origin from giving them
         once more, and those given last before its death, which few hold, are given, too.
@@ -92,7 +92,7 @@ class Availability:
         """
         most = len(self._holders) // 2 + 1
         held_by = [ChunkSet.below(count), *[EMPTY] * most]
-        """What so many holders have at least."""
+        """Chunks that so many holders have at least."""
         for held in self._holders.values():
             for number in range(most, 0, -1):
                 held_by[number] |= held_by[number - 1] & held
@@ -131,13 +131,13 @@ class LateChunks:
         self._turn = 0.0
         """Seconds between two chunks that the origin gave away, in the mean."""
         self.overdue = EMPTY
-        """Chunks that were passed over so long ago that the origin should hear of it."""
+        """Chunks passed over long enough ago that the origin should be asked."""
         self._passed: dict[int, float] = {}
         self._behind = Patience(ceiling=4 * stall)
-        """How long after later ones the chunks that were passed over come: roots of unequal
-        strength bring theirs out of order."""
+        """Usual lateness of passed-over chunks: roots of unequal strength bring theirs out of
+        order."""
         self._frontier = 0
-        """One beyond the highest chunk that was pushed."""
+        """One beyond the highest pushed chunk."""
         self.urgent = EMPTY
         """Chunks to pull now, unless they are asked for already."""
         # In the order of time, since a chunk is entered once and leaves for good.
@@ -175,13 +175,14 @@ class LateChunks:
         return self._seen.pop(chunk, None)
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
-        """What ``peer`` was first to have is urgent, unless it is asked of another."""
+        """Make the chunks urgent that `peer` was first to have, unless they are requested
+        elsewhere."""
         for chunk, seen in self._seen.items():
             if seen.peer == peer and chunk not in requested:
                 self.note_urgent(chunk)
 
     def mark_late(self, now: float, patience: float) -> None:
-        """Make urgent what was seen ``patience`` ago."""
+        """Mark chunks as late that others have had for ``patience`` seconds."""
         while self._seen:
             chunk, seen = next(iter(self._seen.items()))
             if seen.when + patience > now:
@@ -228,45 +229,45 @@ class Download:
     def __init__(
         self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
     ) -> None:
-        """``encoding`` is what is fetched of the version; the anchor unless it is said."""
+        """``encoding`` is fetched; the anchor by default."""
         self.manifest = manifest
         self.encoding = encoding if encoding is not None else manifest.anchor
         self.count = self.encoding.chunks
         self.index: Index | None = None
-        """None until it is known: no chunk can be judged before."""
+        """Index of the version; None until it is known."""
         self.stored = False
-        """Whether it is whole, durable and assembled."""
+        """True if it is whole, durable and assembled."""
         self.pull_only = False
-        """No peer will push it to this node: it pulls what any holder has."""
+        """True if no peer pushes it to this node, which pulls what any holder has."""
         self.failed = EMPTY
         """Chunks that a peer was asked for and did not bring."""
         self.may_ask_origin = False
-        """Whether to ask the origin for what no other peer is known to have."""
+        """True if the origin is asked for chunks that no other peer is known to have."""
         self.name = manifest.name_of(self.encoding)
-        """The digest by which messages name what is fetched."""
+        """Digest by which messages name the fetched encoding."""
         self.is_patch = not self.encoding.is_anchor
-        """Whether it is no policy, but what makes one of another."""
+        """True if it is no policy, but what makes one of another."""
         self.wire_per_chunk = self.encoding.wire / self.count
         """Bytes of a chunk on the wire, in the mean."""
         self.all = ChunkSet.below(self.count)
-        """Every chunk that exists."""
+        """All chunks of the version."""
         self.wanted = self.all
-        """Every chunk that this node fetches."""
+        """Chunks that this node fetches."""
         self.verified = EMPTY
         """Chunks that are here."""
         self._requested = EMPTY
         self._left = self.count
         """The number of chunks that are not here."""
         self.availability = Availability()
-        """What each peer said that it holds, and that it needs no more."""
+        """Chunks that each peer claims to hold or no longer needs."""
         self.holders = self.availability.holders
-        """What each peer is known to hold."""
+        """Chunks known at each peer."""
         self._lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self.requests: dict[int, Request] = {}
         """The request under way for each chunk that was asked for."""
         self.inquiries = 0
-        """How often other peers were asked what they have since the last chunk came."""
+        """Inquiries among other peers since the last chunk came."""
         self.inquire_at = now + self.patience
         """When to ask other peers what they have, if nothing comes before."""
 
@@ -304,8 +305,8 @@ class Download:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether other peers and the origin were asked again and again, nothing came, and none
-        of them has anything of what is missing."""
+        """Return True if peers and the origin were asked repeatedly, nothing came, and no peer
+        has a missing chunk."""
         needed = self.wanted - self.verified
         return (
             self.inquiries >= _MOST_INQUIRIES
@@ -320,12 +321,12 @@ class Download:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every chunk is verified."""
+        """True if every chunk is verified."""
         return not self._left
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more of it is fetched."""
+        """Return True if nothing more of it is fetched."""
         return self.is_whole or (
             self.wanted is not self.all and not self.wanted - self.verified
         )
@@ -344,7 +345,7 @@ class Download:
 
     @property
     def patience(self) -> float:
-        """Seconds that a chunk may lag behind others' possession of it before it is pulled."""
+        """Seconds for which a chunk may lag behind others' possession before it is pulled."""
         return self._pace.patience(self._left)
 
     @property
@@ -374,7 +375,7 @@ class Download:
         return min(due, self._lateness.due(self.patience))
 
     def mark_late(self, now: float) -> None:
-        """What others have had for longer than `patience` becomes urgent."""
+        """Make chunks urgent that others have had for longer than `patience`."""
         self._lateness.mark_late(now, self.patience)
 
     def late(self, now: float) -> ChunkSet:
@@ -391,7 +392,7 @@ class Download:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether some chunk is urgent, asked for or not."""
+        """True if some chunk is urgent, asked for or not."""
         return bool(self._lateness.urgent)
 
     # What other peers hold
@@ -412,7 +413,7 @@ class Download:
         self._lateness.note_withheld(chunk)
 
     def lose(self, peer: PeerId) -> None:
-        """Forget ``peer``; what it was to bring is urgent now."""
+        """Forget `peer`; the chunks that it should bring become urgent."""
         self.availability.lose(peer)
         for chunk in [c for c, request in self.requests.items() if request.peer == peer]:
             self._give_up(chunk)

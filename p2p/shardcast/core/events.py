@@ -1,4 +1,4 @@
-"""What can happen to a `ShardcastCore`, and what it can ask its driver to do."""
+"""Events and effects of a `ShardcastCore`."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class ChunkCame:
     peer: PeerId
     header: ChunkHeader
     size: int
-    """Its bytes on the wire."""
+    """Bytes on the wire."""
     is_right: bool = True
-    """Whether it unpacks to the span that the index names."""
+    """True if it unpacks to the span that the index names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """What the patch asked for by `Patch` made: the spans ``verified`` are here and right."""
+    """A patch was applied: the spans ``verified`` are right."""
 
     patch: bytes
     index: Index
@@ -115,8 +115,7 @@ class Patched:
 
 @dataclass(frozen=True, slots=True)
 class PatchFailed:
-    """Nothing could be made of the patch asked for by `Patch`: the version is to be fetched
-    another way."""
+    """A patch was of no use: the version must be fetched otherwise."""
 
     patch: bytes
 
@@ -131,7 +130,7 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """There is room for a policy, of this version, that was `Unusable` for lack of it."""
+    """There is room now for a version that was `Unusable` for lack of it."""
 
     policy: bytes
     manifest: Manifest
@@ -187,7 +186,7 @@ class Accept:
 
     span: Span
     is_expected: bool
-    """Whether it is no surprise: it was asked for, or the roster names its sender."""
+    """True if it is no surprise: it was asked for, or the roster names its sender."""
 
 
 @dataclass(frozen=True, slots=True)

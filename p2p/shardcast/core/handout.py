@@ -1,4 +1,4 @@
-"""How an origin gives a version away: every chunk once, each to a root that has credit.
+"""Hand-out of a version by its origin: each chunk once, to a root with credit.
 
 BitTorrent calls it super-seeding: the origin gives each chunk to one peer, and gives the next
 one to the peer that got rid of the last. Here the peers are the roots of the forest, and a root
@@ -50,29 +50,29 @@ from p2p.shardcast.messages import Receipt
 
 
 class GiftStage(Enum):
-    """Where a chunk of a hand-out is in its life."""
+    """Stage of a chunk of a hand-out."""
 
     FRESH = auto()
-    """It was never given."""
+    """Never given."""
     EARLIER = auto()
     """An earlier life of the origin may have given it."""
     GIVEN = auto()
     CONFIRMED = auto()
     LATE = auto()
-    """Its root did not confirm it in time: to be given again, unless the root does so yet."""
+    """Not confirmed in time: to be given again unless its root confirms it."""
     AGAIN = auto()
-    """To be given again, ahead of all that is new."""
+    """To be given again before new chunks."""
     DOUBTED = auto()
-    """To be given again when all else has left."""
+    """To be given again after all others."""
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the chunk is given before any new one."""
+        """True if the chunk is given before any new one."""
         return self in {GiftStage.LATE, GiftStage.AGAIN}
 
 
 class GiftEvent(Enum):
-    """What happens to a chunk of a hand-out."""
+    """Event of a chunk of a hand-out."""
 
     GIVE = auto()
     CONFIRM = auto()
@@ -84,7 +84,7 @@ class GiftEvent(Enum):
     DEMOTE = auto()
     """Its root lost its stripe."""
     LACK = auto()
-    """After a restart: most peers do not hold it."""
+    """After a restart: most peers lack it."""
     HOLD = auto()
     """After a restart: most peers hold it."""
 
@@ -111,7 +111,7 @@ TRANSITIONS: Final = {
 
 @dataclass(slots=True, eq=False)
 class Gift:
-    """One chunk as it was given to one root."""
+    """A chunk as given to one root."""
 
     chunk: int
     root: PeerId
@@ -123,7 +123,7 @@ class Gift:
 
 @dataclass(slots=True)
 class GivenChunk:
-    """One chunk of a hand-out."""
+    """A chunk of a hand-out."""
 
     stage: GiftStage
     gift: Gift | None = None
@@ -135,17 +135,17 @@ class GivenChunk:
 
 
 class Root:
-    """One root of the forest: what it was given, what it confirmed, how fast."""
+    """A root of the forest: chunks given and confirmed, and its speed."""
 
     def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
-        """By their classes its children can take ``rate`` chunks a second."""
+        """``rate`` is how many chunks a second its children can take by their classes."""
         self.stripe: int | None = stripe
-        """None once it is the root of no stripe any more: it still confirms."""
+        """Its stripe; None once it is no root, although it still confirms."""
         self.confirmed = 0
         self.trusted = True
-        """Whether it may be given more: not while a chunk of its own is late."""
+        """True if it may be given more: not while a chunk of its own is late."""
         self.patience = patience
-        """How long to wait for its confirmations."""
+        """Time to wait for its confirmations."""
         self._line = line
         self._rate = rate
         self._granted = MAX_CREDIT
@@ -167,12 +167,12 @@ class Root:
 
     @property
     def is_open(self) -> bool:
-        """Whether it asks for more than it was given."""
+        """True if it asks for more than it was given."""
         return self.stripe is not None and self.trusted and self.given < self._granted
 
     @property
     def has_credit(self) -> bool:
-        """Whether it may be given a chunk more, by its own word and by what its line holds.
+        """True if it may be given a chunk more, by its own word and by what its line holds.
 
         Its class says what the line carries until its confirmations do.
         """
@@ -202,7 +202,8 @@ class Root:
             self._left += 1
 
     def confirm(self, received: int, granted: int, now: float) -> list[Gift]:
-        """It has ``received`` chunks in all; returns those for which that is news."""
+        """Note that it has ``received`` chunks in all; return those that are newly
+        confirmed."""
         news = self.gifts[self.confirmed : received]
         if news:
             took = now - news[-1].since
@@ -218,34 +219,35 @@ class Root:
 
     @property
     def late_at(self) -> float:
-        """When the first chunk that it owes is late; infinite if there is none, or it was late
-        already. One that has not left waits in the origin's own queue."""
+        """Time at which its first unconfirmed chunk is late; infinite if there is none, or it
+        was late already. Chunks in the origin's own queue do not count."""
         if not (self.trusted and self.pending):
             return math.inf
         oldest = self.gifts[self.confirmed]
         return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
 
     def distrust(self) -> list[Gift]:
-        """Give it nothing more until it has confirmed what it owes; returns that."""
+        """Give it nothing until it has confirmed its chunks; return those."""
         self.trusted = False
         return self.gifts[self.confirmed :]
 
     def at_risk(self) -> list[Gift]:
-        """What it may not have relayed if it is gone: what it owes, and what it got last."""
+        """Chunks that it may not have relayed if it is gone: unconfirmed ones and the last
+        ones."""
         return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
 
     def retire(self) -> list[Gift]:
-        """It is no root any more; returns all that it was given."""
+        """Retire the root; return all that it was given."""
         self.stripe = None
         return self.gifts
 
     def move(self, stripe: int, rate: float) -> None:
-        """By the new roster it is the root of this stripe."""
+        """Make it the root of a stripe of the new roster."""
         self.stripe, self._rate = stripe, rate
 
 
 class HandOut:
-    """One version on its way out of its origin."""
+    """A version on its way out of its origin."""
 
     def __init__(
         self,
@@ -258,9 +260,9 @@ class HandOut:
         lines: Lines,
         told: Availability | None = None,
     ) -> None:
-        """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
-        anchor. ``stall`` is the shortest of all waits. ``told`` is given if an earlier life
-        began the hand-out: what the peers say that they hold."""
+        """``encoding`` of ``version`` is handed out: a patch on the version before, or the
+        anchor. ``stall`` is the shortest wait. ``told`` has what peers hold, if an earlier life
+        began the hand-out."""
         self.version = version
         self.forest = forest
         self.progress = now
@@ -268,23 +270,23 @@ class HandOut:
         self._count = count = encoding.chunks
         self._told = told
         self._answered: tuple[PeerId, ...] = ()
-        """Those whose answers `_told` was last looked at with."""
+        """Peers whose answers `_told` was last computed with."""
         self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
         self._chunks: dict[int, GivenChunk] = {}
         self._again: dict[int, None] = {}
-        """What is `LATE` or to be given `AGAIN`, in that order."""
+        """Chunks that are `LATE` or to be given `AGAIN`, in that order."""
         self._doubted: dict[int, None] = {}
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
         self._reports: Counter[PeerId] = Counter()
-        """How many peers report each root."""
+        """Reports of each root, by peer."""
         self._reporters: set[PeerId] = set()
         self.demoted: set[PeerId] = set()
         """Roots that lost their stripe by reports."""
         self._roots: dict[PeerId, Root] = {}
-        """Roots, and those that were by an earlier roster."""
+        """Roots, and former roots of earlier rosters."""
         self._back: dict[PeerId, None] = {}
         """Roots that were lost and came again: both sides count from the start."""
         self._began = now
@@ -299,7 +301,7 @@ class HandOut:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier life of the origin began it."""
+        """True if an earlier life of the origin began it."""
         return self._told is not None
 
     @property
@@ -313,7 +315,7 @@ class HandOut:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left that has to be given, or no root to give it to."""
+        """True if nothing is left that has to be given, or no root to give it to."""
         return (self._next == self._count and not self._again) or not self._active
 
     @property
@@ -382,7 +384,8 @@ class HandOut:
         return peer, root.stripe, number
 
     def _first_chunk(self) -> int | None:
-        """What to give next: what failed, then what is new, then what is doubted."""
+        """Return the next chunk to give: failed ones first, then new ones, then doubtful
+        ones."""
         if self._again:
             return next(iter(self._again))
         if self._next < self._count:
@@ -474,14 +477,14 @@ class HandOut:
         return True
 
     def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
-        """``peer`` has the whole version, and says which stripe brought how much of it. Whether
-        that is news, of a peer that was to be fed."""
+        """Note that `peer` has the whole version and how much each stripe brought. Return True
+        if that is news of a peer that was to be fed."""
         return any(
             peer in forest.roster.positions for forest in self._forests.values()
         ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
-        """Who carried how much, as far as receipts have come since this was last asked."""
+        """Return who carried how much, by the receipts since the last call."""
         yield from self._receipts.judge(self._forests, self._given)
 
     def expire(self, now: float) -> None:

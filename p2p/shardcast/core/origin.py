@@ -30,8 +30,8 @@ signed: others often come with it, as when a machine room starts."""
 
 
 class Origin:
-    """One version at a time: the next starts when the one before has left, those in between
-    never.
+    """Hands out one version at a time. The next starts when the one before has left; versions
+    in between are skipped.
 
     So a run that publishes faster than its links carry still delivers. Example: 40 versions of
     4 MiB in ten seconds over lines that carry one a second give each receiver eight to ten
@@ -59,7 +59,7 @@ class Origin:
         self._next: Download | None = None
         self._resumed = False
         self._unfed: Download | None = None
-        """What was announced while there was no roster: handed out when there is one."""
+        """Version announced while there was no roster, handed out with the first."""
         self._regroup_at = math.inf
         """When to ask for a new roster."""
         self._regrouped_at = -math.inf
@@ -67,17 +67,17 @@ class Origin:
         """When the peers have reported on a hand-out, as far as they do."""
 
     def publish(self, download: Download, *, resumed: bool) -> None:
-        """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
-        out."""
+        """Make `download` the next version to hand out; ``resumed`` if an earlier life began
+        it."""
         self._next, self._resumed = download, resumed
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to start and nothing to give."""
+        """True if there is nothing to start and nothing to give."""
         return self._next is None and not self._handouts
 
     def start(self, now: float) -> list[ev.Effect]:
-        """Announce and hand out what is next, if it is its turn."""
+        """Announce and hand out the next version, if it is its turn."""
         download = self._next
         if download is None or now < self._turn_at:
             return []
@@ -109,11 +109,11 @@ class Origin:
 
     @property
     def _turn_at(self) -> float:
-        """When what is next starts at the latest: none of the others delays it any more."""
+        """Time at which the next version starts at the latest."""
         return max((h.delays_until for h in self._handouts.values()), default=-math.inf)
 
     def is_resumed(self, policy: bytes) -> bool:
-        """Whether an earlier life of this node began to hand out ``policy``."""
+        """Return True if an earlier life of this node began to hand out ``policy``."""
         handout = self._handouts.get(policy)
         return handout is not None and handout.is_resumed
 
@@ -150,7 +150,7 @@ class Origin:
         return min(self._regroup_at, self._reported_at)
 
     def is_roster_due(self, now: float) -> bool:
-        """Whether to ask for a new roster now; says so once."""
+        """Return True once if a new roster is due."""
         if now < self._roster_at:
             return False
         self._regroup_at, self._regrouped_at = math.inf, now
@@ -169,7 +169,7 @@ class Origin:
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
     ) -> Iterator[tuple[PeerId, ChunkHeader]]:
-        """What roots have credit for. ``has_room`` is asked anew before each chunk."""
+        """Give chunks to roots with credit. ``has_room`` is asked before each."""
         for name, handout in self._handouts.items():
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
@@ -182,8 +182,8 @@ class Origin:
             handout.note_left(peer, now)
 
     def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
-        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
-        Something is under way to ``lanes`` peers."""
+        """Return True if a chunk that ``by`` asks for is given along the forest, not to it
+        alone. Something is under way to ``lanes`` peers."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
@@ -198,7 +198,8 @@ class Origin:
             self._regroup_at = now
 
     def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
-        """What roots and their children say about a hand-out. False if it cannot be true."""
+        """Handle a message of roots or their children about a hand-out. Return False if it
+        cannot be true."""
         handout = self._handouts.get(message.policy)
         if handout is None:
             return True

@@ -1,4 +1,4 @@
-"""How fast things come, and so how long to wait before one counts as late.
+"""Estimates of how fast things come, and so of when they are late.
 
 The forest pushes chunks that were never asked for, so there is no request to time. What tells
 that one is overdue is how the others come: a node that has lately had a chunk every 50 ms and
@@ -43,7 +43,7 @@ class SmoothedAverage:
 
 
 class Patience:
-    """How long to wait for something, judged by how long it has usually taken.
+    """How long to wait for something, by how long it usually took.
 
     This is the only estimator of "late" in SHARDCAST. It waits for what is usual plus four
     times what samples usually differ from that, at least ``floor`` and at most ``ceiling``
@@ -67,7 +67,7 @@ class Patience:
         self._deviation = usual / 2
 
     def observe(self, sample: float) -> None:
-        """It took ``sample`` seconds."""
+        """Note that it took ``sample`` seconds."""
         if not self.usual:
             self.reset(sample)
             return
@@ -75,7 +75,7 @@ class Patience:
         self.usual += SMOOTHING * (sample - self.usual)
 
     def wait(self, floor: float = 0.0) -> float:
-        """Seconds after which it is late; at least ``floor`` whatever the ceiling."""
+        """Seconds after which a chunk is late; at least ``floor``, whatever the ceiling."""
         late = max(self._floor, self.usual + _DEVIATIONS * self._deviation)
         return max(floor, min(self._ceiling, late))
 
@@ -84,8 +84,8 @@ SLOW_LINK: Final = 1 * MIB
 """Bytes per second of a link that is slow and yet no fault. The time of a chunk is guessed from
 it until one has come: 4 s for the largest, 62 ms for 64 KiB."""
 IN_FLIGHT: Final = 16
-"""Chunks that may come before the one that is missed: each of eight parents may have one under
-way and one waiting. After so many chunk times without a chunk, what is missing is pulled."""
+"""Chunks that may come before a missed one: each of eight parents may have one under way and
+one waiting. After as many chunk times without a chunk, missing ones are pulled."""
 
 
 def shortest_wait(chunk_bytes: float, stall: float) -> float:
@@ -101,7 +101,7 @@ def longest_wait(chunk_bytes: float, stall: float) -> float:
 
 
 class ChunkPace:
-    """What the arrivals of one version teach about waiting for the rest of it."""
+    """Estimates from one version's arrivals how long to wait for the rest."""
 
     def __init__(self, chunk_bytes: float, now: float, stall: float) -> None:
         self.progress = now

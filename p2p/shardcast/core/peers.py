@@ -13,7 +13,7 @@ first."""
 
 
 class Peers:
-    """What a core knows of others' presence, from its driver and from what they send."""
+    """Presence of peers, by the driver and by their messages."""
 
     def __init__(self) -> None:
         self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
@@ -34,7 +34,7 @@ class Peers:
         self._connected[peer] = None
 
     def admit(self, peer: PeerId) -> bool:
-        """Whether to take what came from ``peer``: not if it is banned.
+        """Return True if a message of `peer` is taken: it is not banned.
 
         A peer that sends is connected, though its bulk stream may have broken a moment ago.
         """
@@ -45,8 +45,8 @@ class Peers:
         return True
 
     def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
-        """Whether to tell ``peer`` of the manifest ``newest`` (its digest) and of ``convicted``
-        publishers for its `Hello`: once per connection.
+        """Return True if `peer` should hear of the manifest ``newest`` (its digest) and of
+        ``convicted`` publishers for its `Hello`: once per connection.
 
         A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
         make this node send 3,600 times what it sends itself.
@@ -67,11 +67,11 @@ class Peers:
         self._banned[peer] = None
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether this node never deals with ``peer`` again."""
+        """Return True if this node never deals with ``peer`` again."""
         return peer in self._banned
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Whether it is of no use to send ``peer`` anything."""
+        """Return True if it is of no use to send ``peer`` anything."""
         return peer in self._lost or peer in self._banned
 
 
@@ -93,7 +93,7 @@ class Flows:
         self._sent.renew(peer, self._sent.get(peer, 0) + size)
 
     def health(self) -> dict[str, dict[str, int]]:
-        """As plain values."""
+        """Health as plain values."""
         return {
             "from": {str(peer): size for peer, size in self._came.items()},
             "to": {str(peer): size for peer, size in self._sent.items()},

@@ -25,8 +25,8 @@ CREDIT: Final = 2
 """Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
 chunk; with more, slow roots hoard what fast ones could carry."""
 MAX_CREDIT: Final = 64
-"""Chunks that a root may owe whatever it says of its line: a third of a second of 50 Mbit/s.
-One that grants itself all of it and relays nothing costs as many chunks once."""
+"""Most unconfirmed chunks of a root, whatever it claims of its line: a third of a second of 50
+Mbit/s. A root that relays nothing costs as many chunks once."""
 UNKNOWN_ROUND_TRIP: Final = 0.1
 """Seconds that a round trip is taken for before it is measured: within a continent, or across
 one ocean. It decides how many chunks the first roots get ahead."""
@@ -46,7 +46,7 @@ class Line:
         return UNKNOWN_ROUND_TRIP if self._round_trip is None else self._round_trip
 
     def note_round_trip(self, sample: float) -> None:
-        """Something took ``sample`` seconds there and back, some of it perhaps waiting."""
+        """Note a round trip of ``sample`` seconds, which may include waiting."""
         before = self._round_trip
         if before is None or sample < before:
             self._round_trip = sample
@@ -66,8 +66,7 @@ class Lines:
         self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
 
     def to(self, peer: PeerId) -> Line:
-        """What is known of the way to ``peer``; kept when the peer goes, since it may be
-        back."""
+        """Return the state of the way to `peer`, which is kept when the peer leaves."""
         line = self._lines.get(peer)
         if line is None:
             line = self._lines[peer] = Line()
@@ -110,11 +109,11 @@ class SendQueue:
 
     @property
     def waits(self) -> bool:
-        """Whether a chunk waits that goes along a stripe."""
+        """True if a chunk waits that goes along a stripe."""
         return bool(self._stripes)
 
     def is_answering(self, since: float) -> bool:
-        """Whether a chunk that the peer asked for is under way since then, or later."""
+        """Return True if a chunk that the peer asked for is under way since then, or later."""
         return self._is_under_way(asked=True) and self._started >= since
 
     @property
@@ -169,7 +168,8 @@ class SendQueue:
         return min(now - self._left.pop(name) for name in came)
 
     def note_news(self, news: bytes) -> bool:
-        """Whether ``news`` (a digest) has to go ahead of the chunk that it explains: once."""
+        """Return True if ``news`` (a digest) has to go ahead of the chunk that it explains:
+        once."""
         if news in self._news:
             return False
         self._news[news] = None

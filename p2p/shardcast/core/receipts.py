@@ -1,4 +1,4 @@
-"""What peers say of each other to an origin: reports of roots, and receipts of versions.
+"""Reports of peers to an origin: of roots that relay nothing, and receipts of versions.
 
 A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and
 how long the version took (`StripeCounts`). The origin (`ReceiptBook`) knows how many chunks it
@@ -79,14 +79,13 @@ class StripeCounts:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What the children of one peer say about it."""
+    """Reports of a peer's children about it."""
 
     peer: PeerId
     rates: tuple[float, ...]
     """Bytes per second that it carried, as each child saw it that has reported lately."""
     limit: float | None
-    """What it can carry, if its children got too little of it: the median over all that have
-    reported, so that the last of them does not speak for the others."""
+    """Capacity of a peer whose children got too little: the median over all reports."""
 
 
 class ReceiptBook:
@@ -115,8 +114,8 @@ class ReceiptBook:
     def judge(
         self, forests: Mapping[int, Forest], given: Mapping[tuple[int, int], int]
     ) -> Iterator[Carried]:
-        """Who carried what along the forests of these epochs, each stripe of which was
-        ``given`` so many chunks. Only of whom a receipt speaks that is new."""
+        """Judge who carried what in the forests of these epochs, of whose stripes each was
+        ``given`` so many chunks. Only peers with new receipts are judged."""
         for (epoch, number), count in given.items():
             # Chunks given to a stripe below which it says nothing about who is overloaded: of
             # two chunks, one may be late for any reason.
@@ -162,9 +161,8 @@ class ReceiptBook:
 
 
 _CREDULITY: Final = 4
-"""A claim counts for at most this multiple of the median of what is known. Twice would leave
-the strong lines of an honest swarm idle: its strongest tenth has four to five times the
-median."""
+"""A claim counts for at most this multiple of the known median. Twice would leave strong lines
+idle: the strongest tenth of an honest swarm has four to five times the median."""
 _PROBATION: Final = 8
 """Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
 Two liars demote one honest root a version, so they keep at most eight relays idle."""
@@ -178,12 +176,12 @@ def _recent() -> deque[float]:
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of one peer."""
+    """What is known of a peer's upload."""
 
     carried: deque[float] = field(default_factory=_recent)
     ceiling: float = math.inf
     unheard: int = 0
-    """Versions since a child spoke of it."""
+    """Versions since a child reported on it."""
 
     @property
     def measured(self) -> float:
@@ -192,7 +190,7 @@ class _Standing:
 
 
 class Capacities:
-    """What an origin believes that its peers can upload."""
+    """Upload of peers as an origin believes it."""
 
     def __init__(self) -> None:
         self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
@@ -217,7 +215,7 @@ class Capacities:
                 standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
-        """Children of ``peer`` say what it carried, each as it saw it; see `Carried`."""
+        """Note what children of `peer` say it carried (`Carried`)."""
         standing = self._standings.get(peer)
         if standing is None:
             standing = self._standings[peer] = _Standing()
@@ -227,7 +225,7 @@ class Capacities:
         standing.ceiling = 1.25 * standing.ceiling if limit is None else limit
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
-        """The same peers, with what is believed of their claims."""
+        """Return the same peers with the believed part of their claims."""
         claims = list(entries)
         standings = {e.peer: self._standings.get(e.peer, _Standing()) for e in claims}
         known = [one.measured for one in standings.values() if one.measured]

@@ -44,7 +44,7 @@ all: a second's worth at the usual ``stall``. More would queue on this node's ow
 
 
 class Source:
-    """How fast one peer answers, and what it owes."""
+    """Speed and open requests of one holder."""
 
     __slots__ = ("_slowest", "_time", "last", "owed")
 
@@ -73,11 +73,11 @@ class Source:
         return (WINDOW if self.last else 1) - self.owed
 
     def release(self) -> None:
-        """It need not bring a chunk any more."""
+        """Forget a chunk that it should bring."""
         self.owed = max(0, self.owed - 1)
 
     def deliver(self, request: Request, now: float) -> None:
-        """It brought what it was asked for.
+        """Note a delivered request.
 
         The time counts from its last chunk if it was asked before that: it answers in order.
         """
@@ -85,14 +85,14 @@ class Source:
         self.last = now
 
     def miss(self, request: Request, now: float) -> None:
-        """It let a deadline pass: expect it to take twice as long, or what it has taken so far,
-        up to a limit from which it recovers."""
+        """Note a missed deadline: expect twice the time, or what it has taken so far, up to a
+        limit."""
         waited = now - max(request.asked, self.last)
         self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
 
 
 class Repair:
-    """Asks what others have, pulls what is late, and says when it is no longer needed."""
+    """Pulls late chunks from holders, and cancels requests that are no longer needed."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Repair:
         yield from (ev.Send(peer, Ask(download.name, wants_index)) for peer in chosen)
 
     def pull(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask for what is late, and tell the parents that it is taken."""
+        """Request late chunks, and tell parents that they are taken."""
         if download.is_whole:
             return
         plan = self._plan(download, now)
@@ -172,7 +172,7 @@ class Repair:
         return peer != download.manifest.publisher and not self._peers.is_gone(peer)
 
     def _rate(self, download: Download, peer: PeerId) -> float:
-        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
+        """Return the expected uplink of `peer` in bytes per second; 0 if it is gone.
 
         Of a peer outside the roster nothing is known. One that claims nothing is given an
         eighth of a slow link: it may have had no time to measure.
@@ -185,7 +185,7 @@ class Repair:
         return max(roster.upload(peer), SLOW_LINK / 8)
 
     def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
-        """Ask for what is late; returns the chunks to want, by holder."""
+        """Return the late chunks to request, by holder."""
         late = download.late(now)
         if not (late or download.overdue) or download.index is None:
             return {}
@@ -220,8 +220,8 @@ class Repair:
     def _deal(
         self, download: Download, claims: dict[PeerId, float], late: ChunkSet
     ) -> Iterator[tuple[PeerId, int]]:
-        """Each chunk to the holder that would bring it first, while any has room and chunks:
-        first to those that have brought something, then to the others as a trial."""
+        """Assign each chunk to the holder that would bring it first, while there is room: first
+        to proven holders, then to others as a trial."""
         order, own = list(claims), download.chunk_time
         self._rng.shuffle(order)
         open_to = {peer: self._source(download, peer, claims[peer]) for peer in order}
@@ -244,8 +244,8 @@ class Repair:
             yield peer, chunk
 
     def _believable(self, download: Download, claims: Iterable[PeerId]) -> ChunkSet:
-        """What there is no need to ask the origin for: it is with a peer that has brought
-        something before, or with two.
+        """Return the chunks for which the origin need not be asked: those at a proven holder,
+        or at two.
 
         One that never has is asked for a single chunk as a trial, and the origin for the others
         that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children

@@ -1,4 +1,4 @@
-"""What publishers have signed: manifests, rosters, and proofs of contradictions among them."""
+"""Signed statements of publishers: manifests, rosters, and proofs of equivocation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ while peers come an origin signs one every three seconds: those of the last half
 
 
 class _Stranger(ShoalError):
-    """Its author is no publisher of this run, as far as this node knows: the signature is not
-    even verified."""
+    """The author is no publisher of this run, as far as known; the signature is not
+    verified."""
 
 
 class Statements:
@@ -48,7 +48,7 @@ class Statements:
         self._halted: dict[PeerId, Equivocation[Manifest]] = {}
 
     def is_trusted(self, publisher: PeerId) -> bool:
-        """Whether ``publisher`` may publish and was never found to contradict itself."""
+        """Return True if ``publisher`` may publish and was never found to contradict itself."""
         return publisher not in self._halted and self._may_publish(publisher)
 
     @property
@@ -125,8 +125,7 @@ class Statements:
         return roster if self.add_roster(roster) else None
 
     def add_roster(self, roster: Roster) -> bool:
-        """Remember a roster if its origin is trusted and it is newer than those that are
-        here."""
+        """Remember a roster if its origin is trusted and it is newer than the known ones."""
         if not self.is_trusted(roster.origin):
             return False
         epochs = self._rosters.get(roster.origin, {})

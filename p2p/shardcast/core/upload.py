@@ -1,4 +1,4 @@
-"""What this node sends in bulk: chunks it relays along stripes, and chunks it is asked for.
+"""Bulk sending: chunks relayed along stripes, and requested chunks.
 
 Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
 that comes along a stripe is queued for the children in that stripe at once, before it is on
@@ -51,7 +51,7 @@ SPARE_ANSWERS: Final = 64
 
 
 class Allowance:
-    """What each peer had of one version for asking.
+    """Requested amounts of a version, by peer.
 
     An honest peer asks for each chunk once, and again if the first answer was lost with its
     connection: twice the version is more than it can need. Without a limit a peer of a slow
@@ -111,7 +111,7 @@ class Uplink:
             self._end(peer, now)
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """``peer`` is gone, and with it what was under way."""
+        """Forget `peer` and what was under way to it."""
         if peer in self._under_way:
             self._end(peer, now)
 
@@ -138,10 +138,10 @@ keeps up has waiting. The child pulls the rest from a neighbour."""
 
 @dataclass(slots=True)
 class _RootCredit:
-    """What the origin gave this node of one version, and how much more it may give."""
+    """Chunks that the origin gave this node of a version, and its further credit."""
 
     children: tuple[PeerId, ...] = ()
-    """The peers to which the last of it was relayed."""
+    """Peers to which the last chunk was relayed."""
     received: int = 0
     kept_up: int = 0
     """Chunks received when the children last kept up."""
@@ -258,8 +258,8 @@ class Upload:
         *,
         needed: bool,
     ) -> None:
-        """A child that lacks the chunk, or has children itself, is told that it is not
-        pushed."""
+        """Tell a child that a chunk is not pushed, if it lacks the chunk or has children
+        itself."""
         forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
             self._announcer.note_withheld(child, header, now)
@@ -288,12 +288,12 @@ class Upload:
                 yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
-        """Whom this node will feed in the version after ``download``, if its number is the
-        next and the roster stays as it is."""
+        """Return whom this node will feed in the version after ``download``, if the roster
+        stays as it is."""
         return self._connect(download, PolicyVersion(download.manifest.version + 1))
 
     def prepare(self, download: Download) -> Iterator[ev.Connect]:
-        """Whom this node will feed in this version, by the newest roster.
+        """Return whom this node will feed in this version, by the newest roster.
 
         Dialled when the version is announced, before there is anything to send: if each relay
         waited for its first chunk, the hops of a stripe would dial one after another.
@@ -324,8 +324,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell ``peer`` what is here, now and from now on; bring the index on the bulk stream
-        if it is wanted. Nothing if it has asked for more than it can need."""
+        """Tell `peer` what is here, now and from now on, and send the index if it is wanted.
+        Ignores peers that asked for more than they can need."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)
@@ -338,8 +338,7 @@ class Upload:
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
-        """Queue a chunk that ``peer`` asked for, if it is here and ``peer`` is not owed too
-        many.
+        """Queue a requested chunk if it is here and `peer` has few waiting.
 
         One that is queued for it already goes to the front instead: it must not be sent twice.
         """
@@ -377,7 +376,7 @@ class Upload:
         return sum(queue.backlog > 0 for queue in self._queues.values())
 
     def has_room(self, root: PeerId) -> bool:
-        """Whether a root can be given a further chunk of a hand-out."""
+        """Return True if a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)
         return not self._peers.is_gone(root) and (queue is None or queue.backlog < CREDIT)
 

@@ -29,7 +29,7 @@ every version for the next and never have any; a third would share the line for 
 
 
 class Versions:
-    """Every version that is held, being fetched, or over."""
+    """Versions that are held, being fetched, or over."""
 
     def __init__(
         self, local: PeerId, statements: Statements, stall: float, selection: Selection | None
@@ -38,8 +38,8 @@ class Versions:
         """The newest policy that is whole here."""
         self.downloads: dict[bytes, Download] = {}
         self.is_disk_full = False
-        """Whether the disk takes nothing, until `take_postponed`: what is announced is
-        postponed instead of fetched."""
+        """True while the disk refuses, until `take_postponed`: announced versions are
+        postponed."""
         self._local = local
         self._statements = statements
         self._stall = stall
@@ -54,20 +54,20 @@ class Versions:
         self._patching: dict[bytes, bytes] = {}
         """Policies that the driver makes, by the patch that it makes each of."""
         self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches of which it has made what it could."""
+        """Patches that have been applied as far as possible."""
 
     # Questions
 
     def of(self, manifest: Manifest) -> list[Download]:
-        """What is held or being fetched of a version: itself, and patches that lead to it."""
+        """Return the held and fetched encodings of a version: itself, and patches to it."""
         return [d for d in self.downloads.values() if d.manifest.digest == manifest.digest]
 
     def is_old(self, manifest: Manifest) -> bool:
-        """Whether this version, or a newer one, is here."""
+        """Return True if this version, or a newer one, is here."""
         return self.newest is not None and manifest.version <= self.newest.version
 
     def is_over(self, manifest: Manifest) -> bool:
-        """Whether this version is not worth fetching (any more)."""
+        """Return True if this version is not worth fetching (any more)."""
         return (
             self.is_old(manifest)
             or manifest.digest in self._over
@@ -89,7 +89,7 @@ class Versions:
         return max([manifest, *known], key=lambda one: one.version)
 
     def is_dispensable(self, download: Download) -> bool:
-        """Whether there may be another way than to wait for it."""
+        """Return True if there may be another way than to wait for it."""
         newest = self.newest_known(download.manifest)
         return download.is_patch or download.manifest.version < newest.version
 
@@ -109,8 +109,8 @@ class Versions:
         )
 
     def may_pull(self, download: Download) -> bool:
-        """Whether it is its turn. Of patches the first two on the way are pulled: more would
-        share the line, be taken for late, and be asked for again."""
+        """Return True if it is its turn. Of patches the first two on the way are pulled: more
+        would share the line, be taken for late, and be asked for again."""
         waiting = [d for d in self.downloads.values() if d.is_patch and not d.is_whole]
         first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
         return not download.is_patch or download in first
@@ -118,7 +118,7 @@ class Versions:
     # What is fetched
 
     def is_fed(self, manifest: Manifest) -> bool:
-        """Whether the origin of a version feeds this node."""
+        """Return True if the origin of a version feeds this node."""
         roster = self._statements.roster(manifest.publisher)
         return roster is not None and self._local in roster.positions
 
@@ -181,27 +181,27 @@ class Versions:
     def hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
     ) -> Download:
-        """Take what is on the disk."""
+        """Take the versions on disk."""
         download = Download.held(manifest, index, verified, now, self._stall, stored=stored)
         self.restrict(download)
         self.downloads[download.name] = download
         return download
 
     def restrict(self, download: Download) -> None:
-        """Fetch no other chunks of it than what this node selects."""
+        """Fetch only the chunks that this node selects."""
         if self._selection is not None and download.index is not None:
             download.wanted = self._selection.spans(download.index)
 
     def drop(self, name: bytes) -> Download | None:
-        """It is no longer held or fetched."""
+        """Forget a version that is no longer held or fetched."""
         return self.downloads.pop(name, None)
 
     def close(self, name: bytes) -> None:
-        """It is over: it is not fetched again."""
+        """End a version, which is not fetched again."""
         self._over[name] = None
 
     def reopen(self, name: bytes) -> None:
-        """It may be fetched again."""
+        """Allow the version to be fetched again."""
         self._over.pop(name, None)
 
     def advance(self, manifest: Manifest) -> list[Download]:
@@ -244,7 +244,7 @@ class Versions:
             ]
 
     def is_postponed(self, name: bytes) -> bool:
-        """Whether a version waits for the disk."""
+        """Return True if a version waits for the disk."""
         return name in self._postponed
 
     def take_postponed(self) -> Iterable[Manifest]:

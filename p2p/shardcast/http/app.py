@@ -86,14 +86,17 @@ _PLAIN_PAGE: Final = (
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
 <meta name="viewport" content="width=device-width"><style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto;
-  padding: 0 1rem }}
+:root {{ color-scheme: light dark; --ground: #f6f5f1; --ink: #1b1f23; --line: #e3e1da;
+--one: #0a6b70 }}
+@media (prefers-color-scheme: dark) {{
+:root {{ --ground: #101417; --ink: #e9e7e1; --line: #2b3237; --one: #56c7bf }} }}
+html {{ background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }}
+body {{ max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
+a {{ color: var(--one) }}
 table {{ width: 100%; border-collapse: collapse }}
-th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid #8886;
-  overflow-wrap: anywhere }}
-th + th, td + td {{ text-align: right; font-variant-numeric: tabular-nums;
-  overflow-wrap: normal }}
+th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid var(--line) }}
+td {{ overflow-wrap: anywhere }}
+th + th, td + td {{ text-align: right; white-space: nowrap }}
 </style></head><body><main>{}</main></body></html>
 """
 

@@ -1,4 +1,4 @@
-"""What an HTTP edge offers: whole versions, each a list of files that never change."""
+"""Content of an HTTP edge: whole versions, each a list of files that never change."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ sent bodies in pieces of 16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024
 
 
 class FileChanged(Exception):
-    """A file is not what it was when its version was published; the message is its name."""
+    """A file changed since its version was published; the message is its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version that is whole here."""
+    """A version that is whole here."""
 
     version: PolicyVersion
     files: tuple[tuple[str, int], ...]
     """(path, bytes) of each file, in the order of the manifest."""
     digest: bytes
-    """Names all of it: equal digests are equal files."""
+    """Digest of the release: equal digests are equal files."""
     index: Index
-    """The spans by which what is read is checked."""
+    """Spans that are compared when the release is read."""
     manifest: bytes
     """The manifest, as its publisher signed it."""
     paths: tuple[str, ...]
@@ -48,7 +48,7 @@ class Release:
 
     @property
     def is_one_file(self) -> bool:
-        """Whether it is a single file, which programs that know one file per version get as it
+        """True if it is a single file, which programs that know one file per version get as it
         is."""
         return len(self.files) == 1
 
@@ -73,7 +73,7 @@ class Release:
 
 
 class Reader:
-    """Reads the files of one release, and gives nothing that is not what was published.
+    """Reads the files of one release, and returns only published bytes.
 
     Files lie where a person put them, and are served from there. A body says that it never
     changes, so it must not hold what the disk happens to hold now. Each batch of spans is
@@ -88,11 +88,11 @@ class Reader:
         self._batches = list(batches(index))
         self._starts = [index.offsets[first] for first, _ in self._batches]
         self._known: dict[int, tuple[DiskEntry | None, bool]] = {}
-        """By file: how it looked when it was last checked, and whether it was right."""
+        """State of each file at its last check, and whether it was right."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether a file was found changed when it was last checked."""
+        """True if a file was found changed when it was last checked."""
         return not all(is_right for _, is_right in self._known.values())
 
     async def check(self, pieces: Iterable[Slice | bytes]) -> None:
@@ -191,8 +191,8 @@ class Library(Protocol):
 
 
 async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
-    """The index of a file that nobody has cut in spans, and its BLAKE3 digest. Raises
-    `StorageError`, `FileNotFoundError`."""
+    """Return the index of a file without spans, and its BLAKE3 digest. Raises `StorageError`,
+    `FileNotFoundError`."""
     hasher, spans, offset = blake3(), [], 0
     while data := await world.disk.read(path, offset, MAX_SPAN):
         await world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)

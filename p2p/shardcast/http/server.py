@@ -67,7 +67,8 @@ class _Door:
 
     @contextmanager
     def admit(self, host: str, port: int) -> Iterator[bool]:
-        """Whether one more connection may come in; counted for the length of the block."""
+        """Return True if one more connection may come in; counted for the length of the
+        block."""
         group = group_of(Multiaddr.tcp(host, port))
         name = group.host
         crowded = group.limited and self._by_host.get(name, 0) >= self._config.per_host
@@ -110,11 +111,9 @@ class _GuardedStream:
         return bytes(await self._stream.receive_some(most))
 
     async def send_eof(self) -> None:
-        """Like `trio.SocketStream.send_eof`."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Like `trio.SocketStream.aclose`."""
         await self._stream.aclose()
 
 

@@ -1,4 +1,4 @@
-"""What the host of production decides without I/O: time comes in as ``now``.
+"""Decisions of the production host without I/O: time comes in as ``now``.
 
 `limits` counts what strangers hold of a node, and says which of them makes room when it is
 full. `gater` remembers where peers can be dialled and how they behaved, and decides whom a host

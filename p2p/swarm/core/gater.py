@@ -1,4 +1,4 @@
-"""Whom a host dials, talks to, refuses and keeps: the peer policy of every host, without I/O.
+"""Peer policy of every host, without I/O: whom it dials, talks to, refuses and keeps.
 
 Theory of operation
 -------------------
@@ -40,7 +40,7 @@ from p2p.swarm.core.limits import LOOPBACK, group_of, reach_of
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
 MAX_HEARSAY_ADDRS: Final = 4
-"""How many of these may be hearsay: two families, now and before the last move. A stranger
+"""Most hearsay addresses of a peer: two families, now and before the last move. A stranger
 causes a dial with each."""
 MAX_PEERS: Final = 10_000
 """Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
@@ -154,7 +154,7 @@ class AddressBook:
                 del self._crowds[network]
 
     def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
-        """The peer untouched for longest, among those that may be forgotten."""
+        """Return the least recently used peer that may be forgotten."""
         oldest = itertools.islice(book, _LOOK)
         first = next(iter(book))
         return next((peer for peer in oldest if not self._keeps(peer)), first)
@@ -200,18 +200,16 @@ def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
 
 @functools.lru_cache(_MEMO)
 def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Where ``addrs`` say that ``peer`` is, at most `MAX_ADDRS`; one tuple for all books that
-    hold it.
-    """
+    """Return the places of ``addrs`` of `peer`, at most `MAX_ADDRS`; one tuple for all books
+    that hold it."""
     places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
     return tuple(places)[:MAX_ADDRS]
 
 
 @functools.lru_cache(_MEMO)
 def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Those of `_places` that can be dialled without asking a name server, which a stranger
-    could make slow, or watch.
-    """
+    """Return the places that can be dialled without a name server, which a stranger could make
+    slow or watch."""
     places = _places(peer, addrs)
     nameless = tuple([addr for addr in places if not addr.parts[0][0].startswith("dns")])
     return places if nameless == places else nameless
@@ -261,7 +259,7 @@ class Scores:
         self._banned[peer] = None
 
     def is_refused(self, peer: PeerId, now: float) -> bool:
-        """Whether connections to and from ``peer`` are unwelcome."""
+        """Return True if connections to and from ``peer`` are unwelcome."""
         return peer in self._banned or now < self._refused.get(peer, -math.inf)
 
     def _faded(self, record: _Record, now: float) -> float:
@@ -288,13 +286,13 @@ class ConnectionGater:
         self._is_connected = is_connected
         self.scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
-        """Until when a peer is not dialled for a message, oldest failure first."""
+        """Time until which a peer is not dialled for a message, oldest failure first."""
         self._failures: BoundedDict[tuple[PeerId, Multiaddr], tuple[int, float]] = BoundedDict(
             MAX_PEERS
         )
         """Failures in a row of an address, and until when it rests."""
         self._answered: BoundedDict[PeerId, Multiaddr] = BoundedDict(MAX_PEERS)
-        """Where a peer answered last."""
+        """Address at which a peer answered last."""
         self._protected: dict[str, frozenset[PeerId]] = {}
 
     def __repr__(self) -> str:
@@ -333,8 +331,8 @@ class ConnectionGater:
         return tuple(addr.with_peer(peer) for addr in self.book.of(peer))
 
     def is_sure(self, peer: PeerId) -> bool:
-        """Whether a dial to ``peer`` is our own wish: the node wants to keep it, or its address
-        is its own signed word, or the owner's."""
+        """Return True if a dial to ``peer`` is our own wish: the node wants to keep it, or its
+        address is its own signed word, or the owner's."""
         return self.is_protected(peer) or bool(self.book.certain(peer))
 
     def places_to_dial(self, peer: PeerId, now: float) -> tuple[Multiaddr, ...]:
@@ -378,7 +376,8 @@ class ConnectionGater:
             raise PeerUnreachable(f"{peer} is refused for what it did")
 
     def may_send(self, peer: PeerId, now: float) -> bool:
-        """Whether a message to ``peer``, to which there is no connection, is worth a dial."""
+        """Return True if a message to ``peer``, to which there is no connection, is worth a
+        dial."""
         return (
             peer != self._own
             and not self.scores.is_refused(peer, now)
@@ -386,7 +385,8 @@ class ConnectionGater:
         )
 
     def dial_failed(self, peer: PeerId, now: float, longer: float = 0.0) -> None:
-        """No address answered: back off for `DIAL_BACKOFF` seconds, and ``longer``."""
+        """Note that no address answered: back off for `DIAL_BACKOFF` seconds, and
+        ``longer``."""
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
         self._unreachable[peer] = now + DIAL_BACKOFF + longer
@@ -398,13 +398,11 @@ class ConnectionGater:
     # Whom to refuse, and whom to keep.
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
-        """Keep connections to ``peers``; replaces what was protected for the same
-        ``purpose``.
-        """
+        """Keep connections to `peers`, replacing those of the same ``purpose``."""
         self._protected[purpose] = frozenset(peers)
 
     def is_protected(self, peer: PeerId) -> bool:
-        """Whether the node keeps ``peer`` whatever strangers do."""
+        """Return True if the node keeps `peer` whatever strangers do."""
         return any(peer in peers for peers in self._protected.values())
 
     def _is_kept(self, peer: PeerId) -> bool:

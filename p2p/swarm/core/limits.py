@@ -1,4 +1,4 @@
-"""What strangers may hold of one node, and who makes room when it is full, without I/O.
+"""Limits of what strangers may hold of a node, and eviction when it is full, without I/O.
 
 Theory of operation
 -------------------
@@ -56,7 +56,7 @@ again and again."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimits:
-    """How much of this node strangers may hold."""
+    """Limits of what strangers may hold of this node."""
 
     connections: int = 1024
     """Connections in all. 11 KiB each when idle; a node needs about 200 (views, forest,
@@ -133,9 +133,8 @@ class NetGroup:
     host: str
     network: str
     limited: bool
-    """Whether limits per host and network apply: not on loopback, nor where there are no
-    addresses.
-    """
+    """True if limits per host and network apply: not on loopback, nor where there are no
+    addresses."""
 
 
 UNKNOWN: Final = NetGroup("", "", limited=False)
@@ -193,16 +192,16 @@ class PendingHandshake:
     since: float
     abort: Callable[[], None]
     has_gone: Callable[[], bool] = bool
-    """Whether its dialer has hung up, where that can be known."""
+    """True if its dialer has hung up, where that can be known."""
     heard: bool = False
-    """Whether it has said anything."""
+    """True if it has said anything."""
     begun: bool = False
-    """Whether it had its turn: its cryptography was begun."""
+    """True once its cryptography was begun."""
 
 
 @dataclass(slots=True, eq=False)
 class Usage:
-    """How useful a connected peer has been; kept while it has a connection."""
+    """Usefulness of a connected peer, kept while it has a connection."""
 
     since: float
     used_at: float
@@ -213,7 +212,7 @@ class Usage:
     """
 
     was_used: bool = False
-    """Whether anything was asked or said since the peer connected."""
+    """True if anything was asked or said since the peer connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -248,7 +247,7 @@ def _count(counts: Counter[str], name: str, change: int) -> None:
 
 
 class Budget:
-    """All that peers cause one node to hold."""
+    """Account of all that peers cause a node to hold."""
 
     def __init__(
         self,
@@ -294,7 +293,8 @@ class Budget:
     # Handshakes.
 
     def begin_handshake(self, pending: PendingHandshake) -> PendingHandshake | None:
-        """Count a newcomer in; returns the one that must go for it, which is counted out."""
+        """Count a newcomer in; return the handshake that makes room for it, which is counted
+        out."""
         victim = None
         if self._handshakes:
             victim = self._handshake_victim(pending.group)
@@ -304,7 +304,7 @@ class Budget:
         return victim
 
     def end_handshake(self, pending: PendingHandshake) -> None:
-        """It is over, however it ended."""
+        """Count a handshake out, however it ended."""
         self._handshakes.pop(pending, None)
 
     def oldest_handshake(self) -> PendingHandshake | None:
@@ -328,8 +328,8 @@ class Budget:
         return self._worst_handshake(self._handshakes)
 
     def _worst_handshake(self, among: Iterable[PendingHandshake]) -> PendingHandshake:
-        """The oldest of the network with the most; a silent one, unless those hold less than a
-        quarter; else one that waits for its turn, unless those hold less than a quarter.
+        """Return the oldest handshake of the network with the most: a silent one, unless those
+        hold less than a quarter; else a waiting one, unless those hold less than a quarter.
 
         A dialer speaks first, in the packet behind its SYN, so who is silent after a moment
         waits for nothing of ours; yet every newcomer is silent for an instant, so a quarter of
@@ -354,7 +354,7 @@ class Budget:
     # Connections.
 
     def admit(self, held: HeldConnection) -> list[HeldConnection]:
-        """Count a connection in, and return those that must go for it, which are counted out.
+        """Count a connection in; return those that make room for it, which are counted out.
 
         Where everything else is protected, that is the newcomer itself.
         """
@@ -387,7 +387,7 @@ class Budget:
         return victims
 
     def release(self, held: HeldConnection) -> None:
-        """It is over; harmless when it was counted out already."""
+        """Count a connection out; harmless if repeated."""
         if held in self._connections:
             self._count(held, -1)
 
@@ -449,7 +449,7 @@ class Budget:
     # Streams.
 
     def serve(self, stream: ServedStream) -> ServedStream | None:
-        """Count a stream in; returns the one that must go for it, which is counted out.
+        """Count a stream in; return the one that makes room for it, which is counted out.
 
         A peer over its own share loses the newcomer. When all places are taken, the peer with
         the most loses its newest; protected peers come last.
@@ -473,7 +473,7 @@ class Budget:
         return victim
 
     def served_to_end(self, stream: ServedStream) -> None:
-        """It is over; harmless when it was counted out already."""
+        """Count a served stream out; harmless if repeated."""
         own = self._served.get(stream.peer)
         if own is None or stream not in own:
             return
@@ -528,7 +528,7 @@ class FadingCounts:
         self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(4096)
 
     def add(self, name: str, now: float) -> None:
-        """It happened once more."""
+        """Count one more event."""
         self._counts.renew(name, (self.count(name, now) + 1.0, now))
 
     def count(self, name: str, now: float) -> float:
@@ -538,7 +538,7 @@ class FadingCounts:
 
 
 class DialTargets:
-    """How often we dialled a host in vain because strangers named it."""
+    """Vain dials of a host that strangers named."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -547,7 +547,7 @@ class DialTargets:
         self._failed = FadingCounts(60.0)
 
     def begin(self, group: NetGroup, now: float) -> bool:
-        """Whether to dial; if so, `end` must follow."""
+        """Return True if the dial may begin; then `end` must follow."""
         if not group.limited:
             return True
         # Concurrent dials on hearsay to one network: as many as to two hosts.

@@ -1,4 +1,4 @@
-"""What strangers may make this node hold: one account, without I/O, for all its connections.
+"""One account, without I/O, of what strangers may make this node hold over all its connections.
 
 Theory of operation
 -------------------
@@ -58,7 +58,7 @@ two or three times for each."""
 
 
 class Burst:
-    """How much one connection commits to at a time."""
+    """Amount that one connection commits to at a time."""
 
     __slots__ = ("_longest", "size")
 
@@ -103,7 +103,7 @@ MAX_LINGERING: Final = 16_384
 KiB until its peer ends it or a sweep does, after a minute: 256 on each of 768 connections were
 86 MiB."""
 LINGERING_SHARE: Final = 32
-"""How many of these a connection keeps when there are more in all; beyond it, its oldest is
+"""Lingering streams that a connection keeps when there are more in all; beyond it its oldest is
 reset."""
 
 
@@ -111,7 +111,7 @@ class Holder(Protocol):
     """Something that holds unread bytes."""
 
     peer: PeerId
-    """On whose behalf."""
+    """Peer that it is held for."""
     held: int
     """Bytes; changed by `HostBudget` only."""
     since: float
@@ -150,8 +150,8 @@ class HostBudget:
         self.held = 0
         """Bytes that came and that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers; kept by each `MuxQueue`, and, for what is sealed and waits
-        for the network, by each `p2p.transport.connection.Connection`."""
+        """Bytes queued for peers, kept by each `MuxQueue`, and by each
+        `p2p.transport.connection.Connection` for sealed bytes."""
         self.lingering = 0
         """Streams that are over for us only; kept by each `p2p.transport.core.yamux.Mux`."""
         self.evicted = 0
@@ -215,7 +215,7 @@ class HostBudget:
     # Receive windows.
 
     def widen(self, owner: object, stream: WideStream, wanted: int) -> int:
-        """How far the window of ``stream`` may grow, of ``wanted`` bytes; ``owner`` is its
+        """Return how far the window of `stream` may grow, of ``wanted`` bytes; ``owner`` is its
         connection.
 
         A half of what is left at most: the first streams get all that they want and late ones

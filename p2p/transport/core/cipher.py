@@ -25,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Aead(Protocol):
-    """One key of ChaCha20-Poly1305 (RFC 8439)."""
+    """A key of ChaCha20-Poly1305 (RFC 8439)."""
 
     def seal_into(
         self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview

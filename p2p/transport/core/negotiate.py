@@ -29,7 +29,7 @@ MAX_PROPOSALS: Final = 32
 
 
 def line(text: str) -> bytes:
-    """One message of multistream-select."""
+    """Encode a line of multistream-select."""
     data = text.encode() + b"\n"
     return encode_varint(len(data)) + data
 
@@ -38,7 +38,7 @@ _GREETING: Final = line(HEADER)
 
 
 class _Lines:
-    """Splits bytes into lines and remembers what is not ours."""
+    """Splits bytes into lines and keeps what follows the negotiation."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -95,7 +95,7 @@ class Proposer:
         self._out = bytearray(_GREETING)
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """Whether what comes is not looked at any more; never, on this side."""
+        """True if what comes is not looked at any more; never, on this side."""
         self._propose()
 
     def _propose(self) -> None:
@@ -143,10 +143,10 @@ class Chooser:
         self._lines = _Lines()
         self._out = bytearray(_GREETING)
         self.proposals = 0
-        """What the peer has proposed so far."""
+        """Protocols that the peer has proposed."""
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """Whether what comes is not looked at any more: data of a protocol that was refused."""
+        """True if what comes is not looked at any more: data of a protocol that was refused."""
 
     @property
     def leftover(self) -> bytes:
@@ -154,9 +154,7 @@ class Chooser:
         return self._lines.rest
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the peer now; the header is there before anything was
-        received.
-        """
+        """Return what must be sent now; at first the header."""
         data = bytes(self._out)
         self._out.clear()
         return data

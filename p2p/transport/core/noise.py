@@ -178,9 +178,8 @@ class Hello:
 
 
 class NoiseHandshake:
-    """One side of the three messages: `receive_data` in, `data_to_send` out, then a
-    `session`.
-    """
+    """One side of the three handshake messages: `receive_data` in, `data_to_send` out, then a
+    `session`."""
 
     def __init__(
         self,
@@ -212,7 +211,7 @@ class NoiseHandshake:
 
     @property
     def done(self) -> bool:
-        """Whether `session` may be asked for."""
+        """True if `session` may be asked for."""
         return self._session is not None
 
     @property
@@ -386,7 +385,7 @@ class NoiseSession:
         return opened
 
     def _complete_tail(self, view: memoryview, opened: list[bytearray]) -> memoryview:
-        """Fill up the unfinished record from ``view``; returns what is left of it."""
+        """Complete the unfinished record from `view`; return the rest."""
         tail = self.tail
         taken = 0
         if len(tail) < 2:

@@ -69,8 +69,7 @@ memory.
 """
 QUICK: Final = 0.25
 """A window grows when half of it is read within so many seconds: from 0.5 MB/s on, up to a
-round trip of half a second. A stream of small messages stays narrow and leaves the stock to
-bulk."""
+round trip of half a second. Streams of small messages stay narrow."""
 MAX_STREAMS: Final = 256
 """Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept
 backlog.
@@ -161,9 +160,7 @@ Event = (
 
 
 class MuxStream:
-    """What the machine knows of one stream: plain fields, changed by `Mux` and `MuxQueue`
-    only.
-    """
+    """State of a stream: plain fields, changed by `Mux` and `MuxQueue` only."""
 
     __slots__ = (
         "abandoned",
@@ -230,7 +227,7 @@ class MuxQueue:
         """Streams that `take_writable` will name."""
 
     def shorten(self, record: int) -> None:
-        """Fill pieces of at most ``record`` bytes from now on; those that wait stay whole."""
+        """Limit new pieces to ``record`` bytes; waiting ones stay whole."""
         self._record = record
 
     @property
@@ -243,7 +240,8 @@ class MuxQueue:
         self.control += HEADER.pack(0, kind, flags, stream_id, length)
 
     def has_room(self, stream: MuxStream, size: int) -> bool:
-        """Whether `room` is at least ``size``, which takes a third of the time to say."""
+        """Return True if `room` is at least ``size``, which takes a third of the time to
+        say."""
         return (
             size <= stream.send_window
             and stream.queued + size <= MAX_QUEUED
@@ -393,7 +391,7 @@ _NOTHING: Final = bytearray()
 
 
 class Mux:
-    """One side of a yamux connection."""
+    """One side of a Yamux connection."""
 
     def __init__(
         self, *, dialer: bool, record: int = MAX_PLAINTEXT, budget: HostBudget | None = None
@@ -405,11 +403,10 @@ class Mux:
         """Frames and pieces of data that came so far, and, added by the streams, proposals:
         what the peer made us look at."""
         self.allowance = math.inf
-        """How much more `receive_data` may do: a frame or a piece costs one, a new stream
-        `STREAM_WORK`.
-        """
+        """Work that `receive_data` may still do: a frame or a piece costs one, a new stream
+        `STREAM_WORK`."""
         self.rest = bytearray()
-        """What the last `receive_data` did not look at, because its allowance was used up."""
+        """Bytes that the last `receive_data` left because its allowance was used up."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
@@ -429,7 +426,7 @@ class Mux:
         self._current: MuxStream | None = None  # whose they are; None: of no stream
         self._ends = False  # the current frame carries FIN
         self.gone = False
-        """Whether either side went away: no new streams."""
+        """True if either side went away: no new streams."""
 
     # What the application does.
 
@@ -440,7 +437,7 @@ class Mux:
 
     @property
     def may_open(self) -> bool:
-        """Whether `open_stream` has a chance: no side went away, and there are ids left."""
+        """True if `open_stream` has a chance: no side went away, and there are ids left."""
         return not self.gone and self._next_id <= MAX_ID
 
     def open_stream(self) -> int:
@@ -487,8 +484,8 @@ class Mux:
         return room
 
     def answer(self, stream_id: int, data: bytes) -> None:
-        """Queue our part of a negotiation whatever else is queued: it is short, and cut off it
-        is garbage.
+        """Queue our part of a negotiation, whatever else is queued: it is short, and useless if
+        cut.
 
         Harmless when the stream is over, as it may be before its owner was told; a peer whose
         window has no room for the answer does not get it.
@@ -498,9 +495,8 @@ class Mux:
             self._queue.put(stream, memoryview(data))
 
     def may_send(self, stream_id: int) -> bool:
-        """Whether `send` would not raise: a stream may be over before its owner was told of
-        it.
-        """
+        """Return True if `send` would not raise. A stream may be over before its owner
+        knows."""
         stream = self._streams.get(stream_id)
         return stream is not None and not stream.finished
 
@@ -510,13 +506,11 @@ class Mux:
         return 0 if stream is None else stream.queued
 
     def shorten(self, record: int) -> None:
-        """From now on make pieces of at most ``record`` bytes."""
+        """Make pieces of at most ``record`` bytes from now on."""
         self._queue.shorten(record)
 
     def room(self, stream_id: int) -> int:
-        """How many bytes `send` would take now; if none, `take_writable` will name the
-        stream.
-        """
+        """Bytes that `send` would take now; if none, `take_writable` will name the stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
@@ -526,9 +520,8 @@ class Mux:
         return room
 
     def send_end(self, stream_id: int) -> None:
-        """Say that nothing more follows what is queued. Harmless when said, or when the stream
-        is gone.
-        """
+        """Send the end of the stream behind what is queued. Harmless if repeated, or if the
+        stream is gone."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             return
@@ -550,7 +543,7 @@ class Mux:
                 self._refuse_more(stream)
 
     def _linger(self, stream: MuxStream) -> None:
-        """It is over for us; the peer has yet to end it."""
+        """Note a stream that is over for us and not yet ended by the peer."""
         ours = self._is_ours(stream.stream_id)
         own = self._lingering[ours]
         if stream.stream_id not in own:
@@ -560,9 +553,7 @@ class Mux:
                 self._make_room(ours=ours)
 
     def sweep(self) -> None:
-        """Reset what is over for us and was so at the last sweep; the peer has had time to end
-        it.
-        """
+        """Reset streams that are over for us and were so at the last sweep."""
         for lingering in self._lingering:
             for stream in list(lingering.values()):
                 if stream.swept:
@@ -613,7 +604,7 @@ class Mux:
         return True
 
     def ping(self, value: int) -> None:
-        """Ask whether the peer is there; a `PongReceived` with ``value`` follows."""
+        """Ping the peer; a `PongReceived` with `value` follows."""
         self._queue.say(PING, SYN, 0, value)
 
     def go_away(self, code: int = NORMAL) -> None:
@@ -625,15 +616,14 @@ class Mux:
 
     @property
     def has_data(self) -> bool:
-        """Whether `data_to_send` would return something."""
+        """True if `data_to_send` would return something."""
         queue = self._queue
         return bool(queue.small or queue.bulk or queue.control)
 
     @property
     def is_choked(self) -> bool:
-        """Whether so many control frames wait that nothing more should be read: each may need
-        an answer.
-        """
+        """True if so many control frames wait that nothing more should be read: each may need
+        an answer."""
         return self._queue.control_bytes > MAX_CONTROL
 
     def data_to_send(self) -> bytearray | None:
@@ -652,7 +642,7 @@ class Mux:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take_writable` or `take_closed` would return something."""
+        """True if `take_writable` or `take_closed` would return something."""
         return bool(self._closed or self._queue.writable)
 
     def take_writable(self) -> list[int]:
@@ -798,7 +788,7 @@ class Mux:
         return bool(stream_id % 2) == self._dialer
 
     def _is_first_use(self, stream_id: int) -> bool:
-        """Whether this stream id is new, as far as we remember; from now on it counts as
+        """Return True if this stream id is new, as far as we remember; from now on it counts as
         used."""
         if stream_id <= self._highest:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None

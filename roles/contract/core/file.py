@@ -189,6 +189,8 @@ class Model:
         missing = {"config.json", "tokenizer.json"} - set(names)
         if names and missing:
             raise ValueError(f"a base without {' and '.join(sorted(missing))} is no model")
+        if self.shape.architecture and not names:
+            raise ValueError(f"a {self.shape.architecture} is what its base says: name a base")
         if names and self.engine == "fake":
             # What pretends has no processes: tokenizer and template would run in the node's.
             raise ValueError("the engine fake only pretends: it takes no base")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from p2p.node.tables import LATER
 from roles.contract.core.bounds import Bounds, check_bounds
 
 _SHAPE: Final[Bounds] = {
@@ -19,6 +21,13 @@ _SHAPE: Final[Bounds] = {
     "rope_base": (1.0, 1e12),
     "epsilon": (1e-12, 1.0),
 }
+_SCALING: Final[Bounds] = {
+    "factor": (1.0, 1e6),
+    "low": (1e-6, 1e6),
+    "high": (1e-6, 1e6),
+    "context": (1, 1 << 30),
+}
+_ARCHITECTURE: Final = re.compile(r"([A-Z][A-Za-z0-9]{0,47}ForCausalLM)?")
 SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
 """What torch takes as a seed: 64 bits with a sign."""
 ENGINES: Final = ("torch", "fake")
@@ -48,8 +57,30 @@ class Dtype(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Slower rotary frequencies for a longer context, as Llama 3.1 has them (rope type
+    ``llama3`` of transformers)."""
+
+    factor: float
+    """Frequencies whose wave is longer than ``context / low`` are divided by it."""
+
+    low: float
+    high: float
+    """Frequencies whose wave is shorter than ``context / high`` stay; between them lies a
+    mixture."""
+
+    context: int
+    """Positions that the model was first trained on."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _SCALING)
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder of one of the families."""
+    """A decoder of one of the families, or of another architecture."""
 
     vocabulary: int
     """Token ids are 0 to this, exclusive. The environments' vocabulary must fit."""
@@ -87,8 +118,17 @@ class ModelShape:
     qk_norm: bool = True
     """True if each head's queries and keys are normed, as in Qwen3."""
 
+    rope_scaling: RopeScaling | None = field(default=None, metadata=LATER)
+    """How rotary frequencies are slowed down; None: they are not."""
+
+    architecture: str = field(default="", metadata=LATER)
+    """The class of transformers that computes the model, by the base's ``config.json``. What
+    is no size above then stands there. Empty: our own decoder computes it."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _SHAPE)
+        if not _ARCHITECTURE.fullmatch(self.architecture):
+            raise ValueError(f"{self.architecture!r:.80} is no name of an architecture")
         if self.qkv_bias and self.qk_norm:
             raise ValueError("no family has both biases and norms of queries and keys")
         if self.query_heads % self.key_heads:

@@ -1,7 +1,7 @@
 """A learner's state on disk: named tensors behind a digest, two generations.
 
 A checkpoint of a model of 135 M parameters has 1.6 GB (weights and two moments in float32). So
-it is written and read tensor by tensor: as a safetensors file, behind `_SEAL` and the SHA-256
+it is written and read tensor by tensor: as a safetensors file, behind `SEAL` and the SHA-256
 of all that follows, by which a single flipped bit is noticed. Nothing in it can be executed.
 """
 
@@ -19,14 +19,11 @@ from torch import Tensor
 
 from p2p.errors import BadMessage
 from p2p.naming import derived
+from roles.engines.adapters import DIGEST_BYTES, SEAL
 from roles.engines.base import EngineError
 from roles.engines.torch.files import sync_folder
 from roles.models import safetensors
 
-_SEAL: Final = b"shoal checkpoint file 2\n"
-"""24 bytes: with the digest, tensors of 8-byte numbers are aligned behind it."""
-_DIGEST_BYTES: Final = 32
-"""SHA-256."""
 _DTYPES: Final = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -42,12 +39,12 @@ def write_checkpoint(path: Path, previous: Path, tensors: Mapping[str, Tensor]) 
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(derived(path.name, after=".partial"))
     with unfinished.open("wb") as file:
-        file.write(_SEAL + bytes(_DIGEST_BYTES))
+        file.write(SEAL + bytes(DIGEST_BYTES))
         digest = hashlib.sha256()
         for part in _parts(tensors):
             digest.update(part)
             file.write(part)
-        file.seek(len(_SEAL))
+        file.seek(len(SEAL))
         file.write(digest.digest())
         file.flush()
         os.fsync(file.fileno())
@@ -70,13 +67,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """What `write_checkpoint` was given. Raises `EngineError` if a bit of it has changed
     since."""
     with path.open("rb") as file:
-        if file.read(len(_SEAL)) != _SEAL:
+        if file.read(len(SEAL)) != SEAL:
             raise EngineError(
                 f"the checkpoint {path} is damaged: it does not begin as a checkpoint does"
             )
         # A private mapping: pages come as they are read, and are nobody else's.
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[len(_SEAL) :]
-    digest, body = view[:_DIGEST_BYTES], view[_DIGEST_BYTES:]
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[len(SEAL) :]
+    digest, body = view[:DIGEST_BYTES], view[DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         raise EngineError(
             f"the checkpoint {path} is damaged: its content does not have the digest that it"

@@ -22,11 +22,12 @@ from roles.engines.base import (
     TrainingGroup,
     check_numbers,
 )
-from roles.engines.config import EngineConfig
+from roles.engines.config import EngineConfig, GpuOptions
 from roles.engines.hardware import gpus, idle_gpus, threads_of, torch_version
 from roles.engines.torch import scorer
 from roles.engines.torch.device import find_device
 from roles.engines.torch.files import load_weights
+from roles.engines.torch.hosted import new_model
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import Sampler
@@ -64,7 +65,8 @@ class TorchEngine:
         policy = self._policy
         self._policy = self._sampler = None  # until it is whole again
         if policy is None:
-            policy = TransformerModel(self._config.shape, self._config.dtype, self.device)
+            shape, dtype = self._config.shape, self._config.dtype
+            policy = new_model(shape, dtype, self.device, Path(weights))
             policy.lay_for_reading()
         load_weights(policy, Path(weights))
         self._policy = policy
@@ -120,16 +122,19 @@ class TorchEngine:
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = self._new_learner()
+        learner = self._new_learner(base)
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
-    def adopt(self, weights: str, step: int, base: str = "") -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> float:
         """See `roles.engines.base.Learner`."""
-        learner = self._new_learner()
-        learner.adopt(Path(weights), step, Path(base) if base else None)
+        learner = self._learner or self._new_learner(base)
+        changed = learner.adopt(Path(weights), step, Path(base) if base else None)
+        if self._learner is None:
+            changed = 0.0
         self._learner = learner
+        return changed
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """See `roles.engines.base.Learner`."""
@@ -161,10 +166,16 @@ class TorchEngine:
                 " or let the environment ask shorter questions"
             )
 
-    def _new_learner(self) -> TorchLearner | SharedLearner:
-        options = self._config.gpus
+    def _new_learner(self, base: str) -> TorchLearner | SharedLearner:
+        options, architecture = self._config.gpus, self._config.shape.architecture
+        if architecture and options != GpuOptions():
+            raise EngineError(
+                f"transformers computes the {architecture} of this run, on one device and"
+                " without recomputing: leave out ranks, recompute and offload"
+            )
         if options.ranks == 1 and not options.offload:
-            return TorchLearner(self._config, self.device)
+            folder = Path(base) if base else None
+            return TorchLearner(self._config, self.device, folder=folder)
         if self._shared is None:
             from roles.engines.torch.ranks import SharedLearner
 

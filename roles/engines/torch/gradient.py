@@ -229,7 +229,7 @@ def _slices(tokens: int) -> list[slice]:
 def _log_probs(model: TransformerModel, states: Tensor, temperature: float) -> Tensor:
     """(tokens, vocabulary) log-probs at the sampling temperature, in float32 whatever the
     states are multiplied in."""
-    logits: Tensor = model.lm_head(states)
+    logits = model.logits(states)
     return (logits.float() / temperature).log_softmax(-1)
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from p2p.errors import ConfigError
 from roles.contract.core.shape import Dtype
+from roles.engines.adapters import LORA, NUMBERS, WEIGHT
 from roles.engines.base import (
     Answers,
     EngineError,
@@ -26,6 +27,7 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
     previous_generation,
+    seen_by_algorithm,
 )
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -40,6 +42,7 @@ from roles.engines.torch.gradient import (
     learning_batches,
     old_log_probs,
 )
+from roles.engines.torch.lora import Adapter
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
 from roles.engines.torch.rank import ALONE, Rank
@@ -47,28 +50,28 @@ from roles.engines.torch.sharding import local, put, reshard, whole
 from roles.engines.torch.training import TrainedModel
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
-from roles.rl.algorithms.base import Group
 from roles.rl.algorithms.find import find_algorithm
 from roles.rl.learner import LearnerConfig, WarmUp
 
 T = TypeVar("T")
 
-_NUMBERS: Final = "numbers"
-"""In a checkpoint: the step, and the optimiser's updates."""
 _SHUFFLE: Final = "shuffle"
 """The state of the generator that shuffles groups."""
-_WEIGHT: Final = "weight."
 
 
 class TorchLearner(TrainedModel):
     """A policy, its optimiser, and the step they are at."""
 
     def __init__(
-        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+        self,
+        config: EngineConfig,
+        device: torch.device = CPU,
+        rank: Rank = ALONE,
+        folder: Path | None = None,
     ) -> None:
         if config.learner is None:
             raise EngineError("an engine without a learner's configuration cannot learn")
-        super().__init__(config, device, rank)
+        super().__init__(config, device, rank, folder)
         self._recipe, self._sampling = config.learner, config.sampling
         self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
@@ -76,11 +79,15 @@ class TorchLearner(TrainedModel):
         """Folder of the model that the run begins with; None if it draws one."""
         self._reference: TransformerModel | None = None
         self.step_number = 0
+        if config.learner.lora is not None:
+            if rank.mesh is not None:
+                raise ConfigError("[lora] needs a learner of one process: leave out ranks")
+            self._adapter = Adapter(self.model, config.learner.lora, config.seed)
         self._optimisers = [self._new_optimiser(self._recipe)]
 
     def _new_optimiser(self, recipe: LearnerConfig | WarmUp) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            self.model.parameters(),
+            [weight for _, weight in self._learning()],
             recipe.rate,
             recipe.betas,
             weight_decay=recipe.weight_decay,
@@ -91,6 +98,14 @@ class TorchLearner(TrainedModel):
         """Take the run's base, and keep a frozen copy of it where the objective asks for
         one."""
         self._base = base
+        if self._adapter is not None:
+            if base is None:
+                raise ConfigError(
+                    "[lora] adds to a model that is there, and this run draws its first"
+                    " weights: leave it out, or begin with a model"
+                )
+            load_weights(self.model, base)
+            self._adapter.take_base()
         if not self.objective.shared.kl_reference:
             return
         if base is None:
@@ -123,17 +138,28 @@ class TorchLearner(TrainedModel):
         self.start()
         return self.step_number
 
-    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
-        """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> float:
+        """Go on from ``weights``, the policy of ``step``, with a fresh optimiser. Returns the
+        share of the weights that changed."""
+        if self._adapter is not None:
+            raise ConfigError(
+                "the checkpoint is lost, and with it what [lora] has learnt: leave it out to go"
+                " on from the last policy with every weight"
+            )
         self._begin_with(base)
+        before = self._rounded()
         load_weights(self.model, weights)
+        self._optimisers, self._updates = [self._new_optimiser(self._recipe)], 0
         self.step_number = step
+        return self._changed(before)
 
     def start(self) -> None:
         """Take the first policy: the base, or drawn weights after the warm-up.
 
         Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
         """
+        if self._adapter is not None:
+            return
         if self._base is not None:
             load_weights(self.model, self._base)
             return
@@ -155,16 +181,9 @@ class TorchLearner(TrainedModel):
 
     def advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
         """Return what the algorithm gives for each completion of each group."""
-        return self.objective.advantages(list(map(self._group, groups)))
-
-    def _group(self, group: TrainingGroup) -> Group:
-        """Return what the algorithm sees of a group."""
-        drawn = [one.tokens for one in group.completions]
-        return Group(
-            rewards=group.rewards,
-            lengths=tuple(map(len, drawn)),
-            ended=tuple(tokens[-1] in self._config.end_tokens for tokens in drawn),
-            limit=self._sampling.max_new_tokens,
+        ends, limit = self._config.end_tokens, self._sampling.max_new_tokens
+        return self.objective.advantages(
+            [seen_by_algorithm(group, ends, limit) for group in groups]
         )
 
     def update(
@@ -176,7 +195,7 @@ class TorchLearner(TrainedModel):
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         rate = self._recipe.rate_at(self.step_number, self._sampling.steps)
-        before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
+        before = self._rounded()
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
         minibatches = [
@@ -199,7 +218,7 @@ class TorchLearner(TrainedModel):
         )
         tally, norms = Tally(), []
         for make_batches, theirs in zip(minibatches, old, strict=True):
-            self.model.zero_grad()
+            self._forget_gradients()
             tally += self._minibatch(make_batches(), theirs, aim)
             norms.append(self._descend(rate, self._recipe.gradient_norm))
         self.step_number += 1
@@ -298,7 +317,7 @@ class TorchLearner(TrainedModel):
             with interrupted(Ration()):
                 examples = environment.warm_up(rng, recipe.batch)
             tokens, answer = supervised(examples, self._device)
-            logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
+            logits = self.model.logits(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.gradient_norm)
@@ -323,6 +342,9 @@ class TorchLearner(TrainedModel):
             reshard(self.model)
         return found
 
+    def _rounded(self) -> list[Tensor]:
+        return [local(weight).detach().bfloat16() for weight in self.model.parameters()]
+
     @torch.no_grad()
     def _changed(self, before: Sequence[Tensor]) -> float:
         """The share of weights that another policy is published with: what travels."""
@@ -337,34 +359,42 @@ class TorchLearner(TrainedModel):
     def _state(self) -> dict[str, Tensor]:
         """All that decides what the next steps do; of several processes only the first's."""
         tensors = {
-            _NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
+            NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),
         }
-        for name, weight in self.model.named_parameters():
+        if self._adapter is not None:
+            lora = self._adapter.lora
+            tensors[LORA] = torch.tensor([lora.rank, lora.alpha], device=CPU)
+        for name, weight in self._learning():
             full = whole(weight)
             if self._rank.is_first:
                 # what was gathered waits for the file in the CPU's memory
-                tensors[f"{_WEIGHT}{name}"] = full.to(CPU) if self._rank.mesh else full
+                tensors[f"{WEIGHT}{name}"] = full.to(CPU) if self._rank.mesh else full
         return tensors | self._moments()
 
     def _restore(self, checkpoint: Path) -> None:
         found = read_checkpoint(checkpoint)
-        numbers = found.get(_NUMBERS)
+        numbers = found.get(NUMBERS)
         updates = 0 if numbers is None else int(numbers[1])
-        expected = {_NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
+        expected = {NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
         expected |= self._shapes_of_moments(updates)
-        for name, weight in self.model.named_parameters():
-            expected[_WEIGHT + name] = tuple(weight.shape)
+        if self._adapter is not None:
+            expected[LORA] = (2,)
+        for name, weight in self._learning():
+            expected[WEIGHT + name] = tuple(weight.shape)
         if {name: tuple(one.shape) for name, one in found.items()} != expected:
             raise EngineError(
-                f"{checkpoint} is no checkpoint of this model: the names or the shapes of its"
-                " tensors differ"
+                f"{checkpoint} is no checkpoint of this model, or of one with another [lora]:"
+                " the names or the shapes of its tensors differ"
             )
-        for name, weight in self.model.named_parameters():
-            put(weight, found[_WEIGHT + name])
+        if self._adapter is not None:
+            self._adapter.load({name: found[WEIGHT + name] for name, _ in self._learning()})
+        else:
+            for name, weight in self.model.named_parameters():
+                put(weight, found[WEIGHT + name])
         self._put_moments(found, updates)
         self._shuffle.set_state(found[_SHUFFLE].clone())
-        self.step_number = int(found[_NUMBERS][0])
+        self.step_number = int(found[NUMBERS][0])
 
 
 def _batches(

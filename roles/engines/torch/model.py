@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from roles.contract.core.shape import Dtype, ModelShape
+from roles.contract.core.shape import Dtype, ModelShape, RopeScaling
 from roles.engines.torch.device import CPU
 from roles.engines.torch.sharding import put
 
@@ -82,6 +82,9 @@ class Unpacking:
     """(sequences, longest): where each position is, in the packed rows laid end to end."""
     back: Tensor
     """Of each position of the packed rows, one that is equal to it among ``places``."""
+    band: Tensor | None = None
+    """(longest, longest): what is added to scores, where a window hides more than what is after
+    a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,8 @@ class Rotary:
         # that logits then differ by
         places = torch.arange(0, shape.head_width, 2, dtype=torch.float32, device=CPU)
         self._frequencies = 1.0 / shape.rope_base ** (places / shape.head_width)
+        if shape.rope_scaling is not None:
+            self._frequencies = _slowed(self._frequencies, shape.rope_scaling)
         self._table = torch.empty(0, 2, shape.head_width, device=device)
         self._device = device
 
@@ -199,6 +204,17 @@ class Rotary:
             )
             self._table = table.to(self._device)
         return self._table[positions].permute(2, 0, 1, 3).unsqueeze(2)
+
+
+def _slowed(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's frequencies, rounded as transformers does it."""
+    waves = 2 * math.pi / frequencies
+    share = (scaling.context / waves - scaling.low) / (scaling.high - scaling.low)
+    mixed = (1 - share) * frequencies / scaling.factor + share * frequencies
+    is_long = waves > scaling.context / scaling.low
+    is_short = waves < scaling.context / scaling.high
+    slowed = torch.where(is_long, frequencies / scaling.factor, mixed)
+    return torch.where(is_short, frequencies, slowed)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
@@ -278,53 +294,102 @@ class Attention(nn.Module):
         queries = rotate(queries.transpose(1, 2), rotary)
         keys = rotate(keys.transpose(1, 2), rotary)
         if layer is not None:
-            stored_keys, stored_values = layer
-            stored_keys[:, :, used : used + length] = keys
-            stored_values[:, :, used : used + length] = values
-            keys, values = (
-                stored_keys[:, :, : used + length],
-                stored_values[:, :, : used + length],
-            )
-        if isinstance(seen, Unpacking):
-            out: Tensor = self.o_proj(_mixed_apart(queries, keys, values, seen))
-            return out
-        if isinstance(seen, RowParts):
-            mixed = _mixed_by_parts(
-                queries.view(rows, key_heads, -1, width), keys, values, seen
-            )
-            out = self.o_proj(mixed.reshape(rows, 1, query_heads * width))
-            return out
-        if length == 1:
-            # The queries that share keys as rows of one product: with `enable_gqa` torch reads
-            # the keys again for each, which takes five times as long in bfloat16.
-            mixed = F.scaled_dot_product_attention(
-                queries.view(rows, key_heads, -1, width), keys, values, attn_mask=seen
-            )
-            out = self.o_proj(mixed.reshape(rows, 1, query_heads * width))
-            return out
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
-        )
-        mixed = mixed.transpose(1, 2).reshape(rows, length, query_heads * width)
-        out = self.o_proj(mixed)
+            keys, values = store(layer, used, keys, values)
+        out: Tensor = self.o_proj(mix(queries, keys, values, seen))
         return out
 
 
-def _mixed_by_parts(queries: Tensor, keys: Tensor, values: Tensor, parts: RowParts) -> Tensor:
+def store(
+    layer: tuple[Tensor, Tensor], used: int, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Put keys and values behind the first ``used`` of a cache's layer; return all of them."""
+    stored_keys, stored_values = layer
+    end = used + keys.shape[2]
+    stored_keys[:, :, used:end] = keys
+    stored_values[:, :, used:end] = values
+    return stored_keys[:, :, :end], stored_values[:, :, :end]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How an architecture changes the scores of attention."""
+
+    scale: float | None = None
+    """Factor of the products; None: one over the root of the head's width."""
+    softcap: float | None = None
+    """The bound that a tanh brings them to, as in Gemma 2; None: there is none."""
+
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return what attention gives: (rows, heads, length, head width)."""
+        share = queries.shape[1] // keys.shape[1]
+        if self.softcap is None:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=is_causal,
+                scale=self.scale, enable_gqa=share > 1,
+            )  # fmt: skip
+        if share > 1:
+            keys, values = (x.repeat_interleave(share, 1) for x in (keys, values))
+        scale = queries.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = queries @ keys.transpose(2, 3) * scale
+        scores = self.softcap * torch.tanh(scores / self.softcap)
+        if is_causal:
+            length = scores.shape[-1]
+            unseen = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(unseen, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+PLAIN: Final = Scores()
+
+
+def mix(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Seen, scores: Scores = PLAIN
+) -> Tensor:
+    """Return what attention gives for (rows, heads, length, head width), with fewer heads of
+    keys and values: (rows, length, width)."""
+    rows, _, length, width = queries.shape
+    if isinstance(seen, Unpacking):
+        return _mixed_apart(queries, keys, values, seen, scores)
+    if isinstance(seen, RowParts) or length == 1:
+        # The queries that share keys as rows of one product: with `enable_gqa` torch reads
+        # the keys again for each, which takes five times as long in bfloat16.
+        queries = queries.reshape(rows, keys.shape[1], -1, width)
+        if isinstance(seen, RowParts):
+            mixed = _mixed_by_parts(queries, keys, values, seen, scores)
+        else:
+            mixed = scores.attend(queries, keys, values, seen)
+        return mixed.reshape(rows, 1, -1)
+    mixed = scores.attend(queries, keys, values, seen, is_causal=seen is None)
+    return mixed.transpose(1, 2).reshape(rows, length, -1)
+
+
+def _mixed_by_parts(
+    queries: Tensor, keys: Tensor, values: Tensor, parts: RowParts, scores: Scores
+) -> Tensor:
     """What attention gives for one token a row: (rows, key heads, queries of each, width)."""
     mixed, row = [], 0
     for count, first, mask in parts.parts:
         mine = slice(row, row + count)
         mixed.append(
-            F.scaled_dot_product_attention(
-                queries[mine], keys[mine, :, first:], values[mine, :, first:], attn_mask=mask
-            )
+            scores.attend(queries[mine], keys[mine, :, first:], values[mine, :, first:], mask)
         )
         row += count
     return torch.cat(mixed)
 
 
-def _mixed_apart(queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking) -> Tensor:
+def _mixed_apart(
+    queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking, scores: Scores
+) -> Tensor:
     """What attention gives for packed rows, each a (rows, heads, length, head width), with
     their sequences beside each other: (rows, length, width)."""
     rows, _, length, _ = queries.shape
@@ -334,8 +399,9 @@ def _mixed_apart(queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpac
         laid = x.transpose(1, 2).flatten(0, 1).index_select(0, unpacking.places.flatten())
         return laid.view(sequences, longest, *laid.shape[1:]).transpose(1, 2)
 
-    mixed = F.scaled_dot_product_attention(
-        beside(queries), beside(keys), beside(values), is_causal=True, enable_gqa=True
+    band = unpacking.band
+    mixed = scores.attend(
+        beside(queries), beside(keys), beside(values), band, is_causal=band is None
     )
     back = mixed.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, unpacking.back)
     return back.view(rows, length, -1)
@@ -459,6 +525,10 @@ class TransformerModel(nn.Module):
         self.device = device
         self._rotary = Rotary(self.shape, device)
 
+    def like(self, dtype: Dtype, device: torch.device) -> TransformerModel:
+        """Return another model of this kind, whose weights nobody has written."""
+        return TransformerModel(self.shape, dtype, device)
+
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """A cache for ``capacity`` tokens in each row."""
         return Cache.empty(self.shape, rows, capacity, self.dtype, self.device)
@@ -486,12 +556,7 @@ class TransformerModel(nn.Module):
         elif reach is None:
             reach = int(positions.max()) + 1
         rotary = self._rotary.at(positions, reach)
-        if isinstance(seen, Tensor):  # once here, and not in every layer
-            seen = self._as_scores(seen)
-        elif isinstance(seen, RowParts):
-            seen = RowParts(
-                [(rows, first, self._as_scores(mask)) for rows, first, mask in seen.parts]
-            )
+        seen = self.with_scores(seen)  # once here, and not in every layer
         x = self.model.embed_tokens(tokens).to(self.dtype)
         used = 0 if cache is None else cache.used
         again = self.recomputes and torch.is_grad_enabled()
@@ -506,7 +571,17 @@ class TransformerModel(nn.Module):
         hidden: Tensor = self.model.norm(x)
         return hidden.float()
 
-    def _as_scores(self, seen: Tensor) -> Tensor:
+    def with_scores(self, seen: Seen) -> Seen:
+        """The same with masks as what is added to scores."""
+        if isinstance(seen, Tensor):
+            return self.as_scores(seen)
+        if isinstance(seen, RowParts):
+            return RowParts(
+                [(rows, first, self.as_scores(mask)) for rows, first, mask in seen.parts]
+            )
+        return seen
+
+    def as_scores(self, seen: Tensor) -> Tensor:
         """A mask as what is added to scores."""
         unseen = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
         return unseen.masked_fill_(seen.logical_not(), -math.inf)

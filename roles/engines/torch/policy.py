@@ -70,7 +70,7 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
     """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
     model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
-    if model.shape.tied:
+    if model.shape.tied and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
     names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}

@@ -115,8 +115,9 @@ class SharedLearner:
         step: int = self._ranks.all("open", checkpoint, base)
         return step
 
-    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
-        self._ranks.all("adopt", weights, step, base)
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> float:
+        changed: float = self._ranks.all("adopt", weights, step, base)
+        return changed
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         report: StepReport = self._ranks.all("step", groups)

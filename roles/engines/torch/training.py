@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,6 +19,8 @@ from roles.contract.core.shape import Dtype
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.torch.device import CPU, uses_bfloat16
+from roles.engines.torch.hosted import new_model
+from roles.engines.torch.lora import Adapter
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.rank import ALONE, Rank
 from roles.engines.torch.sharding import local, put, shard, whole
@@ -32,11 +35,19 @@ class TrainedModel:
     _optimisers: Sequence[Optimizer]
 
     def __init__(
-        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+        self,
+        config: EngineConfig,
+        device: torch.device = CPU,
+        rank: Rank = ALONE,
+        folder: Path | None = None,
     ) -> None:
+        """``folder`` is that of the base, if there is one."""
         self._config, self._device, self._rank = config, device, rank
+        self._folder = folder
         self._is_autocast = uses_bfloat16(config, device)
         self.model = self._new_model()
+        self._adapter: Adapter | None = None
+        """What learns in place of every weight."""
         self._updates = 0
         """Of the optimisers, since their moments were nothing."""
 
@@ -44,12 +55,17 @@ class TrainedModel:
         """Return a model without weights, this process's part of it."""
         mesh = self._rank.mesh
         # what is shared is laid out on the CPU: no device need hold all of it at a time
-        model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
+        device = CPU if mesh else self._device
+        model = new_model(self._config.shape, Dtype.FLOAT32, device, self._folder)
         model.recomputes = self._config.gpus.recompute
         if mesh is not None:
             shard(model, mesh, offload=self._config.gpus.offload)
             model.move_to(self._device)
         return model
+
+    def _learning(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what the optimisers change, by name."""
+        yield from (self._adapter or self.model).named_parameters()
 
     def _arithmetic(self) -> torch.autocast:
         """What training computes in. Weights, gradients and moments are float32 always."""
@@ -68,7 +84,8 @@ class TrainedModel:
         Raises:
             EngineError: The norm is no number. No weight has changed.
         """
-        found = float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), most)))
+        learning = [weight for _, weight in self._learning()]
+        found = float(whole(nn.utils.clip_grad_norm_(learning, most)))
         if not math.isfinite(found):
             raise EngineError(
                 f"the gradient's norm is {found}: nothing can be learnt from this step"
@@ -77,15 +94,21 @@ class TrainedModel:
             for parameters in optimiser.param_groups:
                 parameters["lr"] = rate
             optimiser.step()
-        self.model.zero_grad()
+        self._forget_gradients()
+        if self._adapter is not None:
+            self._adapter.merge()
         self._updates += 1
         return found
+
+    def _forget_gradients(self) -> None:
+        for _, weight in self._learning():
+            weight.grad = None
 
     def _complete(
         self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
     ) -> TransformerModel:
         """A model of its own with all weights; of several processes only the first's is."""
-        model = TransformerModel(self.model.shape, dtype, device)
+        model = self.model.like(dtype, device)
         copies = dict(model.named_parameters())
         for name, weight in self.model.named_parameters():
             full = whole(weight)
@@ -101,7 +124,7 @@ class TrainedModel:
             for parameters in optimiser.param_groups
             for weight in parameters["params"]
         }
-        for name, weight in self.model.named_parameters():
+        for name, weight in self._learning():
             optimiser = owners[weight]
             yield name, weight, optimiser, _MOMENTS[type(optimiser).__name__]
 

@@ -183,7 +183,7 @@ class VllmEngine:
         """Not for this engine."""
         self._refuse()
 
-    def adopt(self, weights: str, step: int, base: str = "") -> None:
+    def adopt(self, weights: str, step: int, base: str = "") -> float:
         """Not for this engine."""
         self._refuse()
 

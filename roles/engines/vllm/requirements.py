@@ -78,6 +78,11 @@ def check_installed() -> None:
 
 def check_shape(shape: ModelShape) -> None:
     """Raise `ConfigError` if vLLM computes another model than ours of this shape."""
+    if shape.architecture:
+        raise ConfigError(
+            f"transformers computes the {shape.architecture} of this run, in the torch engine:"
+            " use that one"
+        )
     if shape.family is Family.QWEN2 and shape.width != shape.query_heads * shape.head_width:
         raise ConfigError(
             f"vLLM computes a Qwen2 model with heads of {shape.width // shape.query_heads}"

@@ -82,7 +82,7 @@ class Site:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs now."""
+        """True if it runs now."""
         return self.owner.alive
 
 

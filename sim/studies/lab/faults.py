@@ -55,7 +55,7 @@ def check_faults(plan: Sequence[Fault]) -> None:
 
 
 def is_final(fault: Fault) -> bool:
-    """Whether the nodes that it hits are dead for the rest of the run."""
+    """Return True if the nodes that it hits are dead for the rest of the run."""
     return fault.kind in ("kill", "wipe") and not fault.seconds
 
 

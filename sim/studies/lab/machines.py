@@ -112,7 +112,7 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended yet, killed or not."""
+        """True if the process has not ended yet, killed or not."""
         return not self._ended.is_set()
 
     async def kill(self) -> None:
@@ -185,7 +185,7 @@ class LabMachine:
 
     @property
     def alive(self) -> bool:
-        """Whether a program runs here."""
+        """True if a program runs here."""
         return self._program is not None and self._program.alive
 
     async def open(self) -> None:

@@ -84,7 +84,7 @@ class Timesheet:
             self._spent[activity] = self._spent.get(activity, 0.0) + self._clock() - start
 
     def is_doing(self, activity: str) -> bool:
-        """Whether the machine is at it now."""
+        """Return True if the machine is at it now."""
         return activity in self._begun
 
     @property

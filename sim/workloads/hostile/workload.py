@@ -169,7 +169,7 @@ class HostileWorkload:
         return [other.addr for other in node.siblings[:BOOTSTRAP] if other is not node]
 
     def is_honest(self, peer: PeerId) -> bool:
-        """Whether the peer is one of the honest nodes."""
+        """Return True if the peer is one of the honest nodes."""
         return peer not in self.hostile
 
     def honest_names(self, swarm: Swarm) -> list[str]:
@@ -202,7 +202,8 @@ class HostileWorkload:
                 shares.append(sum(map(self.is_honest, members)) / max(1, len(members)))
 
     def _is_excused(self, name: str, count: int, swarm: Swarm) -> bool:
-        """Whether chance left a node with so few, and it has had no time to find others."""
+        """Return True if chance left a node with so few, and it has had no time to find
+        others."""
         if name not in self._unlucky:
             return False
         if count >= ENOUGH or swarm.simulation.now >= self._attack_at + RECOVERY:

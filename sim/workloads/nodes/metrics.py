@@ -53,7 +53,7 @@ class HealthLog:
 
     @property
     def is_told(self) -> bool:
-        """Whether the node has said anything in its current life."""
+        """True if the node has said anything in its current life."""
         return bool(self._lives and self._lives[-1])
 
     @property

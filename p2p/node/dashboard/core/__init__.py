@@ -1,1 +1,1 @@
-"""What a dashboard shows: pure by contract. `picture` draws it."""
+"""Pure part of a dashboard: `picture` draws it."""

@@ -1,4 +1,4 @@
-"""What HTTP says, as pure functions: byte ranges, tar archives, shardcast 0.3.2's listing.
+"""HTTP as pure functions: byte ranges, tar archives, shardcast 0.3.2's listing.
 
 - `hosts`: which machine a Host header names, against DNS rebinding;
 - `ranges`: which bytes of a body a request asks for, and whether the client has it already;

@@ -36,7 +36,7 @@ _SHARD: Final = re.compile(r"v(\d{1,9})/shard_(\d{5})\.bin", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line of the listing: a complete version, the digest of its file, and its shards."""
+    """A line of the listing: a complete version, the digest of its file, and its shards."""
 
     version: PolicyVersion
     digest: bytes
@@ -72,7 +72,7 @@ def encode_listing(entries: Iterable[Listed]) -> bytes:
 
 
 def decode_listing_untrusted(data: bytes) -> list[Listed]:
-    """What a server lists, newest first. Raises `BadMessage`, and nothing else.
+    """Return a server's listing, newest first. Raises `BadMessage`, and nothing else.
 
     A line that says nothing about a version (an empty one, a comment of a later shardcast) is
     passed over, as shardcast's own client does; a version with two lines is refused.

@@ -38,8 +38,8 @@ class ByteRange:
 
 
 def parse_range_untrusted(value: str, size: int) -> ByteRange | None:
-    """The one range of a body of ``size`` bytes that a Range header asks for; None if it asks
-    for what is answered with the whole body (several ranges, another unit, nonsense).
+    """Return the one range of a body of `size` bytes that a Range header asks for; None if the
+    answer is the whole body (several ranges, another unit, nonsense).
 
     Raises `RangeNotSatisfiable` if there is no such byte.
     """
@@ -67,7 +67,7 @@ def etag(digest: bytes, what: str) -> str:
 
 
 def has_tag_untrusted(header: str, tag: str) -> bool:
-    """Whether an If-None-Match header says that the client holds what ``tag`` names.
+    """Return True if an If-None-Match header says that the client holds what ``tag`` names.
 
     Weak tags count too (section 13.1.2): equal digests are equal bytes.
     """

@@ -15,7 +15,7 @@ from typing import Final
 from p2p.shardcast.http.core.body import Body, Slice
 
 _BLOCK: Final = 512
-"""Headers and contents begin at multiples of it (POSIX 1003.1, pax)."""
+"""Alignment of headers and contents (POSIX 1003.1, pax)."""
 
 
 def tar_of(files: Sequence[tuple[str, int]]) -> Body:

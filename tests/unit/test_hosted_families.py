@@ -1,0 +1,232 @@
+"""Architectures that transformers computes: from its folder to verdict, step and folder."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from p2p.errors import BadMessage
+from proofs.checks import Limits, Verdict, judge
+from roles.contract.core.shape import Dtype
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.config import EngineConfig, GpuOptions
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.engine import TorchEngine
+from roles.engines.torch.files import load_weights
+from roles.engines.torch.hosted import HostedModel, new_model
+from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.policy import write_policy
+from roles.models.bundle import check_weights, read_config
+from roles.models.config import HOSTED, read_config_untrusted
+from roles.rl.recipes import NETWORK
+from tests.hosted_folders import make_theirs, save_theirs
+from tests.sweeps import swept
+
+pytest.importorskip("transformers", reason="shoal[transformers] is not installed")
+
+CPU = torch.device("cpu")
+ENDS = frozenset(range(1, 5))
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
+families = pytest.mark.parametrize("architecture", swept(sorted(HOSTED), 3))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def open_model(
+    folder: Path, dtype: Dtype = Dtype.FLOAT32, hosted: str = ""
+) -> TransformerModel:
+    config = read_config(folder)
+    shape = replace(config.shape, architecture=hosted or config.shape.architecture)
+    model = new_model(shape, dtype, CPU, folder)
+    model.lay_for_reading()
+    load_weights(model, folder)
+    return model
+
+
+def make_tasks(groups: int, completions: int = 4) -> list[GroupTask]:
+    rng = Random(1)
+    return [
+        GroupTask(
+            group,
+            tuple(rng.randrange(5, 320) for _ in range(rng.randint(2, 30))),
+            tuple(hashlib.sha256(bytes([group, n])).digest() for n in range(completions)),
+        )
+        for group in range(groups)
+    ]
+
+
+def tokens_of(groups: list[Group]) -> list[tuple[int, ...]]:
+    return [one.tokens for group in groups for one in group.completions]
+
+
+def assert_accepted(
+    model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
+) -> int:
+    """None of the tokens, whose number is returned, is off its seeded draw."""
+    evidence = [one.evidence for one in scorer.score(model, tasks, groups, SAMPLING, ENDS)]
+    assert {judge(one, Limits.fp32()).verdict for one in evidence} == {Verdict.ACCEPTED}
+    assert sum(one.off[0] for one in evidence) == 0
+    return sum(one.tokens for one in evidence)
+
+
+@pytest.mark.deep
+@families
+def test_a_family_is_computed_drawn_and_replayed(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = make_theirs(architecture)
+    folder = save_theirs(theirs, tmp_path / "model")
+    check_weights(folder, read_config(folder))
+    model, tasks = open_model(folder), make_tasks(40)
+    assert isinstance(model, HostedModel)
+    tokens = torch.randint(0, 320, (3, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        exact = theirs(tokens).logits
+        ours = model.logits(model(tokens).flatten(0, 1)).view_as(exact)
+    assert float((ours - exact).abs().max()) < 1e-4
+
+    monkeypatch.setattr(sampler, "ROWS", 23)  # so that rows are let in as others end
+    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
+    assert max(map(len, tokens_of(groups))) > 32
+    assert assert_accepted(model, tasks, groups) >= 2000
+    some, beside = tasks[:3], groups[:3]
+    with monkeypatch.context() as patched:
+        patched.setattr(scorer, "ROW_TOKENS", 0)  # prompts are cached, answers in blocks
+        for block in (4, 64):
+            patched.setattr(scorer, "BLOCK", block)
+            assert_accepted(model, some, beside)
+    monkeypatch.setattr(sampler, "CACHE_BYTES", 1)  # one row at a time
+    monkeypatch.setattr(sampler, "CACHE_BLOCK", 3)
+    alone = sampler.generate(model, some, SAMPLING, ENDS)
+    assert tokens_of(alone) == tokens_of(beside)
+
+    # states behind an answer, against transformers without a cache
+    prompt, answer = some[0].prompt, beside[0].completions[0].tokens
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    logprobs = logits.log_softmax(-1)[torch.arange(len(answer)), list(answer)]
+    drawn = np.array(beside[0].completions[0].logprobs)
+    assert np.abs(logprobs.numpy() - drawn).max() < 1e-4
+
+
+@families
+def test_a_policy_goes_through_a_model_bit_by_bit(architecture: str, tmp_path: Path) -> None:
+    base = save_theirs(make_theirs(architecture).bfloat16(), tmp_path / "base")
+    model = open_model(base)
+    write_policy(model, tmp_path / "policy", base)
+    for path in base.iterdir():
+        if path.name != "generation_config.json" or (tmp_path / "policy" / path.name).exists():
+            assert (tmp_path / "policy" / path.name).read_bytes() == path.read_bytes()
+    half = open_model(base, Dtype.BFLOAT16)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16, torch.float32}
+    tasks = make_tasks(2)
+    groups = sampler.generate(half, tasks, SAMPLING, ENDS)
+    scored = scorer.score(half, tasks, groups, SAMPLING, ENDS)
+    loose = replace(Limits.bf16(), gap_mean=1.0, gap_scale=1.0)
+    assert {judge(one.evidence, loose).verdict for one in scored} == {Verdict.ACCEPTED}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that our decoder computes, and transformers, too: with slowed frequencies."""
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    theirs = make_theirs("LlamaForCausalLM", attention_bias=False, rope_parameters=scaling)
+    return save_theirs(theirs, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of another family, which transformers has in a class of its own."""
+    theirs = make_theirs("MistralForCausalLM", sliding_window=None)
+    return save_theirs(theirs, tmp_path_factory.mktemp("mistral"))
+
+
+both = pytest.mark.parametrize("name", ["llama", "mistral"])
+
+
+@both
+def test_both_bodies_accept_each_others_proofs(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    classes = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+    own, hosted = open_model(folder), open_model(folder, hosted=classes[name])
+    assert (type(own), type(hosted)) == (TransformerModel, HostedModel)
+    tokens = torch.arange(5, 155)[None]
+    with torch.inference_mode():
+        logits = [model.logits(model(tokens)[0]) for model in (own, hosted)]
+    assert float((logits[0] - logits[1]).abs().max()) < 1e-4
+    if name == "llama":
+        flat = new_model(replace(own.shape, rope_scaling=None), Dtype.FLOAT32, CPU, None)
+        load_weights(flat, folder)
+        with torch.inference_mode():  # the scaling shows
+            assert float((flat.logits(flat(tokens)[0]) - logits[0]).abs().max()) > 0.1
+    tasks = make_tasks(30)
+    for drawing, scoring in ((own, hosted), (hosted, own)):
+        groups = sampler.generate(drawing, tasks, SAMPLING, ENDS)
+        assert assert_accepted(scoring, tasks, groups) > 1500
+
+
+def config_of(folder: Path, hosted: str = "", **changes: Any) -> EngineConfig:
+    shape = replace(read_config(folder).shape, architecture=hosted)
+    learner = replace(NETWORK.learner, warm_up=None, rate=1e-3, ramp=1)
+    return EngineConfig(
+        shape=shape, context=256, end_tokens=(1,), environment=None, learner=learner, **changes
+    )
+
+
+def test_both_bodies_learn_the_same(llama: Path, tmp_path: Path) -> None:
+    taught, losses = [], []
+    for name, hosted in (("own", ""), ("hosted", "LlamaForCausalLM")):
+        engine = TorchEngine(config_of(llama, hosted))
+        assert engine.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 0
+        engine.load(str(llama))
+        tasks = make_tasks(6)
+        groups = sampler.draw(engine._loaded(), tasks, SAMPLING, ENDS)
+        rewarded = [
+            TrainingGroup(task.prompt, group.completions, (1.0, 0.0, 0.0, 0.5))
+            for task, group in zip(tasks, groups, strict=True)
+        ]
+        report = engine.step(rewarded)
+        assert abs(report.k3) < 1e-6
+        losses.append((report.gradient_norm, report.entropy))
+        policy = tmp_path / name
+        engine.save(str(tmp_path / f"{name}.checkpoint"), str(policy))
+        assert (policy / "config.json").read_bytes() == (llama / "config.json").read_bytes()
+        taught.append(dict(open_model(policy, hosted=hosted).named_parameters()))
+        again = TorchEngine(config_of(llama, hosted))
+        assert again.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert taught[0].keys() == taught[1].keys()
+    for key, weight in taught[0].items():  # a step in Adam's first update is about the rate
+        assert float((weight - taught[1][key]).abs().mean()) < 5e-5
+
+
+def test_what_cannot_be_computed_is_said_in_a_sentence(llama: Path, tmp_path: Path) -> None:
+    hosted = config_of(llama, "LlamaForCausalLM")
+    with pytest.raises(EngineError, match="begins with a base"):
+        TorchEngine(hosted).open(str(tmp_path / "checkpoint"), "")
+    with pytest.raises(EngineError, match="leave out ranks, recompute and offload"):
+        TorchEngine(replace(hosted, gpus=GpuOptions(recompute=True))).open(
+            str(tmp_path / "checkpoint"), str(llama)
+        )
+    other = replace(hosted, shape=replace(hosted.shape, layers=4))
+    with pytest.raises(EngineError, match="layers is 3 there, 4 in the run"):
+        TorchEngine(other).load(str(llama))
+    table = json.loads((llama / "config.json").read_bytes())
+    code = {**table, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    code["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
+    with pytest.raises(BadMessage, match="auto_map"):
+        read_config_untrusted(json.dumps(code).encode())
