@@ -24,6 +24,7 @@ from p2p.node.usage import (
 )
 from roles.envs.base import environment_digest, environment_names, is_ours, make_environment
 from roles.envs.check import Report, check_rewards, why_not_repeatable
+from roles.envs.code import convert, read_problems
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import pin_data, read_data
 from roles.envs.examine import examine
@@ -109,13 +110,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     new = commands.add_parser("new", help="begin a package with an environment of your own")
     new.add_argument("name", help="of package and environment: small letters, digits and _")
     new.add_argument("--turns", action="store_true", help="one that answers the model")
+    rows = commands.add_parser("convert", help="make problems of `code` of public collections")
+    rows.add_argument("file", type=Path, help="JSON lines of MBPP, HumanEval, APPS or TACO")
+    rows.add_argument("--out", type=Path, required=True, help="where the problems go")
     commands.add_parser("list", help="name the installed environments")
     check.add_argument("--kinds", default="", help="of tasks, by commas; left out: its own")
     check.add_argument("--tasks", type=int, help=f"tasks to try; of an evaluation {MOST_TASKS}")
     check.add_argument("--out", type=Path, help="write the lines that are good, as JSON lines")
     check.add_argument("--json", action="store_true", help="all that was found, for machines")
     options = parser.parse_args(argv)
-    does = {"check": _main, "new": _new, "list": _list}[options.command]
+    does = {"check": _main, "new": _new, "list": _list, "convert": _convert}[options.command]
     return interruptible(lambda: does(options))
 
 
@@ -124,6 +128,23 @@ def _list(options: argparse.Namespace) -> int:
         what = "comes with Shoal" if is_ours(name) else "installed"
         say(f"{name:16} {environment_digest(name).hex()[:12]}  {what}")
     return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    check_target("--out", options.out)
+    data = read_data(pin_data(str(options.file)), str(options.file.parent))
+    found, bad = list[str](), list[str]()
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            found.append(json.dumps(convert(json.loads(line))))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            bad.append(f"line {number} {error!s:.80}")
+    _, refused = read_problems("\n".join(found).encode())
+    write_text("--out", options.out, "\n".join(found) + "\n")
+    say(f"{len(found):,} problems written, {len(bad):,} lines refused")
+    for one in (*bad[:SHOWN], *(f"of those written, {one}" for one in refused[:SHOWN])):
+        say(one)
+    return 0 if found and not bad and not refused else FAILED
 
 
 def _new(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """`shoal envs check` finds what is wrong with a package, and `run create` refuses it."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,19 @@ def test_the_template_is_sound(folder: Path, source: str) -> None:
 @pytest.mark.parametrize("name", ["sort", "guess", "arithmetic", "calculator"])
 def test_what_comes_with_shoal_is_sound(name: str) -> None:
     assert examine(name) == []
+
+
+def test_public_rows_are_converted_and_bad_ones_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"text": "Add.", "code": "def f(a): return a", "test_list": ["assert f(1) == 1"]}
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "problems.jsonl"
+    rows.write_text(json.dumps(row) + "\n" + '{"what": 1}\n')
+    assert main(["convert", str(rows), "--out", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "1 problems written, 1 lines refused" in said
+    assert "line 2 is a row of neither MBPP" in said
+    assert json.loads(out.read_text())["tests"]["asserts"]["lines"] == row["test_list"]
 
 
 def test_new_and_list_say_what_they_do(
