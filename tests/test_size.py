@@ -44,7 +44,7 @@ LIMITS = {
     "roles/inference": 1329,
     "roles/ledger": 788,
     "roles/models": 1864,
-    "roles/own": 2819,
+    "roles/own": 2838,
     "roles/protocol": 2468,
     "roles/rl": 662,
     "roles/shared": 185,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 59243,
+    "tests": 59255,
 }
 
 NO_CODE = {
