@@ -70,6 +70,8 @@ EXEMPT = {
     "roles/own/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
+    "roles/envs/examine.py": "a command line: an environment in two processes, text out",
+    "roles/envs/wasm.py": "runs inside the worker process, and compiles for it",
     "roles/diloco/corpus.py": "runs inside the worker process",
     "roles/diloco/pretrain.py": "runs inside the worker process",
     "roles/diloco/worker.py": "is the worker process",
