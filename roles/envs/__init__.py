@@ -9,11 +9,13 @@ computes the digest of code that a run pins, `data` reads the files that it pins
 An environment may answer the model within a completion (`turns`): only what the model draws
 travels, and whoever replays it asks the environment again.
 
-These come with Shoal: `sort` and `guess` for models without a base; `arithmetic`, `questions`
-(``math`` and ``math-exact``, from a file of this machine), `gym` (reasoning-gym) and, in turns,
-`calculator` for those with one. `answers` finds the final answer in a completion, and
-`formulas` compares it, where that is cheap. `check` tries the laws of all of them: rewards that
-repeat, answers that earn themselves.
+These come with Shoal: `sort` and `guess` for models without a base; for those with one
+`arithmetic`, `questions` (``math`` and ``math-exact``, from a file of this machine), `gym`
+(reasoning-gym), `code` (programs paid by tests) and, in turns, `calculator` and `python`.
+`wasm` runs code of strangers with fuel, the same everywhere. `answers` finds the final answer
+in a completion, and `formulas` compares it, where that is cheap. `check` tries the laws of all
+of them: rewards that repeat, answers that earn themselves; `examine` does it in two processes
+that differ in all that must not matter.
 
 How data flows: seeds that no node chooses go in, tasks come out; completions go in, rewards
 come out, computed again by the validator and by the trainer.

@@ -27,10 +27,12 @@ ENTRY_POINTS: Final = "shoal.envs"
 _BUILT_IN: Final = {
     "sort": "roles.envs.sort:SortEnvironment",
     "calculator": "roles.envs.calculator:CalculatorEnvironment",
+    "code": "roles.envs.code:CodeEnvironment",
     "guess": "roles.envs.guess:GuessEnvironment",
     "arithmetic": "roles.envs.arithmetic:ArithmeticEnvironment",
     "math": "roles.envs.questions:MathEnvironment",
     "math-exact": "roles.envs.questions:ExactEnvironment",
+    "math-python": "roles.envs.python:PythonMathEnvironment",
     "reasoning-gym": "roles.envs.gym:GymEnvironment",
 }
 
@@ -204,9 +206,19 @@ def check_pins(run: Run) -> None:
             )
 
 
+def is_ours(name: str) -> bool:
+    """Return True if an environment comes with Shoal; another package may take its name."""
+    return name in _BUILT_IN and _entry_point(name).value == _BUILT_IN[name]
+
+
+def environment_names() -> list[str]:
+    """Return the names of all environments that are installed."""
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
 def evaluates_nothing(name: str) -> bool:
     """Whether ``name`` is one of `EVALUATES_NOTHING`, and no other package has taken it."""
-    return name in EVALUATES_NOTHING and _entry_point(name).value == _BUILT_IN[name]
+    return name in EVALUATES_NOTHING and is_ours(name)
 
 
 def environment_places(name: str) -> tuple[str, ...]:

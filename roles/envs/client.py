@@ -66,6 +66,7 @@ from roles.envs.frames import (
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import LengthTargets, TextModel
 from roles.envs.turns import Heard
+from roles.envs.wasm import USED_BY, prepare
 from roles.workers.calls import MAX_FRAME, MAX_ITEMS
 from roles.workers.client import Remote
 
@@ -450,6 +451,7 @@ def confinement_of(
     files that the run pins."""
     readable = [place for part in setup.parts for place in environment_places(part.name)]
     readable += [] if setup.model is None else [setup.model.folder]
+    readable += [setup.modules] if setup.modules else []
     readable += [
         f"{setup.folder}/{part.data.name}" for part in setup.parts if part.data is not None
     ]
@@ -501,5 +503,12 @@ def setup_of(
     folder_of_data = machine.environment_data
     return EnvironmentSetup(
         parts=parts, model=text if model.base else None, folder=folder_of_data,
-        turns=turns if sampling.turns > 1 else None,
+        turns=turns if sampling.turns > 1 else None, modules=modules_for(parts),
     )  # fmt: skip
+
+
+def modules_for(parts: Sequence[EnvironmentPart]) -> str:
+    """Compile the interpreters of wasm that these environments use, and return their folder.
+    Raises `ConfigError`."""
+    used = dict.fromkeys(one for part in parts for one in USED_BY.get(part.name, ()))
+    return str(prepare(tuple(used))) if used else ""

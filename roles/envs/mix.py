@@ -39,6 +39,7 @@ from roles.envs.text import (
     is_turns,
 )
 from roles.envs.turns import Heard, hear
+from roles.envs.wasm import use_modules
 from roles.models.errors import BadModel
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
@@ -80,6 +81,9 @@ class EnvironmentSetup:
 
     turns: TurnLimits | None = None
     """Of completions of several turns; None: of one."""
+
+    modules: str = ""
+    """Where this machine keeps compiled interpreters (`roles.envs.wasm`), if one is used."""
 
     def __str__(self) -> str:
         return " and ".join(repr(part.name) for part in self.parts)
@@ -157,6 +161,8 @@ def open_mix(setup: EnvironmentSetup) -> MixedEnvironment:
     Raises `ConfigError` if one cannot be made, reads another file, or does not speak what the
     run's model does.
     """
+    if setup.modules:
+        use_modules(setup.modules)
     try:
         tokenizer = None if setup.model is None else open_tokenizer(setup.model.folder)
         parts = {

@@ -8,7 +8,7 @@ ids of trainers and validators may lie beside the draft, in ``people.toml``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,10 @@ from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import EnvironmentPin, Terms
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
-from roles.envs.base import environment_digest, make_environment
+from roles.envs.base import environment_digest, is_ours, make_environment
 from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
+from roles.envs.examine import examine
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
@@ -36,6 +37,7 @@ from roles.rl.recipes import (
     SMALL_MODEL,
     SORTER,
     TRAINED,
+    TURNS,
     ModelKind,
     kind_of,
 )
@@ -48,8 +50,8 @@ MAX_DAYS: Final = 3650.0
 """After ten years what a document was signed with is no longer to be trusted."""
 ONE_LINE: Final = ("arithmetic",)
 """Environments whose answer is one line, begun for the model: a newline ends it, too."""
-NUMBERS: Final = "sort"
-"""The environment of models without a base: its tasks are numbers, not text."""
+NUMBERS: Final = ("sort", "guess")
+"""The environments of models without a base: their tasks are numbers, not text."""
 
 
 def load_draft(path: Path) -> dict[str, object]:
@@ -214,6 +216,13 @@ def check_environments(terms: Terms, folder: Path) -> None:
         name = pin.data.name if pin.data is not None else ""
         if why := why_not_repeatable(_make(pin, folder / name)):
             raise ConfigError(why)
+        if not is_ours(pin.name) and (
+            faults := examine(pin.name, folder / name if name else None, pin.kinds)
+        ):
+            raise ConfigError(
+                f"the environment {pin.name!r} is not sound: {faults[0]} (shoal envs check"
+                f" {pin.name} says all)"
+            )
 
 
 def _based(table: Mapping[str, object], where: str) -> dict[str, object]:
@@ -332,17 +341,17 @@ def write_draft(plan: Plan) -> str:
             f"--model {plan.model}: there is no such folder, and of the models that can be"
             f" fetched {did_you_mean(plan.model, MODELS)}"
         )
-    sources = plan.sources or (Source("arithmetic" if folder else NUMBERS),)
+    sources = plan.sources or (Source("arithmetic" if folder else NUMBERS[0]),)
     names = [source.name for source in sources]
-    if folder is None and names != [NUMBERS]:
+    if folder is None and not set(names) <= set(NUMBERS):
         raise ConfigError(
             f"{', '.join(names)} asks in words, which needs a model that reads: add --model"
             f" smollm2 (shoal models fetch smollm2 makes it), or the folder of another"
         )
-    if folder is not None and NUMBERS in names:
+    if folder is not None and (numbers := set(names) & set(NUMBERS)):
         raise ConfigError(
-            f"{NUMBERS} is for the network that is drawn from a seed: leave out --model, or"
-            " take --env arithmetic"
+            f"{min(numbers)} is for the network that is drawn from a seed: leave out --model,"
+            " or take --env arithmetic"
         )
     notes: Sequence[str] = ()
     if folder is None:
@@ -367,7 +376,7 @@ def write_draft(plan: Plan) -> str:
         "admission": {"mode": "open"},
         "environments": [_environment(source, kind) for source in sources],
         "model": model,
-        "sampling": write_table(fit(kind, names)),
+        "sampling": _one_turn_unsaid(fit(kind, names)),
         "limits": {"preset": "fp32"},
     }
     if folder is None:
@@ -387,6 +396,11 @@ def without_defaults(shape: ModelShape) -> dict[str, object]:
     return {key: value for key, value in write_table(shape).items() if value != usual[key]}
 
 
+def _one_turn_unsaid(sampling: SamplingTerms) -> dict[str, object]:
+    table, of_turns = write_table(sampling), () if sampling.turns > 1 else ("turns", "heard")
+    return {key: table[key] for key in table if key not in of_turns}
+
+
 REASONS: Final[Mapping[str, str]] = {
     "days": "until it must be renewed",
     "admission.mode": 'or "allow", with allowed = [ids]',
@@ -399,6 +413,8 @@ REASONS: Final[Mapping[str, str]] = {
     "sampling.max_new_tokens": "an answer that is longer is cut, and wrong",
     "sampling.submission": "tasks that a node answers and hands in together",
     "sampling.lag": "oldest usable policy, in steps behind the trainer",
+    "sampling.turns": "of an answer, at most; the environment speaks between them",
+    "sampling.heard": "tokens that it may say in one answer",
     "sampling.proof_values": "of each 32 tokens, in the proof of an answer",
     "limits.preset": "what validators let pass: honest errors are rounding errors",
     "delivery.chunk_bytes": "a policy has 0.4 MB",
@@ -415,9 +431,12 @@ def _environment(source: Source, kind: ModelKind) -> dict[str, object]:
     return table
 
 
-def fit(kind: ModelKind, environments: Iterable[str]) -> SamplingTerms:
+def fit(kind: ModelKind, environments: Sequence[str]) -> SamplingTerms:
     """Return the sampling of a kind of model, with room for these environments' answers."""
+    spoken = [TURNS[name] for name in environments if name in TURNS] or [(1, 0)]
+    turns, heard = max(spoken)[0], max(words for _, words in spoken)
+    sampling = replace(kind.sampling, turns=turns, heard=heard)
     if kind is not SMALL_MODEL:
-        return kind.sampling
+        return sampling
     longest = max(ANSWER_TOKENS.get(name, OTHER_ANSWER_TOKENS) for name in environments)
-    return replace(kind.sampling, max_new_tokens=longest)
+    return replace(sampling, max_new_tokens=longest)

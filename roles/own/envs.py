@@ -1,9 +1,11 @@
-"""``shoal envs check NAME [FILE]`` tries what an environment pays, before a model learns it."""
+"""``shoal envs``: ``check NAME [FILE]`` tries an environment before a model learns from it,
+``new NAME`` begins a package with one of your own, ``list`` says what is installed."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,17 +22,75 @@ from p2p.node.usage import (
     say,
     write_text,
 )
-from roles.envs.base import make_environment
-from roles.envs.check import check_rewards, why_not_repeatable
+from roles.envs.base import environment_digest, environment_names, is_ours, make_environment
+from roles.envs.check import Report, check_rewards, why_not_repeatable
+from roles.envs.code import convert, read_problems
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import MAX_DATA, pin_data, read_data
+from roles.envs.examine import examine
 from roles.envs.questions import ExactEnvironment, read_questions
 from roles.envs.text import TextTask, is_text
 from roles.own.tables import as_question, is_other_form, read_rows
 
 MOST_TASKS = 256  # of an evaluation that are tried unless told otherwise, evenly
 SHOWN = 10  # faults of a kind that are printed; ``--json`` has all
-FAULTS = ("does not earn itself", "pays a fragment", "pays a constant", "refused")
+FAULTS = ("does not earn itself", "pays a fragment", "pays a constant", "refused", "unsound")
+QUESTIONS = ("math", "math-exact")  # whose file is tried line by line
+
+PYPROJECT = """\
+[project]
+name = "{name}"
+version = "0.1"
+dependencies = ["shoal"]
+
+[project.entry-points."shoal.envs"]
+{name} = "{name}:Vowels"
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+"""
+HEAD = '''\
+"""Tasks for a model that strangers train: every method is a function of its arguments."""
+
+from random import Random
+
+from roles.envs.answers import spoken
+from roles.envs.text import Message, TextTask, is_held_out
+
+
+def make_task(rng, held_out):
+    while True:  # until the question is on the wanted side: one in eight is never trained on
+        word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(5, 12)))
+        question = f"How many vowels (a, e, i, o, u) are in {word}? Say the number."
+        if is_held_out(question) == held_out:
+            answer = str(sum(letter in "aeiou" for letter in word))
+            return TextTask((Message("user", question),), "", answer)
+
+
+class Vowels:
+    name = "NAME"
+
+    def task(self, seed, *, held_out=False):
+        return make_task(Random(seed), held_out)
+
+    def evaluation(self):
+        rng = Random("NAME evaluation")
+        return [make_task(rng, True) for _ in range(128)]
+'''
+ONE_TURN = """
+    async def reward(self, task, text, ended):
+        return 1.0 if ended and spoken(text).strip(" .") == task.answer else 0.0
+"""
+TURNS = '''
+    async def respond(self, task, said):
+        """What the model hears behind its turns so far; None ends the completion."""
+        is_right = spoken(said[-1]).strip(" .") == task.answer
+        return None if is_right or len(said) > 1 else "No. Count again, and say the number."
+
+    async def reward(self, task, said, ended):
+        return 1.0 / len(said) if ended and spoken(said[-1]).strip(" .") == task.answer else 0.0
+'''
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,20 +101,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="shoal envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="try what an environment pays")
-    check.add_argument(
-        "name", help="math, math-exact, arithmetic, reasoning-gym or an installed one"
-    )
+    check.add_argument("name", help="one of shoal envs list")
     check.add_argument(
         "file",
         type=Path,
         nargs="?",
         help="questions of math and math-exact: JSON lines or Parquet",
     )
+    new = commands.add_parser("new", help="begin a package with an environment of your own")
+    new.add_argument("name", help="of package and environment: small letters, digits and _")
+    new.add_argument("--turns", action="store_true", help="one that answers the model")
+    rows = commands.add_parser("convert", help="make problems of `code` of public collections")
+    rows.add_argument("file", type=Path, help="JSON lines of MBPP, HumanEval, APPS or TACO")
+    rows.add_argument("--out", type=Path, required=True, help="where the problems go")
+    commands.add_parser("list", help="name the installed environments")
     check.add_argument("--kinds", default="", help="of tasks, by commas; left out: its own")
     check.add_argument("--tasks", type=int, help=f"tasks to try; of an evaluation {MOST_TASKS}")
     check.add_argument("--out", type=Path, help="write the lines that are good, as JSON lines")
     check.add_argument("--json", action="store_true", help="all that was found, for machines")
-    return interruptible(lambda: _main(parser.parse_args(argv)))
+    options = parser.parse_args(argv)
+    does = {"check": _main, "new": _new, "list": _list, "convert": _convert}[options.command]
+    return interruptible(lambda: does(options))
+
+
+def _list(options: argparse.Namespace) -> int:
+    for name in environment_names():
+        what = "comes with Shoal" if is_ours(name) else "installed"
+        say(f"{name:16} {environment_digest(name).hex()[:12]}  {what}")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    check_target("--out", options.out)
+    data = read_data(pin_data(str(options.file)), str(options.file.parent))
+    found, bad = list[str](), list[str]()
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            found.append(json.dumps(convert(json.loads(line))))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            bad.append(f"line {number} {error!s:.80}")
+    _, refused = read_problems("\n".join(found).encode())
+    write_text("--out", options.out, "\n".join(found) + "\n")
+    say(f"{len(found):,} problems written, {len(bad):,} lines refused")
+    for one in (*bad[:SHOWN], *(f"of those written, {one}" for one in refused[:SHOWN])):
+        say(one)
+    return 0 if found and not bad and not refused else FAILED
+
+
+def _new(options: argparse.Namespace) -> int:
+    name = options.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]{1,39}", name) or name in environment_names():
+        raise ConfigError(
+            f"{name!r:.60} is no new name: small letters, digits and _, and none of"
+            f" {', '.join(environment_names())}"
+        )
+    folder = Path(name)
+    if folder.exists():
+        raise ConfigError(f"{folder.absolute()} is there already: take another name")
+    package = folder / name
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name))
+    text = (TURNS if options.turns else ONE_TURN).replace("NAME", name)
+    (package / "__init__.py").write_text(HEAD.replace("NAME", name) + text)
+    say(f"written   {package / '__init__.py'}: counting vowels; make it your own")
+    say(f"next      pip install -e {folder} && shoal envs check {name}")
+    return 0
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -63,14 +174,16 @@ def _main(options: argparse.Namespace) -> int:
     if options.json and options.out == STANDARD_OUTPUT:
         raise ConfigError("--json and --out - cannot both have standard output: name a file")
     check_target("--out", options.out)
-    environment, tasks, refused = _open(options)
-    if not is_text(environment):
-        raise ConfigError(
-            f"the environment {options.name!r} is of tokens: its answers are no text"
-        )
+    kinds = _kinds(options)
+    environment, tasks, refused = _open(options, kinds)
     if why := why_not_repeatable(environment):
         raise EnvironmentFailed(why)
-    report = check_rewards(environment, tasks, _show if sys.stderr.isatty() else _hide)
+    # math and math-exact: their own file is tried line by line, above
+    file = options.file if options.name not in QUESTIONS else None
+    unsound = [] if options.name in QUESTIONS else examine(options.name, file, kinds)
+    report = Report(tasks=len(tasks))
+    if is_text(environment):
+        report = check_rewards(environment, tasks, _show if sys.stderr.isatty() else _hide)
     found: dict[str, Any] = {
         "environment": options.name,
         "tasks": report.tasks,
@@ -80,23 +193,31 @@ def _main(options: argparse.Namespace) -> int:
         "does_not_earn_itself": report.earns_nothing,
         "pays_a_fragment": report.pays_fragments,
         "pays_a_constant": report.pays_constants,
+        "unsound": unsound,
     }
     if options.json:
         say(json.dumps(found))
     else:
         people = sys.stderr if options.out == STANDARD_OUTPUT else sys.stdout
         print(*_summary(found), sep="\n", file=people)
-    return 0 if report.is_sound else FAILED
+    return 0 if report.is_sound and not unsound else FAILED
 
 
-def _open(options: argparse.Namespace) -> tuple[Any, list[TextTask], list[str]]:
+def _kinds(options: argparse.Namespace) -> dict[str, float]:
+    return dict.fromkeys(filter(None, map(str.strip, options.kinds.split(","))), 1.0)
+
+
+def _open(
+    options: argparse.Namespace, kinds: Mapping[str, float]
+) -> tuple[Any, list[TextTask], list[str]]:
     """Return an environment, the tasks to try, and sentences about lines that are refused."""
-    kinds = dict.fromkeys(filter(None, map(str.strip, options.kinds.split(","))), 1.0)
     make = partial(make_environment, options.name, **({"kinds": kinds} if kinds else {}))
-    if options.file is None:
+    if options.file is None or options.name not in QUESTIONS:
         if options.out is not None:
-            raise ConfigError("--out writes the good lines of a FILE: name one")
-        environment = make()
+            raise ConfigError("--out writes the good lines of a FILE of questions: name one")
+        file = options.file
+        options_of = {"data": read_data(pin_data(str(file)), str(file.parent))} if file else {}
+        environment = make(**options_of)
         tasks = environment.evaluation()
         most = min(options.tasks or MOST_TASKS, len(tasks))
         return environment, [tasks[at * len(tasks) // most] for at in range(most)], []

@@ -150,6 +150,12 @@ ANSWER_TOKENS: Final[Mapping[str, int]] = {"sort": 12, "arithmetic": 12}
 """Tokens of the longest right answer, and some to spare, by environment."""
 OTHER_ANSWER_TOKENS: Final = 96
 """Of a small model, in any other environment: a sentence, and the answer in its box."""
+TURNS: Final[Mapping[str, tuple[int, int]]] = {
+    "guess": (4, 6),
+    "calculator": (3, 96),
+    "math-python": (4, 512),
+}
+"""Turns of an answer in an environment that speaks, and the tokens that it says."""
 
 
 def kind_of(parameters: int, *, has_base: bool) -> ModelKind:

@@ -76,7 +76,7 @@ class EngineProcess:
 
     def advance(self, seconds: float) -> list[Group]:
         path = self._new("ended")
-        self.has_room, file = self.call("advance", path, seconds)
+        self.has_room, _, file = self.call("advance", path, seconds)
         return list(MappedRecords(RecordFile(*file), codec.decode_group)) if file else []
 
     def drop(self) -> None:

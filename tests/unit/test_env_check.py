@@ -156,7 +156,6 @@ def test_the_command_says_what_it_finds_and_writes_what_is_good(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sort"], "is of tokens"),
         (["nonsense"], "there is no environment 'nonsense'"),
         (["math"], "need a file of questions"),
         (["math", "none.jsonl"], "cannot be read"),

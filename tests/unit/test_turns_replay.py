@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from proofs.checks import Verdict
+from p2p.identity import verify
+from proofs.checks import Evidence, Verdict, judge, judge_pool
 from roles.contract.core.shape import Family
-from roles.engines.base import Completion, Group, Turn
+from roles.engines.base import Completion, Group
 from roles.engines.torch.model import TransformerModel
 from roles.protocol.core.findings import NO_ANSWER
 from roles.protocol.core.groups import UNHEARD, heard_digest
 from roles.protocol.scorer import HEARS_OTHER
+from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
-from tests.support.turns import Talk, Talker, make_turns_run
+from tests.support.turns import TRAINER, Talk, Talker, make_turns_run
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)
@@ -49,8 +52,33 @@ async def test_honest_work_in_turns_is_accepted(talker: Talker) -> None:
     assert set(turns) >= {1, 2, 3, 4, 5}
 
 
-def forged(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    return (replace(turns[0], inserted=(33, *turns[0].inserted)), *turns[1:])
+async def test_what_was_heard_is_kept_with_a_place_until_it_is_learnt(talker: Talker) -> None:
+    ruling = await talker.judge(0, await talker.draw(0))
+    submission = talker.submit(0, await talker.draw(0))
+    prompts = tuple(tuple(task.prompt) for task in ruling.tasks)
+    turns = tuple(tuple(one.turns for one in group.completions) for group in ruling.groups)
+    verdict = ruling.sign(submission.commitment, TRAINER)
+    place = TakenPlace(verdict, submission, (0, 1), prompts, ruling.logprobs, turns)
+    again = decode_taken_untrusted(place.to_bytes(), verify)
+    assert again == place
+    for number, one in enumerate(learnable_groups(again, 4)):
+        assert [each.turns for each in one.group.completions] == list(turns[number])
+    silent = replace(place, turns=())
+    assert decode_taken_untrusted(silent.to_bytes(), verify) == silent
+
+
+@pytest.mark.deep
+async def test_of_2000_honest_submissions_none_is_refused(talker: Talker) -> None:
+    """Drawn again, with replacement, from 100 recorded groups."""
+    recorded = list[Evidence]()
+    for index in range(50):
+        recorded += (await talker.judge(index, await talker.draw(index))).evidence
+    limits, rng, refused = talker.run.terms.limits, Random(1), 0
+    for _ in range(2000):
+        pool = [rng.choice(recorded) for _ in range(8)]
+        said = [*(judge(one, limits) for one in pool), judge_pool(pool, limits)]
+        refused += any(one.verdict is not Verdict.ACCEPTED for one in said)
+    assert (len(recorded), refused) == (100, 0)
 
 
 async def honest_digests(talker: Talker, groups: tuple[Group, ...], index: int) -> Any:

@@ -1,0 +1,301 @@
+"""Programs that strangers' models write, paid by tests, from a file of problems.
+
+One problem is a line of JSON: ``{"question", "tests", "starter"?, "solution"?}``. Its ``tests``
+are of one of three kinds:
+
+- ``calls``: ``{"function": "add", "cases": [[[1, 2], 3], ...]}``, arguments and result as JSON;
+- ``stdin``: ``[["1 2\\n", "3\\n"], ...]``, what a program reads and prints;
+- ``asserts``: ``{"setup": "import math", "lines": ["assert f(1) == 2", ...]}``.
+
+`convert` makes such lines of MBPP, HumanEval and APPS. The answer is the last fenced block of
+what the model says. It runs in an interpreter of wasm with fuel (`roles.envs.wasm`), so that
+every node finds the same. Of ``calls`` and ``stdin`` the expected results stay outside of the
+interpreter: a program that looks for them, or forges the driver's lines, earns nothing by it.
+An ``assert`` that is ``f(...) == literal`` is made a call; others run beside the answer, which
+could fake them, as everywhere. All tests must pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from p2p.errors import ConfigError
+from roles.envs.answers import spoken
+from roles.envs.questions import MAX_LINE, MAX_LINES
+from roles.envs.text import Message, TextTask, is_held_out
+from roles.envs.wasm import LIMIT, Interpreter
+
+MAX_TESTS: Final = 64
+"""Tests of a problem that are run: the first."""
+MAX_ANSWER: Final = 32 * 1024
+"""Characters of an answer."""
+EVALUATION_TASKS: Final = 128
+EVALUATION_SEED: Final = "code 4242"
+FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_INSTRUCTION: Final = "\nAnswer with one Python program in a ```python block."
+
+_DRIVER: Final = """
+import sys
+given = eval(sys.stdin.read())
+kind, answer, function, cases = given
+write = sys.stdout.write
+flush = sys.stdout.flush
+class Quiet:
+    def write(self, text): self.text.append(str(text)); return len(text)
+    def flush(self): pass
+def said(value):
+    text = repr(value)
+    write("%d %d\\n%s\\n" % (len(text), len(text.encode()), text))
+    flush()
+import io
+def stdin_case(case):
+    out = Quiet(); out.text = []
+    sys.stdin, sys.stdout = io.StringIO(case), out
+    try: exec(compile(answer, "answer", "exec"), {"__name__": "__main__"})
+    except SystemExit: pass
+    finally: sys.stdout = sys.__stdout__
+    return "".join(out.text)
+if kind == "stdin":
+    for case in cases:
+        try: value = stdin_case(case)
+        except BaseException as error: value = (type(error).__name__,)
+        said(value)
+else:
+    names = {"__name__": "answer"}
+    out = Quiet(); out.text = []
+    sys.stdout = out
+    exec(compile(answer, "answer", "exec"), names)
+    for case in cases:
+        try:
+            if kind == "asserts": exec(case, names); value = True
+            else: value = (0, names[function](*case))
+        except BaseException as error: value = (type(error).__name__,)
+        said(value)
+"""
+"""Reads the answer and what it is given; prints the results, each with its length."""
+
+
+class CodeEnvironment:
+    """Programs that pass all tests, or not."""
+
+    name = "code"
+
+    def __init__(self, data: bytes = b"") -> None:
+        """Raises `ConfigError` if ``data`` is no file of problems, or without wasmtime."""
+        problems, bad = read_problems(data)
+        if bad or not problems:
+            raise ConfigError(
+                f"a file of problems is bad: {'; '.join(bad[:5]) or 'it is empty'} (shoal envs"
+                " convert makes one)"
+            )
+        self._sides = {
+            side: [one for one in problems if is_held_out(one["question"]) == side]
+            for side in (False, True)
+        }
+        if not all(self._sides.values()):
+            raise ConfigError(
+                f"the {len(problems)} problems of the environment 'code' are all on one side:"
+                " one in eight is held out by its hash, and each side needs at least one"
+            )
+        self._python = Interpreter("cpython")
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        """The problem whose number follows from the seed."""
+        side = self._sides[held_out]
+        number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
+        return _task_of(side[number % len(side)])
+
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        """1 if the model stopped by itself, and its program passes every test."""
+        return 1.0 if ended and all(self.results(task, text)) else 0.0
+
+    def results(self, task: TextTask, text: str) -> list[bool]:
+        """Return which tests the program in a text passes."""
+        blocks = FENCE.findall(spoken(text))
+        tests = _tests(json.loads(task.info))
+        if not blocks or len(blocks[-1]) > MAX_ANSWER:
+            return [False] * len(tests.expected)
+        return run_tests(self._python, blocks[-1], tests)
+
+    def evaluation(self) -> list[TextTask]:
+        """Held-out problems, drawn once for all."""
+        held = self._sides[True]
+        count = min(EVALUATION_TASKS, len(held))
+        return [_task_of(one) for one in Random(EVALUATION_SEED).sample(held, count)]
+
+
+class Tests:
+    """What a program is given, and what it must give."""
+
+    def __init__(
+        self, kind: str, function: str, cases: Sequence[Any], expected: Sequence[Any],
+        setup: str = "",
+    ) -> None:  # fmt: skip
+        self.kind, self.function, self.setup = kind, function, setup
+        self.cases, self.expected = list(cases)[:MAX_TESTS], list(expected)[:MAX_TESTS]
+
+
+def run_tests(python: Interpreter, answer: str, tests: Tests) -> list[bool]:
+    """Return which tests an answer passes; each outcome is the same on every machine."""
+    program = f"{tests.setup}\n{answer}" if tests.setup else answer
+    given = repr((tests.kind, program, tests.function, tests.cases))
+    outcome = python.run(_DRIVER, given.encode(errors="replace"))
+    found = [] if outcome.text == LIMIT else list(_results(outcome.text))
+    if outcome.is_void or outcome.text == LIMIT or len(found) != len(tests.expected):
+        return [False] * len(tests.expected)
+    return [_is_right(tests, *pair) for pair in zip(found, tests.expected, strict=True)]
+
+
+def _results(text: str) -> list[str]:
+    """Return what the driver printed, result by result; what else there is ends it."""
+    found = list[str]()
+    while text:
+        head, newline, rest = text.partition("\n")
+        numbers = head.split(" ")
+        if not newline or len(numbers) != 2 or not all(n.isdecimal() for n in numbers):
+            return []
+        length = int(numbers[0][:9])
+        if rest[length : length + 1] != "\n":
+            return []
+        found.append(rest[:length])
+        text = rest[length + 1 :]
+    return found
+
+
+def _is_right(tests: Tests, said: str, expected: Any) -> bool:
+    try:
+        value = ast.literal_eval(said)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    if tests.kind == "stdin":
+        return isinstance(value, str) and value.split() == str(expected).split()
+    if tests.kind == "asserts":
+        return value is True
+    return isinstance(value, tuple) and len(value) == 2 and _equal(value[1], expected)
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    """Compare as Python does, with lists for tuples, which JSON does not know."""
+    if isinstance(value, tuple | list) and isinstance(expected, tuple | list):
+        return len(value) == len(expected) and all(map(_equal, value, expected))
+    return (type(value) is type(expected) and bool(value == expected)) or (
+        {type(value), type(expected)} == {int, float} and bool(value == expected)
+    )  # fmt: skip
+
+
+def read_problems(data: bytes) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the problems of a file, and a sentence about each line that is none."""
+    problems, bad = list[dict[str, Any]](), list[str]()
+    lines = data.splitlines()
+    if len(lines) > MAX_LINES:
+        raise ConfigError(f"a file of problems has at most {MAX_LINES:,} lines")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            problems.append(_problem(line))
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            bad.append(f"line {number} {error}")
+    return problems, bad
+
+
+def _problem(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE:
+        raise ValueError(f"has {len(line):,} bytes, at most {MAX_LINE:,}")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(value, dict) or not isinstance(value.get("question"), str):
+        raise ValueError("has no text under 'question'")
+    if not _tests(value.get("tests")).expected:
+        raise ValueError("has no tests")
+    return value
+
+
+def _tests(value: Any) -> Tests:
+    """Raises ValueError if they are of no kind that there is."""
+    match value:
+        case {"stdin": list(pairs)}:
+            if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+                raise ValueError("has stdin tests that are no pairs of input and output")
+            return Tests("stdin", "", [one for one, _ in pairs], [out for _, out in pairs])
+        case {"calls": {"function": str(name), "cases": list(cases)}}:
+            if not name.isidentifier() or not all(
+                len(one) == 2 and isinstance(one[0], list) for one in cases
+            ):
+                raise ValueError("has calls that are no pairs of arguments and result")
+            return Tests("calls", name, [one for one, _ in cases], [out for _, out in cases])
+        case {"asserts": {"lines": list(lines), **more}}:
+            if not all(isinstance(line, str) for line in lines):
+                raise ValueError("has asserts that are no text")
+            return _from_asserts(lines, str(more.get("setup", "")))
+    raise ValueError("has no tests under 'stdin', 'calls' or 'asserts'")
+
+
+def _from_asserts(lines: Sequence[str], setup: str) -> Tests:
+    """Make ``assert f(1) == 2`` a call if all of them are so."""
+    names, cases, expected = set[str](), list[Any](), list[Any]()
+    for line in lines:
+        try:
+            match ast.parse(line.strip()).body:
+                case [ast.Assert(test=ast.Compare(
+                    left=ast.Call(func=ast.Name(id=name), args=given, keywords=[]),
+                    ops=[ast.Eq()], comparators=[wanted]))]:  # fmt: skip
+                    names.add(name)
+                    cases.append([ast.literal_eval(one) for one in given])
+                    expected.append(ast.literal_eval(wanted))
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            break
+    if len(cases) == len(lines) and len(names) == 1:
+        return Tests("calls", names.pop(), cases, expected, setup)
+    return Tests("asserts", "", list(lines), [True] * len(lines), setup)
+
+
+def _task_of(problem: Mapping[str, Any]) -> TextTask:
+    starter = str(problem.get("starter") or "")
+    shown = f"\n```python\n{starter}\n```" if starter else ""
+    question = problem["question"] + shown + _INSTRUCTION
+    solution = str(problem.get("solution") or "")
+    answer = f"```python\n{solution}\n```" if solution else ""
+    return TextTask((Message("user", question),), "", answer, json.dumps(problem["tests"]))
+
+
+def convert(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the problem that a row of MBPP, HumanEval, APPS or TACO is.
+
+    Raises:
+        ValueError: It is a row of neither.
+    """
+    match row:
+        case {"test_list": list(lines), "code": str(code)}:  # MBPP
+            question = str(row.get("prompt") or row.get("text"))
+            setup = row.get("test_setup_code") or "\n".join(row.get("test_imports", ()))
+            tests: dict[str, Any] = {"asserts": {"setup": setup, "lines": lines}}
+            shown = f"{question}\nIt must pass: {lines[0]}"
+            return {"question": shown, "tests": tests, "solution": code}
+        case {"entry_point": str(name), "prompt": str(prompt), "test": str(test)}:  # HumanEval
+            body = f"{test}\ncheck({name})"
+            tests = {"asserts": {"lines": [body]}}
+            solution = prompt + str(row.get("canonical_solution", ""))
+            asked = "Complete this function; write all of it, with its imports."
+            return {"question": asked, "starter": prompt, "tests": tests, "solution": solution}
+        case {"question": str(question), "input_output": str(text)}:  # APPS, TACO
+            pairs = json.loads(text)
+            inputs, outputs = pairs["inputs"], pairs["outputs"]
+            if pairs.get("fn_name"):
+                cases = [list(two) for two in zip(inputs, outputs, strict=True)]
+                tests = {"calls": {"function": pairs["fn_name"], "cases": cases}}
+            else:
+                tests = {"stdin": [list(two) for two in zip(inputs, outputs, strict=True)]}
+            known = json.loads(row.get("solutions") or "[]")
+            solution = known[0] if known else ""
+            return {"question": question, "starter": row.get("starter_code", ""),
+                    "tests": tests, "solution": solution}  # fmt: skip
+    raise ValueError("is a row of neither MBPP, HumanEval, APPS nor TACO")

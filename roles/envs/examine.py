@@ -1,0 +1,270 @@
+"""An environment, examined in two processes that differ in all that must not matter.
+
+``python -m roles.envs.examine`` makes tasks of one environment, pays for answers that strangers
+may give, and answers turns; it prints what came of each call, how long it took, and what the
+environment's own code reached for on the way. `examine` runs it twice, with another hash seed,
+time zone, folder and order of calls, and compares. It takes some seconds.
+
+The watch over what code reaches for (files, clocks, unseeded random numbers, text that is
+evaluated) helps authors, and defends nobody: a run's processes are contained by other means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import trio
+
+from roles.envs.base import Ration, Task, environment_places, make_environment
+from roles.envs.contained import EnvironmentFailed, call_contained
+from roles.envs.ration import begin_call, end_calls
+from roles.envs.text import TextTask, is_text, is_turns
+
+TASKS: Final = 24
+"""Tasks whose answers are paid."""
+QUESTIONS: Final = 512
+"""Tasks that are drawn to see which are held out, and how many there are."""
+FEWEST: Final = 16
+"""Different questions of `QUESTIONS`, at least."""
+SLOW: Final = 1.0
+"""CPU seconds of one call: a submission of 128 answers has to be paid within 30."""
+PATIENCE: Final = 300.0
+"""Seconds for one of the processes."""
+METHODS: Final = ("task", "evaluation", "reward", "respond")
+STRANGE: Final = (
+    "", " ", "\n\t", "0", "9" * 5000, "(" * 3000, "-" * 2000 + "1", "\0", "\ud800",
+    "<|im_end|>", "a" * 28 + "!", "</think>", r"\boxed{}", r"\boxed{" * 500,
+    "<answer></answer>", "__import__('os').getcwd()", "1/0", "1e999", "nan", "\N{FISH}" * 100,
+)  # fmt: skip
+"""What strangers may answer; beside it the right answer, alone, twice and in a sentence."""
+_SETTINGS: Final = ({"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"},
+                    {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C"})  # fmt: skip
+
+
+def examine(name: str, data: Path | None = None, kinds: Mapping[str, float] = {}) -> list[str]:
+    """Examine an environment, and return a sentence for each fault, with the line where it is
+    known. None are good.
+
+    Args:
+        name: As a run names it.
+        data: The file that it reads.
+        kinds: Weights of its kinds of tasks; none: its own.
+    """
+    seen = [_examined(name, data, kinds, number) for number in range(len(_SETTINGS))]
+    for report in seen:
+        if "died" in report:
+            return [report["died"]]
+    one, other = seen
+    faults = list(one["faults"])
+    sources = [f" ({what} at {where})" for what, where in one["reached"].items()]
+    differ = [call for call, came in one["calls"].items() if other["calls"].get(call) != came]
+    if differ:
+        more = f" and {len(differ) - 1} more calls" if len(differ) > 1 else ""
+        faults.append(
+            f"{differ[0]}{more} had another result in another process: it depends on the clock,"
+            " on chance, on the order of a set or on earlier calls"
+            f"{''.join(sources) or one['lines'].get(re.split('[ (]', differ[0])[0], '')}"
+        )
+    elif one["reached"]:
+        faults += [
+            f"it reaches for {what} at {where}" for what, where in one["reached"].items()
+        ]
+    return faults
+
+
+def _examined(
+    name: str, data: Path | None, kinds: Mapping[str, float], number: int
+) -> dict[str, Any]:
+    asked = json.dumps([name, str(data.absolute()) if data else "", dict(kinds), number])
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "roles.envs.examine"],
+            input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            env={**os.environ, **_SETTINGS[number], "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=folder,
+        )  # fmt: skip
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    *_, last = ["", *done.stderr.strip().splitlines()]
+    return {"died": f"its process ended (exit {done.returncode}): {last[-300:]}"}
+
+
+_HERE: Final = str(Path(__file__).parent)
+
+
+class _Watch:
+    """Notes what the environment's own code reaches for."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places, self.reached = tuple(places), dict[str, str]()
+        self.on, self.text = False, ""
+        sys.addaudithook(self._audit)
+        for module, names in ((time, ("time", "time_ns", "monotonic", "perf_counter")),
+                              (random, ("random", "randint", "choice", "shuffle", "seed")),
+                              (os, ("urandom", "getpid"))):  # fmt: skip
+            for name in names:
+                setattr(module, name, self._wrapped(getattr(module, name), module.__name__))
+
+    def _wrapped(self, call: Callable[..., Any], module: str) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self._note(f"{module}.{call.__name__}", depth=2)
+            return call(*arguments, **named)
+
+        return watched
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event in ("open", "os.system", "subprocess.Popen", "socket.__new__", "os.listdir"):
+            self._note(event)
+        elif event == "compile" and len(self.text) > 3:
+            source = arguments[0]
+            source = source.decode(errors="replace") if isinstance(source, bytes) else source
+            if isinstance(source, str) and self.text in source:
+                self._note("the evaluation of an answer")
+
+    def _note(self, what: str, depth: int = 2) -> None:
+        frame: Any = sys._getframe(depth)
+        while self.on and frame is not None:
+            file = frame.f_code.co_filename
+            if "importlib" in file:
+                return
+            if file.startswith(self._places) and not file.startswith(
+                str(Path(__file__).parent)
+            ):
+                self.reached.setdefault(what, f"{file}:{frame.f_lineno}")
+                return
+            frame = frame.f_back
+
+
+class _Trial:
+    """The calls of one process."""
+
+    def __init__(self, environment: Any, watch: _Watch) -> None:
+        self._environment, self._watch = environment, watch
+        self.calls, self.faults = dict[str, str](), dict[str, str]()
+
+    def run(self, is_reversed: bool) -> None:
+        """Make tasks, pay, answer; a first call decides what is wrong, a second must repeat."""
+        seeds = [hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(QUESTIONS)]
+        tasks = [self._call(f"task({n})", self._environment.task, seed)
+                 for n, seed in enumerate(seeds)]  # fmt: skip
+        held = self._call("evaluation()", self._environment.evaluation)
+        if self.faults:
+            return
+        learnt, kept = ({_asked(task) for task in some} for some in (tasks, held))
+        if both := learnt & kept:
+            self._find("not held out", f"{len(both)} of {len(kept)} held-out questions are also"
+                       f" trained on, such as {min(both, key=len)[:80]!r}")  # fmt: skip
+        if len(learnt) < FEWEST:
+            self._find("few", f"{QUESTIONS} seeds make {len(learnt)} different questions")
+        some = tasks[:TASKS]
+        if is_text(self._environment) and all(
+            len(task.answer) > 1 and task.answer in _asked(task) for task in some
+        ):
+            self._find("in the question", "the answer stands in every question")
+        order = [(n, task, said) for n, task in enumerate(some) for said in _sayings(task)]
+        for n, task, said in reversed(order) if is_reversed else order:
+            label = f"of task {n} and {str(said)[:40]!r}"
+            self._watch.text = said if isinstance(said, str) and said in STRANGE else ""
+            words = (said,) if is_turns(self._environment) else said
+            self._pay(f"reward {label}", task, words)
+            if is_turns(self._environment):
+                self._call(f"respond {label}", self._environment.respond, task, words)
+
+    def _pay(self, label: str, task: Any, said: Any) -> None:
+        more = (True,) if isinstance(task, TextTask) else ()
+        paid = self._call(label, self._environment.reward, task, said, *more)
+        if paid is not None and not (isinstance(paid, int | float) and 0 <= paid <= 1):
+            where = _line_of(self._environment, "reward")
+            self._find("reward", f"{label} is {paid!r:.40}: it must be from 0 to 1{where}")
+
+    def _call(self, label: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        sys.stderr.write(f"at {label[:200]!a}\n")
+        sys.stderr.flush()
+        begin_call(Ration())
+        start = time.process_time()
+        self._watch.on = True
+        try:
+            is_async = call.__name__ in ("reward", "respond") and is_text(self._environment)
+            run = partial(trio.run if is_async else _plain, call, *arguments)
+            value = call_contained(self._environment, "call", run)
+            came = repr(value)
+        except EnvironmentFailed as error:
+            came, value = str(error), None
+            self._find("raises", f"{label} raises: {error}")
+        finally:
+            self._watch.on = False
+            end_calls()
+        spent = time.process_time() - start
+        if spent > SLOW:
+            self._find("slow", f"{label} takes {spent:.1f} CPU s, over {SLOW:g}")
+        self.calls[label] = hashlib.sha256(came.encode(errors="replace")).hexdigest()[:16]
+        return value
+
+    def _find(self, kind: str, said: str) -> None:
+        self.faults.setdefault(kind, said)
+
+
+def _line_of(environment: Any, method: str) -> str:
+    code = getattr(getattr(environment, method, None), "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+
+
+def _plain(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
+
+
+def _asked(task: Any) -> str:
+    if isinstance(task, Task):
+        return repr(task.prompt)
+    return "\n".join(message.content for message in task.messages)
+
+
+def _sayings(task: Any) -> tuple[Any, ...]:
+    if isinstance(task, Task):
+        return task.answer, task.answer * 2, (), (0,), tuple(task.prompt), (7,) * 500
+    right = task.answer
+    asked = _asked(task)
+    return *STRANGE, right, right * 2, f"It is {right}.", rf"\boxed{{{right}}}", asked
+
+
+def main() -> None:
+    """Examine the environment that standard input names, and print what came of it."""
+    name, data, kinds, number = json.load(sys.stdin)
+    options: dict[str, Any] = {"kinds": kinds} if kinds else {}
+    if data:
+        options["data"] = Path(data).read_bytes()
+    sys.stderr.write("at its class\n")
+    environment = make_environment(name, **options)
+    places = (
+        *environment_places(name),
+        sys.modules[type(environment).__module__].__file__ or "",
+    )
+    watch = _Watch([place for place in places if place])
+    trial = _Trial(environment, watch)
+    trial.run(is_reversed=bool(number))
+    found = {
+        "faults": list(trial.faults.values()),
+        "calls": trial.calls,
+        "reached": watch.reached,
+        "lines": {one: _line_of(environment, one) for one in METHODS},
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
