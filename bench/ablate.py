@@ -1,4 +1,4 @@
-"""What each rule of SHARDCAST is worth: its scenarios with one rule off, against all rules on.
+"""Value of each rule of SHARDCAST: its scenarios with one rule off, against all rules on.
 
 ``python -m bench ablate [--json FILE] [--seeds N] [--jobs N] [--rules NAME ...] [NAME ...]``
 
@@ -57,7 +57,7 @@ SHORT: Final[Mapping[str, Mapping[str, float]]] = {
     "deltas": {},
     "deltas_thousand": {"nodes": 300},
 }
-"""The scenarios, and what is changed in them so that they take few CPU seconds."""
+"""Scenarios, with changes that make them cheap."""
 METRICS: Final[Mapping[str, str]] = {
     "after_push": "join_seconds_100",
     "late_joiners": "join_seconds_100",
@@ -77,17 +77,17 @@ def fixed(value: object) -> property:
 
 
 def everything_held(_: object, download: Any, claims: Any) -> Any:
-    """What any holder claims to have is believed."""
+    """Believe what any holder claims to have."""
     return reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, the law that it protects, and what stands in its place when it is off."""
+    """A rule, the law that it protects, and its replacement when it is off."""
 
     law: str
     off: Mapping[str, object] = field(repr=False)
-    """By ``module:attribute``, below `p2p.shardcast.core`."""
+    """Replacements by ``module:attribute``, below `p2p.shardcast.core`."""
 
 
 RULES: Final[Mapping[str, Rule]] = {

@@ -1,4 +1,4 @@
-"""What each learning algorithm makes of SmolLM2 in ten steps of two-digit addition.
+"""Ten steps of each learning algorithm with SmolLM2 on two-digit addition.
 
 ``python -m bench algorithms [--json FILE] [--model DIR] [--steps 10] [--only NAME ...]``
 

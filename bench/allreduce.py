@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def least_seconds(how: str, options: Any) -> float:
-    """What a line needs for what a member must send."""
+    """Return the seconds that a line needs for what a member must send."""
     size = PieceGrid.of(options.values, Codec.FP32 if how == GLOO else Codec(how)).total_bytes
     sent = 2 * (options.members - 1) / options.members * size
     return float(8 * sent / (options.mbit * MBIT))
@@ -84,7 +84,7 @@ async def course(how: str, options: Any) -> tuple[float, float]:
         news.notify_all()
 
     async def heard(what: str) -> list[float]:
-        """From all members."""
+        """Return a line of each member."""
         while len(found := [one[what] for one in said if what in one]) < options.members:
             await news.wait()
         return found
@@ -105,7 +105,7 @@ async def course(how: str, options: Any) -> tuple[float, float]:
 
 
 def _pipe(place: Path) -> BinaryIO:
-    """One that both sides can open at once, and that stays open."""
+    """Return a pipe that both sides can open at once, and that stays open."""
     os.mkfifo(place)
     return open(os.open(place, os.O_RDWR), "wb", buffering=0)
 

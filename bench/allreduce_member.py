@@ -1,4 +1,4 @@
-"""One machine's part in `bench.allreduce`: ``HOW RANK COUNT VALUES FOLDER``, in its namespace.
+"""A machine's part in `bench.allreduce`: ``HOW RANK COUNT VALUES FOLDER``, in its namespace.
 
 It prints {"listens": ...}, connects once a byte for it is in the folder's pipe ``meet``, prints
 {"up": ...}, begins once one is in ``go``, and prints the seconds that its all-reduce took.
@@ -38,12 +38,12 @@ PORT: Final = 4001
 
 
 def vector(rank: int, values: int) -> Values:
-    """What this rank adds."""
+    """Return the vector that this rank adds."""
     return np.random.Generator(np.random.PCG64(rank)).standard_normal(values, np.float32)
 
 
 class TimedReduction(Reduction):
-    """Notes when the mean is there, before the audit."""
+    """Notes when the mean is ready, before the audit."""
 
     fetched = 0.0
 
@@ -57,7 +57,7 @@ def say(**what: object) -> None:
 
 
 def wait_for(pipe: Path) -> None:
-    """Until there is a byte for us; the other side keeps it open."""
+    """Wait for a byte; the other side keeps the pipe open."""
     with pipe.open("rb", buffering=0) as file:
         file.read(1)
 

@@ -50,8 +50,7 @@ Progressed = Callable[[int, Evaluation | None], None]
 
 @dataclass(slots=True)
 class Course:
-    """What happened in one run: rewards by step, reports of every step, CPU seconds by
-    activity."""
+    """Course of a run: rewards by step, reports of every step, CPU seconds by activity."""
 
     seed: int
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
@@ -68,7 +67,7 @@ class Course:
         )
 
     def summary(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the summary for JSON."""
         return {
             "seed": self.seed,
             "passed": self.gate.passed,
@@ -135,7 +134,7 @@ class Alone:
         return evaluation
 
     def rewards_at(self, temperature: float) -> list[float]:
-        """Of the held-out tasks, with the learner's evaluation seed."""
+        """Return the rewards of the held-out tasks, with the learner's evaluation seed."""
         environment = self._environment
         tasks = environment.evaluation()
         answers = self.learner.answer(

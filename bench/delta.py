@@ -1,4 +1,4 @@
-"""How small is the difference between two policies, and what does it cost to find and apply it?
+"""Size of the difference between two policies, and the cost to find and apply it.
 
 ``python -m bench delta [--json FILE] [--seeds 0 1 2]``
 
@@ -53,7 +53,7 @@ Decode = Callable[[Policy, bytes], Policy]
 
 @dataclass(frozen=True, slots=True)
 class Coder:
-    """One way to write what changed."""
+    """A coder of changes."""
 
     name: str
     encode: Encode
@@ -135,7 +135,7 @@ UNITS: Final = {
 
 
 def measure(courses: dict[float, list[Policy]]) -> dict[tuple[str, str, str], float]:
-    """Every figure of one seed, by case, subject and metric."""
+    """Return every figure of one seed, by case, subject and metric."""
     found: dict[tuple[str, str, str], float] = {}
     for rate, policies in courses.items():
         updates = list(pairwise(policies))[: SINGLES[rate]]

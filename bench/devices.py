@@ -45,7 +45,7 @@ GROUP: Final = 16
 LEARNT: Final = 16
 """Groups of a step."""
 SPREAD: Final = 0.02
-"""Of the weights: what initialisers take."""
+"""Spread of the drawn weights, as initialisers have it."""
 
 _qwen2 = partial(ModelShape, qkv_bias=True, qk_norm=False, head_width=128, rope_base=1e6)
 SHAPES: Final = {
@@ -68,7 +68,7 @@ SHAPES: Final = {
 
 @dataclass(slots=True)
 class Spent:
-    """By the clock, and of the device at the peak, all that is allocated included."""
+    """Wall seconds, and peak memory of the device."""
 
     seconds: float = 0.0
     gib: float = 0.0
@@ -141,7 +141,7 @@ def take_turns(
     tasks: Sequence[GroupTask],
     sampling: Sampling,
 ) -> dict[str, Spent]:
-    """What each subject took."""
+    """Return the times of each subject, taken by turns."""
     ends, rule = frozenset[int](), DrawRule.GUMBEL
     with measured(model.device) as drawing:
         groups = sampler.generate(model, tasks, sampling, ends, rule)
@@ -197,7 +197,7 @@ def fill(model: TransformerModel) -> None:
 
 @contextmanager
 def measured(device: torch.device) -> Iterator[Spent]:
-    """What the block takes."""
+    """Measure a block."""
     spent, on_gpu = Spent(), device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)

@@ -80,7 +80,7 @@ class Node:
 
 
 class Liar:
-    """Answers requests with whatever might hurt."""
+    """Answers requests with harmful content."""
 
     KINDS: Final = (
         "noise",
@@ -226,7 +226,7 @@ class Swarm:
             action()
 
     def give(self, node: Node, event: Event) -> None:
-        """Hand one event to a core and do what it says."""
+        """Give an event to a core and carry out its effects."""
         for effect in node.core.handle(event, self.now):
             match effect:
                 case Send(peer, data) | SendIfConnected(peer, data):
@@ -299,7 +299,7 @@ class Swarm:
         node.alive = False
 
     def join_all(self, *, every: float = 0.1, until: float | None = None) -> None:
-        """Every node joins through one of the first three, one after another."""
+        """Let every node join through one of the first three, one after another."""
         nodes = list(self.nodes.values())
         for index, node in enumerate(nodes):
             seeds = tuple(seed.peer for seed in nodes[: min(3, index)])
@@ -349,7 +349,7 @@ def _is_request(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """One setting: what goes wrong, and how much."""
+    """A setting: what goes wrong, and how much."""
 
     name: str
     dead: float
@@ -367,7 +367,7 @@ NAMES: Final = 40
 
 
 def measure(case: Case, size: int, reads: int, seed: int) -> dict[tuple[str, str], float]:
-    """One swarm: join, publish, kill, read. Latencies are virtual seconds."""
+    """Run one swarm: join, publish, kill, read. Latencies are virtual seconds."""
     began = time.process_time()
     swarm = Swarm(size, seed, loss=case.loss, liars=case.liars)
     swarm.join_all()
@@ -404,7 +404,7 @@ GOALS: Final[dict[str, Callable[[float], bool]]] = {
     "read p99": lambda value: value < 3,
     "throughput": lambda value: value >= 4000,
 }
-"""For the last case; the others are there to compare."""
+"""Goals of the last case; the others are for comparison."""
 
 
 def run(args: Sequence[str]) -> int:

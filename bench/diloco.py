@@ -50,14 +50,14 @@ from roles.own.pretraining import SHAPE
 
 MEMBERS: Final = 4
 DEMO_MEMBERS: Final = 3
-"""Of the demo's rounds, but for a few."""
+"""Members in most rounds of the demo."""
 VALUES: Final = 1 << 22
-"""Of the quantisers' test vectors."""
+"""Values of the quantisers' test vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table."""
+    """A row of the table."""
 
     name: str
     inner_steps: int
@@ -74,7 +74,7 @@ class Case:
         return steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
 
     def terms(self, common: DilocoTerms) -> DilocoTerms:
-        """Of its run, with as many inner steps in all."""
+        """Return the terms of its run, with the same inner steps in all."""
         return replace(
             common, inner_steps=self.inner_steps, codec=self.codec, outer=self.outer,
             outer_steps=common.total_steps // self.inner_steps, fragments=self.fragments,
@@ -138,20 +138,20 @@ def run(args: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is trained by all rows alike."""
+    """What all rows train."""
 
     terms: DilocoTerms
     members: int = MEMBERS
     layers: int = 1
 
     def config(self, seed: int) -> EngineConfig:
-        """Of the model."""
+        """Configuration of the model."""
         shape = replace(SHAPE, layers=self.layers)
         return EngineConfig(shape=shape, environment=None, seed=seed)
 
     @property
     def key(self) -> dict[str, int]:
-        """What a result is kept under, beside its case and seed."""
+        """Key of a stored result, beside its case and seed."""
         terms = self.terms
         return {
             "steps": terms.total_steps, "windows": terms.sequences, "members": self.members,
@@ -203,7 +203,7 @@ class Results:
                 file.write(json.dumps(row) + "\n")
 
     def of(self, case: Case) -> dict[int, float]:
-        """By seed."""
+        """Return results by seed."""
         return {seed: loss for (name, seed), loss in self._losses.items() if name == case.name}
 
     def tell(self, report: Report, cases: list[Case]) -> list[str]:

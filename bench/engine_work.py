@@ -47,13 +47,13 @@ WEIGHTS_MADE: Final[dict[str, Change]] = {
     "int4": to_int4,
     ADAPTER: low_rank(1e-3),
 }
-"""Of the policy that is claimed, by name; other names are folders."""
+"""Variants of the claimed policy's weights, by name; other names are folders."""
 FOREIGN: Final = "int4 weights"
 """The way whose tokens are those of another model."""
 
 
 class Questions(Enum):
-    """What is asked."""
+    """Questions of a benchmark."""
 
     TOPICS = "topics"
     """Open questions, to which answers are as long as they may be."""
@@ -63,7 +63,7 @@ class Questions(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to work: what is claimed, and what is done."""
+    """A way to work: the claim, and what is done instead."""
 
     name: str
     groups: int
@@ -77,9 +77,9 @@ class Way:
     shift: int = 0
     """Answers so many tasks further on."""
     salt: str = ""
-    """Of the seeds: empty for those that are due."""
+    """Salt of the seeds: empty for the prescribed ones."""
     falsifies: str = ""
-    """What is done to honest work (`FALSIFIED`), instead of drawing any."""
+    """Change of honest work (`FALSIFIED`), instead of drawing."""
     is_honest: bool = True
     batch: int = BATCH
     """Groups of a piece."""
@@ -96,7 +96,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several processes does: every so many-th piece."""
+    """Part of one of several processes: every so many-th piece."""
 
     mine: int = 0
     of: int = 1
@@ -155,14 +155,14 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
 
     def groups(self, way: Way, piece: int) -> list[Group] | None:
-        """What was written, or None."""
+        """Return what was written, or None."""
         value = _read(self._written / _name(way, piece))
         return value and [codec.decode_group(group) for group in value[2]]
 
     def keep_groups(
         self, way: Way, piece: int, groups: Sequence[Group], seconds: float
     ) -> None:
-        """With the CPU seconds that writing took."""
+        """Store groups with the CPU seconds of writing."""
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         value = (seconds, tokens, [codec.encode_group(group) for group in groups])
         _write(self._written / _name(way, piece), value)
@@ -178,11 +178,11 @@ class Store:
         return (self._seen / _name(way, piece)).exists()
 
     def keep_evidence(self, way: Way, piece: int, evidence: Sequence[Evidence]) -> None:
-        """What the reader saw."""
+        """Store what the reader saw."""
         _write(self._seen / _name(way, piece), [astuple(one) for one in evidence])
 
     def evidence(self, way: Way) -> list[Evidence]:
-        """Of all pieces that were read."""
+        """Return the evidence of all pieces that were read."""
         found = (_read(self._seen / _name(way, piece)) for piece in way.pieces)
         return [Evidence(*one) for value in found for one in value or ()]
 
@@ -234,8 +234,8 @@ class Workshop:
     def advance(
         self, ways: Sequence[Way], questions: Questions, end: float, share: Share = Share()
     ) -> bool:
-        """Write and read what is not there yet; False if the time was over before, or if what
-        is to be falsified is not there, since another share has it."""
+        """Write and read missing pieces. Return False if the time was over before, or if
+        another share has the work to falsify."""
         due = deque(share.take(ways))
         waited = 0
         while due and waited < len(due):
@@ -283,7 +283,7 @@ class Workshop:
         return True
 
     def _falsified(self, way: Way, ways: Sequence[Way], piece: int) -> list[Group] | None:
-        """What is made of honest work, once it is there."""
+        """Return falsified honest work, once it is written."""
         honest = self._store.groups(ways[0], piece)
         foreign = [self._store.groups(other, piece) for other in ways if other.name == FOREIGN]
         if honest is None or None in foreign:

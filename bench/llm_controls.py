@@ -68,7 +68,7 @@ def sampling_of(steps: int) -> SamplingTerms:
 
 
 def learner_of(rate: float) -> LearnerConfig:
-    """What was measured to work from weights on the bf16 grid, where 2e-5 is too slow."""
+    """Return a learner that works from weights on the bf16 grid, where 2e-5 is too slow."""
     return LearnerConfig(groups=16, rate=rate, ramp=3, gradient_norm=1.0)
 
 
@@ -149,7 +149,7 @@ class OneProcess:
         drawn: int = DRAWN,
         device: torch.device = CPU,
     ) -> None:
-        """At ``checkpoint``, or at the base."""
+        """Load ``checkpoint``, or the base."""
         shape = read_config(model).shape
         self._sampling, self._groups, self._drawn = sampling, learner.groups, drawn
         config = EngineConfig(
@@ -177,12 +177,12 @@ class OneProcess:
         self._spent("evaluation", start)
 
     def held_out(self, rng: Random) -> Iterator[TrainingGroup]:
-        """One drawn answer to each held-out question."""
+        """Draw one answer to each held-out question."""
         return self._answers(self._held_out, 1.0, 1, rng)
 
     def step(self) -> StepReport | None:
-        """None if no group had spread: a policy that the control has spoilt answers all
-        wrong."""
+        """Take a step. None if no group had spread: a policy that the control has spoilt
+        answers all wrong."""
         start = time.process_time()
         groups = list[TrainingGroup]()
         for _ in range(MOST // self._drawn):
@@ -269,7 +269,7 @@ def run(args: list[str]) -> int:
 
 
 def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
-    """One subject from the base to its last step."""
+    """Follow one subject from the base to its last step."""
     console, course = Console(highlight=False), Course(subject, seed)
     learning = OneProcess(
         options.model,

@@ -95,7 +95,7 @@ def measure(
     folder: Path,
     sampling: Sampling,
 ) -> dict[str, float]:
-    """One process's figures."""
+    """Return the figures of one process."""
     config = EngineConfig(
         shape=SHAPE,
         context=PROMPT + sampling.max_new_tokens,

@@ -140,7 +140,7 @@ def main() -> None:
     options = parse.parse_args()
     logging.basicConfig(level=logging.WARNING)
     options.folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     demo, folder = show(options), RunFolder(options.folder)
     trio.run(play, options, demo, folder, prepare(demo, 0, folder))
 

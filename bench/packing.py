@@ -1,4 +1,4 @@
-"""What a step of training costs with a group in one row, and with a row for each completion.
+"""Cost of a training step with a group in one row, and with a row for each completion.
 
 ``python -m bench packing [--json FILE] [--rounds 5] [--model tiny|small|base]``
 

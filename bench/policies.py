@@ -25,7 +25,8 @@ from roles.rl.recipes import SMALL_MODEL
 UNFINISHED: Final = 3
 """Exit status of a bench that goes on when it is run again."""
 KEPT: Final = (11, 12, 23, 24)
-"""In the middle, where most values change, and at the end, where the rate is lowest."""
+"""Kept steps: in the middle, where most values change, and at the end, where the rate is
+lowest."""
 
 
 def path_of(store: Path, step: int) -> Path:

@@ -1,4 +1,4 @@
-"""What a bench found, as one JSON document.
+"""Results of a bench, as one JSON document.
 
 ``{"bench", "machine": {cores, load, python, versions}, "rows": [{"case", "subject", "metric",
 "unit", "values", "median"}], "ratios": [{"case", "metric", "of", "to", "median"}]}``. A ratio
@@ -33,7 +33,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One subject, measured several times."""
+    """A subject, measured several times."""
 
     case: str
     subject: str
@@ -102,7 +102,7 @@ class Report:
         return json.dumps(table, indent=2)
 
     def write(self, path: Path | None) -> None:
-        """To a file for machines, if one was asked for; ``-`` is standard output.
+        """Write the report to a file, if one was asked for; ``-`` is standard output.
 
         Not to `sys.stdout`: where ``-`` was given, `bench.__main__` has put standard error
         there, so that the tables for people do not come between the JSON.
@@ -113,7 +113,7 @@ class Report:
             path.write_text(self.to_json() + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        """For people: a line per row, then the ratios."""
+        """Return a line per row, then the ratios."""
         lines = [
             f"{row.case:24} {row.subject:24} {row.metric:20} {row.median:12.4g} {row.unit}"
             for row in self.rows
@@ -125,7 +125,7 @@ class Report:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Return the machine of the measurement."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),

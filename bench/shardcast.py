@@ -1,4 +1,4 @@
-"""One file to several machines, by Shoal and by what else there is, by turns.
+"""One file to several machines, by Shoal and by other systems, in turns.
 
 ==================  ========================================================================
 ``shoal``           ``shoal push --expect N`` and N ``shoal pull``, as processes
@@ -63,8 +63,8 @@ RELAYS: Final = 4
 """Middle nodes of shardcast where there are lines: half as many as receivers, each a machine
 that none of the others needs."""
 SHARD_BYTES: Final = 4_000_000
-"""Of shardcast where there are lines, the best that was found for it: its own 50 MB, of which a
-middle node gives none before it has the whole, took 1.3 times as long."""
+"""Bytes of a shard of shardcast on lines, the best found. Its own 50 MB, of which a middle node
+gives none before it has the whole, took 1.3 times as long."""
 _ORIGIN: Final = """
 import pathlib, sys
 from shardcast.origin_server import OriginServer
@@ -157,7 +157,7 @@ class Machine:
 
     address: str = LOCAL
     entered: tuple[str, ...] = ()
-    """What begins the command line of a program there."""
+    """Prefix of a command line there."""
 
 
 class Program:
@@ -165,7 +165,7 @@ class Program:
 
     def __init__(self, *line: object) -> None:
         self.cpu = 0.0
-        """CPU seconds of it and of what it started, once it has ended."""
+        """CPU seconds of the machine's programs, once they have ended."""
         self._process = subprocess.Popen(
             [str(word) for word in line],
             stdin=subprocess.PIPE,
@@ -213,7 +213,7 @@ class Program:
 
 
 class Course:
-    """One system's turn: its processes, begun one by one."""
+    """A system's turn, with its processes."""
 
     def __init__(self, folder: Path, weights: Path, machines: Sequence[Machine]) -> None:
         """``machines``: the origin's, the receivers', and with lines `RELAYS` more."""
@@ -233,7 +233,7 @@ class Course:
         return program
 
     def python(self, machine: Machine, code: str, *arguments: object) -> Program:
-        """One of Python's."""
+        """Start a Python program."""
         return self.start(machine, sys.executable, "-c", code, *arguments)
 
     def out(self, number: int) -> Path:
@@ -244,8 +244,8 @@ class Course:
 
     @contextmanager
     def withheld(self, origin: Program) -> Iterator[None]:
-        """Where there are lines: stop the origin for as long as receivers are started, and
-        start the clock when it goes on."""
+        """Stop the origin on lines while receivers start, and start the clock when it goes
+        on."""
         if not self.has_lines:
             yield
             return
@@ -257,7 +257,7 @@ class Course:
             self.began = time.perf_counter()
 
     def wait_up(self, programs: Sequence[Program], word: str) -> None:
-        """Where there are lines: return when each has said ``word``."""
+        """Wait on lines until each program has printed ``word``."""
         for program in programs if self.has_lines else ():
             program.said(word)
 
@@ -419,7 +419,7 @@ def _free_port() -> int:
 
 
 def _subjects(torrent_python: str) -> dict[str, Callable[[Course], float]]:
-    """Those that can be run here; what is missing is named."""
+    """Return the systems that can run here; missing ones are named."""
     has_torrent = [torrent_python, "-c", "import libtorrent"]
     is_there = {
         "shoal": "",

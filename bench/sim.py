@@ -112,7 +112,7 @@ def _calibrate() -> float:
 
 
 def _measure(case: str, nodes: int) -> Figures:
-    """One case in a process of its own."""
+    """Measure one case in a process of its own."""
     code = f"from bench.sim import child; child({case!r}, {nodes})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -122,7 +122,7 @@ def _measure(case: str, nodes: int) -> Figures:
 
 
 def child(case: str, nodes: int) -> None:
-    """What the process of one case does."""
+    """Run one case, in its process."""
     figures: dict[str, Any] = {"calibration": _calibrate(), **CASES[case][0](nodes)}
     sys.stdout.write(json.dumps(figures))
 

@@ -1,4 +1,4 @@
-"""What does a worker gain that takes the token that pays wherever its gap allows?
+"""Gain of a worker that takes the token that pays wherever its gap allows.
 
 ``python -m bench steering [--model DIR] [--submissions 20] [--caps 1.5 0.2] [--limits FILE]
 [--json FILE]``
@@ -51,7 +51,7 @@ from roles.models.tokenizer import Tokenizer
 from roles.protocol.history import DrawHistory
 
 GROUPS: Final = 8
-"""Of a submission."""
+"""Groups of a submission."""
 SAMPLING: Final = Sampling(1.0, 12, 16)
 WORKER: Final = KeyPair(bytes(32)).peer_id
 GAIN: Final = 0.02
@@ -62,11 +62,11 @@ class SteeredSampler(Sampler):
     """Draws as it should, but below a gap takes the next token of the right answer."""
 
     answers: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-    """By prompt, without an end."""
+    """Right answers by prompt, without an end token."""
     ends: tuple[int, ...] = ()
     cap = 0.0
     gaps: list[float]
-    """Of the tokens that are not the seed's."""
+    """Gaps of the tokens that are not the seed's."""
 
     def _draw_step(self, last: Tensor) -> NDArray[np.intp]:
         live = np.flatnonzero(self._is_live)
@@ -116,7 +116,7 @@ class SteeredSampler(Sampler):
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one cap."""
+    """Outcome of a cap."""
 
     rewards: list[float] = field(default_factory=list)
     """Means of the submissions."""
@@ -144,10 +144,10 @@ class Worker:
         self._environment = ArithmeticEnvironment()
         self._limits = limits
         self.history = DrawHistory()
-        """Of this worker, as a validator has it."""
+        """History of this worker, as a validator has it."""
 
     def submit(self, number: int, cap: float, outcome: Outcome) -> None:
-        """One submission."""
+        """Draw and judge one submission."""
         seeds = [f"steering {number} {place}".encode() for place in range(GROUPS)]
         asked = [self._environment.task(hashlib.sha256(seed).digest()) for seed in seeds]
         prompts = [self._tokenizer.chat(one.messages, one.prefill) for one in asked]

@@ -1,4 +1,5 @@
-"""What it costs to publish, serve, relay and keep a policy: CPU per GB, memory, bytes on disk.
+"""Cost of publishing, serving, relaying and keeping a policy: CPU per GB, memory, bytes on
+disk.
 
 Real processes over loopback: an origin publishes, receivers fetch from it and from each other
 (up to 16 peers every receiver relays a share to all others). "delivered" is the CPU of all
@@ -111,7 +112,7 @@ class BenchNode:
         self.peak = 0
 
     def say(self, **what: object) -> None:
-        """One JSON line for the process that started this one."""
+        """Print one JSON line for the parent process."""
         print(json.dumps(what), flush=True)
 
     async def watch_memory(self, world: World) -> None:
@@ -178,7 +179,7 @@ class BenchNode:
         shardcast._receiver._handle = handle_and_say
 
     async def publish(self, shardcast: Shardcast, version: int, path: str) -> None:
-        """Publish, and say what it cost."""
+        """Publish, and report the cost."""
         before, began = time.process_time(), time.perf_counter()
         await shardcast.publish(PolicyVersion(version), path)
         self.say(
@@ -188,7 +189,7 @@ class BenchNode:
         )
 
     async def report_newest(self, shardcast: Shardcast) -> None:
-        """Say what is whole, whenever that changes."""
+        """Report the complete versions whenever they change."""
         newest = NO_POLICY
         while True:
             newest = await shardcast.wait_policy(PolicyVersion(newest + 1))
@@ -245,7 +246,7 @@ class BenchProcess:
         raise EOFError(f"the process ended with {self.process.wait()}")
 
     def kill_after(self, seconds: float) -> None:
-        """kill -9 then, whatever it does."""
+        """Send SIGKILL after some seconds."""
         time.sleep(seconds)  # noqa: TID251 - real processes
         self.process.kill()
 
@@ -273,7 +274,7 @@ def bench_process(**told: object) -> Iterator[BenchProcess]:
 
 
 def spread(folder: Path, size: int, receivers: int, *, noise: bool = False) -> dict[str, float]:
-    """Publish one policy to all; what it cost."""
+    """Publish one policy to all and return the cost."""
     origin_folder = folder / "0"
     origin_folder.mkdir()
     write_weights(origin_folder / "weights", size, noise=noise)

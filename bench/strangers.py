@@ -55,19 +55,19 @@ WORKERS: Final = 2
 WARM: Final = 200
 """Acceptances of each worker before the first turn: a few policies have come and gone."""
 SHARE: Final = 0.8
-"""Of the quiet rate that honest acceptances keep."""
+"""Share of the quiet rate of honest acceptances that must remain."""
 LEAD: Final = 3.0
 """Seconds that the strangers have before a turn counts: they are all connected by then."""
 STATUS: Final = 0.5
 """Seconds between status lines of the nodes."""
 NODE: Final = "[membership]\ninterval = 1.0\n"
 FIRST_SECONDS: Final = 90.0
-"""For a newcomer's first acceptance at most, beyond its turn."""
+"""Most seconds to a newcomer's first acceptance, beyond its turn."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one turn came to."""
+    """Result of one turn."""
 
     seconds: float = 0.0
     attacked: float = 0.0
@@ -78,14 +78,14 @@ class Turn:
     swarm_cpu: float = 0.0
     trainer_cpu: float = 0.0
     kept_bytes: int = 0
-    """By which the trainer's ledger and the gate's rows have grown."""
+    """Growth of the trainer's ledger and of the gate's rows, in bytes."""
     newcomer: float = FIRST_SECONDS
     """Seconds from its process's start to its first acceptance."""
     tally: dict[str, int] = field(default_factory=dict)
 
     @property
     def figures(self) -> dict[str, tuple[float, str]]:
-        """By name, with units."""
+        """Figures by name, with units."""
         return {
             "acceptances": (self.accepted / self.seconds, "1/s"),
             "acceptances_by_cpu": (self.accepted / max(self.swarm_cpu, 1e-9), "1/CPU s"),
@@ -124,7 +124,7 @@ class BenchNode(NodeProcess):
     """A node of ``tree``, in a session of its own as `NodeProcess` makes it."""
 
     async def begin(self, folder: Path, bootstrap: str, role: str) -> None:
-        """Start it, and hear what it says until it ends."""
+        """Start it, and read its output until it ends."""
         where = (
             ["--bootstrap", bootstrap] if bootstrap else ["--run", str(folder / "run.shoal")]
         )
@@ -136,13 +136,13 @@ class BenchNode(NodeProcess):
 
     @property
     def vitals(self) -> Vitals:
-        """Of its process."""
+        """Memory and CPU time of its process."""
         assert self.process is not None
         return Vitals.of(self.process.pid)
 
 
 class BenchSwarm:
-    """The swarm, and the strangers in front of it."""
+    """The swarm, and the strangers that attack it."""
 
     def __init__(self, folder: Path, turns: int, nursery: trio.Nursery) -> None:
         self._folder = folder
@@ -156,7 +156,7 @@ class BenchSwarm:
         self._stopping = False
 
     async def start(self) -> None:
-        """All but the newcomers, until work is accepted."""
+        """Start all but the newcomers, and wait until work is accepted."""
         await self.add("relay-1", "none")
         greeting = await self.nodes["relay-1"].wait_greeting()
         self._bootstrap = greeting["addrs"][0]
@@ -168,7 +168,7 @@ class BenchSwarm:
 
     @property
     def trainer(self) -> BenchNode:
-        """The one that is attacked."""
+        """The attacked trainer."""
         return self.nodes["trainer-1"]
 
     async def add(self, name: str, role: str) -> None:
@@ -196,13 +196,13 @@ class BenchSwarm:
         return [one["roles"].get(role, {}) for one, role in statuses if one is not None]
 
     def accepted_of(self, name: str) -> int:
-        """Of one worker, by both."""
+        """Accepted places of one worker."""
         peer = str(load_or_create_key(self._folder / name / "key").peer_id)
         records = [one.get("nodes", {}).get(peer, {}) for one in self.said()]
         return sum(record.get("accepted", 0) for record in records)
 
     def count(self, key: str) -> int:
-        """Of all workers, by both: no stranger's work is accepted."""
+        """Accepted places of all workers; strangers have none."""
         return sum(one.get(key, 0) for one in self.said())
 
     def newest(self) -> tuple[int, str]:
@@ -222,7 +222,7 @@ class BenchSwarm:
         return sum(map(_tree_cpu, own))
 
     def kept_bytes(self) -> int:
-        """On the trainer's disk: its ledger, and the gate's rows."""
+        """Bytes of the trainer's ledger and the gate's rows on disk."""
         folders = (self.trainer.folder / "ledger", self.trainer.folder / "trainer" / "gate")
         files = [file for folder in folders for file in folder.rglob("*")]
         total = 0
@@ -284,7 +284,7 @@ async def _tell(process: trio.Process, newest: Any) -> None:
 async def play_turn(
     swarm: BenchSwarm, newcomer: str, seconds: float, orders: Orders | None, core: int
 ) -> Turn:
-    """One turn, quiet without ``orders``."""
+    """Play one turn, quiet without ``orders``."""
     turn = Turn()
     addr = next(iter(swarm.trainer.greeting["addrs"])) if swarm.trainer.greeting else ""
     entered = time.perf_counter()

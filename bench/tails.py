@@ -1,4 +1,4 @@
-"""Honest noise of a real model in bfloat16, and whether limits fitted to half of it hold.
+"""Honest noise of a real model in bfloat16, and limits fitted to half of it.
 
 ``python -m bench tails --store DIR [--groups 1024] [--cheats 64] [--newer DIR] [--seconds 600]
 [--model DIR] [--json FILE]``
@@ -53,14 +53,14 @@ POOLS: Final = (8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Who draws with what."""
+    """A way to draw, with its weights."""
 
     name: str
     groups: int
     draws: Path
     """The weights."""
     claims: Path
-    """Those that it says it has."""
+    """Weights that it claims."""
     temperature: float = 1.0
 
 
@@ -82,7 +82,7 @@ class Recorder:
         self._environment = ArithmeticEnvironment()
 
     def record(self, way: Way, end: float) -> list[Evidence]:
-        """Of all its groups, or of those that there is time for."""
+        """Record the evidence of all its groups, or of those for which there is time."""
         folder = self._store / way.name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         engines: tuple[LocalEngine, LocalEngine] | None = None
@@ -114,7 +114,7 @@ class Recorder:
 
 
 def read(folder: Path) -> Iterator[Evidence]:
-    """What a folder of the store has, in order."""
+    """Return what a folder of the store has, in order."""
     for path in sorted(folder.glob("[0-9]*[0-9]")):
         yield from starmap(Evidence, msgpack.unpackb(path.read_bytes(), use_list=False))
 
@@ -161,7 +161,7 @@ def run(args: list[str]) -> int:
 
 
 def describe(way: str, evidence: Sequence[Evidence], limits: Limits) -> None:
-    """How often a cheat is found."""
+    """Print how often a cheat is found."""
     if len(evidence) <= max(POOLS):
         return
     shares = [resampled(evidence, limits, size).share for size in POOLS]
@@ -179,7 +179,7 @@ def describe(way: str, evidence: Sequence[Evidence], limits: Limits) -> None:
 
 
 def figures(way: str, evidence: Sequence[Evidence]) -> None:
-    """What was seen."""
+    """Return the figures."""
     if not evidence:
         return
     tokens = sum(one.tokens for one in evidence)

@@ -1,5 +1,4 @@
-"""What the wire costs: a Shoal host against a bare trio TCP stream, two processes over
-loopback.
+"""Cost of the wire: a Shoal host against a bare trio TCP stream, two processes over loopback.
 
 Bulk is reported "CPU-limited": bytes over the larger of the two processes' CPU time, that is
 what one core per side could carry whatever else the machine is doing. Round trips, streams and

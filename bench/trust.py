@@ -56,12 +56,12 @@ GROUPS: Final = 8
 SPREAD: Final = 0.25
 """Groups whose completions earn different rewards."""
 REPLAY: Final = 27 / 192
-"""What a replay costs beside drawing: measured on CPUs; GPUs need less."""
+"""Cost of a replay against drawing, measured on CPUs; GPUs need less."""
 FAILS: Final = 0.002
 """Windows that a machine loses once they are committed."""
 LAG: Final = 2
 FALSE: Final = 3.0
-"""What a refuser alleges, in limits: a strike, where it is found last."""
+"""Distance that a refuser alleges, in limits: a strike, where it is found last."""
 TRUST: Final = TrustTerms(share=0.05, probation=32, window=16)
 RUN: Final = bytes(32)
 
@@ -74,7 +74,7 @@ SAVES: Final = {
     **dict.fromkeys(("fresh cheat", "turncoat"), 0.75),  # int4 weights
     **dict.fromkeys(("junk", "junk by one", "skipping"), 1.0),
 }
-"""Of what a lie saves, as a share of the cost of its place."""
+"""Saving of each lie, as a share of the cost of its place."""
 COLUMNS: Final = (
     *("made", "learnt", "unwanted", "names", "banned", "fallen", "forgiven", "income"),
 )
@@ -93,7 +93,7 @@ def content(name: PeerId, version: int, index: int) -> bytes:
 
 @dataclass(slots=True)
 class Machine:
-    """One worker, whatever it is called at the moment."""
+    """A worker machine, under changing names."""
 
     kind: str
     number: int
@@ -118,18 +118,18 @@ class Judge:
     lies: int = 0
     """Places of liars that it accepted, and honest ones that it refused, until convicted."""
     verdicts: int = 0
-    """That the gate took, until convicted."""
+    """Verdicts that the gate took until it was convicted."""
     is_convicted: bool = False
 
 
 @dataclass(slots=True)
 class Sums:
-    """What became of the work of one kind of machine, in places."""
+    """Places of one kind of machine, by outcome."""
 
     made: int = 0
     learnt: int = 0
     unwanted: int = 0
-    """Not wanted, in windows without a lie."""
+    """Unwanted places in windows without a lie."""
     saved: float = 0.0
     leaked: int = 0
     """Lies in groups that were learnt from."""
@@ -139,13 +139,13 @@ class Sums:
 
     @property
     def income(self) -> float:
-        """What is credited or saved, for each place that was made."""
+        """Places credited or saved, of all made."""
         return (self.learnt + self.unwanted + self.saved) / max(self.made, 1)
 
 
 @dataclass(slots=True)
 class Drawn:
-    """One window, and what its machine knows of it: a row a place, a column a group."""
+    """A window with what its machine knows: a row a place, a column a group."""
 
     machine: Machine
     window: Window
@@ -159,7 +159,7 @@ class Drawn:
 
 
 class Swarm:
-    """All machines and validators, the gate, and what came of it."""
+    """All machines and validators, the gate, and the results."""
 
     def __init__(self, seed: int) -> None:
         self.machines = [Machine(kind, n) for kind, count in KINDS for n in range(count)]
@@ -167,7 +167,7 @@ class Swarm:
         self.judges = {one.name: one for one in judges}
         self.sums = {kind: Sums() for kind, _ in KINDS}
         self.hours: list[Counter[str]] = []
-        """By hour, in places: drawn, and replayed for what."""
+        """By hour, in places: drawn and replayed."""
         self.wasted = 0
         """Places of liars in standing that the trainer scored for nothing."""
         self.served = 0
@@ -214,7 +214,7 @@ class Swarm:
     # -- workers -------------------------------------------------------------------------
 
     def _work(self, machine: Machine, size: int, now: Situation) -> None:
-        """Draw a window, commit to it, and bring what is wanted."""
+        """Draw a window, commit to it, and deliver the wanted content."""
         drawn = self._draw(machine, size, now)
         window, sums = drawn.window, self.sums[machine.kind]
         self._kinds[window.node] = machine.kind
@@ -262,7 +262,7 @@ class Swarm:
         return Drawn(machine, window, spread, lies, claims)
 
     def _save(self, drawn: Drawn, index: int) -> None:
-        """Note what lies in a place that is credited have saved."""
+        """Add what the lies in a credited place saved."""
         lies = float(drawn.lies[index - drawn.window.first].mean())
         self.sums[drawn.machine.kind].saved += SAVES.get(drawn.machine.kind, 0.0) * lies
 
@@ -354,7 +354,7 @@ def share(hours: Sequence[Counter[str]], key: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure, and what it must not exceed."""
+    """A figure, and its limit."""
 
     name: str
     value: float

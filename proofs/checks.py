@@ -1,4 +1,4 @@
-"""What a validator saw, what is allowed, and the judgement: a verdict, never a bool.
+"""Evidence, limits, and judgement of a submission: a verdict, never a bool.
 
 Theory of operation
 -------------------
@@ -32,7 +32,7 @@ class Verdict(Enum):
 
 
 class Reason(Enum):
-    """Why a verdict is what it is; the values are what operators and ledgers see."""
+    """Reason of a verdict; operators and ledgers see these values."""
 
     WITHIN_LIMITS = "within limits"
     NO_TOKENS = "no tokens"
@@ -77,26 +77,26 @@ LADDER: Final = (1e-5, 0.05, 0.1, 0.2, 0.4)
 probability). The first says that a token differs by more than rounding."""
 
 LARGEST: Final = 64
-"""How many of a group's largest offsets are kept as evidence: a calibration fits its tail to
-the largest 256 of some hundred groups."""
+"""Largest offsets of a group that are kept as evidence: a calibration fits its tail to the
+largest 256 of some hundred groups."""
 
 FALSE_REJECTIONS: Final = 1e-4
 """Chance that an honest submission is rejected, by all tests of all its groups together. One
 in 10,000: a node that works for a month hands in fewer."""
 
 TESTS: Final = 16
-"""At least as many tests as a group, a pool or a worker's history has. Each of the three gets a
-third of `FALSE_REJECTIONS`, in equal parts for each test."""
+"""Upper bound of the tests of a group, a pool or a history. Each of the three gets a third of
+`FALSE_REJECTIONS`, in equal parts for each test."""
 
 GROUPS: Final = 256
 """Groups that a submission may have, each of which is tested. A promise for the largest costs
 a group of a small one little: limits grow with the logarithm."""
 
 POOL_CHANCE: Final = FALSE_REJECTIONS / 3 / TESTS
-"""That one test of a pool, or of a history, rejects honest work: 2e-6."""
+"""Chance that a test of a pool or a history rejects honest work: 2e-6."""
 
 GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
-"""That one test of a group does: 8e-9."""
+"""Chance that a test of a group rejects honest work: 8e-9."""
 
 OVERDISPERSION: Final = 1.5
 """Variance of honest counts and sums over that of independent tokens: equal answers share their
@@ -117,8 +117,8 @@ class Evidence:
     exponent_mismatches: int
     """Largest count over the group's TOPLOC chunks."""
     mantissa_mean: float
-    """Mean of the chunks' mean mantissa errors, each scaled as that of a whole chunk and
-    weighted by how much of it is evidence of its own (`proofs.toploc.independence`)."""
+    """Mean of the chunks' mean mantissa errors, each scaled to a whole chunk and weighted by
+    its independence (`proofs.toploc.independence`)."""
     mantissa_median: float
     """Largest over the chunks, scaled."""
     draw_distance: float
@@ -300,7 +300,7 @@ class Shape:
     vocabulary: int
     """Tokens are 0 up to, not including, this."""
     end_tokens: frozenset[int]
-    """Any of them ends a turn, and in a completion of one turn the completion."""
+    """Tokens that end a turn, and a completion of one turn."""
     turns: int = 1
     """Turns of a completion, at most."""
 
@@ -396,8 +396,8 @@ def judge_draws(pool: Sequence[Evidence], limits: Limits) -> Judgement:
 
 
 def _judge_draws(pool: Sequence[Evidence], limits: Limits, chance: float) -> Judgement:
-    """By how many tokens are how far off, and by the sum of gaps; each test rejects honest work
-    with this chance at most."""
+    """Judge the numbers of tokens off by each distance, and the sum of gaps. Each test rejects
+    honest work with this chance at most."""
     tokens = sum(evidence.tokens for evidence in pool)
     total = sum(evidence.gap_mean * evidence.tokens for evidence in pool)
     limit = limits.gap_limit(tokens, chance)

@@ -129,8 +129,7 @@ def replay(
     temperature: float,
     rule: DrawRule = DrawRule.CDF,
 ) -> Replay:
-    """Draw again and compare with the claimed tokens, whatever they are. Never raises because
-    of them."""
+    """Draw again and compare with the claimed tokens. Never raises because of them."""
     _check(logits, words, temperature)
     count, vocabulary = logits.shape
     known, claimed = _indices(tokens, vocabulary)
@@ -205,7 +204,7 @@ class DrawStatistics:
 
     @property
     def off(self) -> tuple[int, ...]:
-        """How many tokens are off by more than each step of `proofs.checks.LADDER`."""
+        """Return the number of tokens off by more than each step of `proofs.checks.LADDER`."""
         return tuple(self._off.tolist())
 
     @property
@@ -342,7 +341,7 @@ class _Block:
         self.borders: NDArray[np.float64] = sums.cumsum(axis=1)
         """Cumulative weight at the end of each block."""
         self.total: NDArray[np.float64] = self.borders[:, -1]
-        """Of the weights of each row; NaN where a row has no distribution."""
+        """Sum of the weights of each row; NaN where a row has no distribution."""
 
     def logprob(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
         """The log-probability of one token in each row."""

@@ -79,7 +79,7 @@ def _seed(
 
 
 def draw_words(seeds: Sequence[bytes], start: int, count: int) -> Words:
-    """The words of positions [start, start + count): (seeds, count).
+    """Return the words of positions [start, start + count): (seeds, count).
 
     A function of seed and position alone: asking for all positions up front (0.08 us each) and
     asking for one per step (0.5 us each) give the same numbers. Raises `ValueError` for a seed

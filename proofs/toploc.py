@@ -75,7 +75,7 @@ SIGNIFICANT_EXPONENTS: Final = 4
 BORDER_STEPS: Final = 1
 
 NO_MATCH: Final = float(2**64)
-"""What the package reports for a mean or median over no values at all."""
+"""Value that the package reports for a mean or median over no values."""
 
 # The largest values of a short chunk are smaller than those of a whole one, and the noise of
 # bfloat16 is a larger part of them. Measured on a model of 135 M (62 values a chunk): chunks of
@@ -110,7 +110,7 @@ _BATCH_CHUNKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """The bytes cannot be a proof for so many tokens, whatever the activations."""
+    """The bytes cannot be a proof of so many tokens, whatever the activations."""
 
     reason: str
 
@@ -209,8 +209,8 @@ class TopValues:
         self._chunks += other.chunks
 
     def close_all(self, others: Sequence[TopValues]) -> None:
-        """Nothing follows in any of ``others``, which are of this class. What waits in them is
-        ranked together where that is cheaper."""
+        """Close ``others``, which are of this class. Their last chunks are ranked together
+        where that is cheaper."""
 
     def _wait(self, rows: Rows) -> None:
         if len(rows):
@@ -228,7 +228,7 @@ class TopValues:
 
     @property
     def waiting(self) -> list[NDArray[np.float32]]:
-        """The last chunk, flattened, if one has begun."""
+        """The unfinished last chunk, flattened."""
         return [self._flat()] if self._waiting else []
 
 
@@ -267,7 +267,7 @@ def largest(block: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArr
 
 
 def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
-    """For each row the largest modulus up to `MAX_MODULUS` that keeps the row's indices
+    """Return for each row the largest modulus up to `MAX_MODULUS` that keeps the row's indices
     distinct.
 
     Raises `ValueError` when a row has none from `MIN_MODULUS` up.
@@ -286,9 +286,8 @@ def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
 
 
 def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[bytes]:
-    """One proof for each row of points; both arrays are (chunks, k), indices distinct in a
-    row.
-    """
+    """Return a proof for each row of points; both arrays are (chunks, k), indices distinct in a
+    row."""
     moduli = injective_moduli(indices)
     words = np.empty((len(indices), 1 + indices.shape[1]), dtype=">u2")
     words[:, 0] = moduli
@@ -367,7 +366,8 @@ def worst(stats: Sequence[ToplocStats | Malformed]) -> ToplocStats | Malformed:
 
 
 def independence(completions: Sequence[Sequence[int]]) -> list[list[float]]:
-    """How much of each chunk of each completion of a group is evidence of its own, from 0 to 1.
+    """Return for each chunk of each completion of a group the share that is independent
+    evidence, from 0 to 1.
 
     A hidden state follows from the tokens before it. Where k completions have had the same
     tokens so far, the state at that place is seen k times and known once: it counts 1 / k in

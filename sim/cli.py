@@ -70,7 +70,7 @@ from sim.run.sweep import (
 )
 
 EXIT_UNAVAILABLE: Final = 3
-"""This machine has no level 3; the sentence says what is missing."""
+"""Exit status of a machine without level 3."""
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
 TOLD_SECONDS: Final = 5.0
@@ -79,12 +79,12 @@ on, and a log of an hour has 720."""
 LIST_WIDTH: Final = 80
 """Columns of the list of scenarios, however wide the terminal is: captions are read better."""
 NAME_WIDTH: Final = 20
-"""Of a scenario's name in it: that of the longest, ``intellect2_reference``."""
+"""Width of scenario names: that of the longest, ``intellect2_reference``."""
 MAX_COLUMNS: Final = 4
 """Metrics that a sweep prints beside each other: what fits 80 columns. The page has all."""
 MAX_SEEDS: Final = 1_000_000
-"""Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill
-memory."""
+"""Most seeds of a sweep: a week of seconds. More is a typing error (1-20000000000) and would
+fill memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,7 +235,7 @@ def _scenario_parser(
 
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options change of a scenario, as `sim.run.sweep.changed` takes it."""
+    """Return the changes of a scenario by the options, for `sim.run.sweep.changed`."""
     given = {"nodes": options.nodes, "level": options.level, "duration": options.duration}
     return {key: value for key, value in given.items() if value is not None}
 
@@ -284,7 +284,7 @@ def list_scenarios(options: argparse.Namespace, console: Console) -> int:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run one scenario, print what came of it."""
+    """Run one scenario and print its result."""
     scenario = _scenario(options, _one_change(options))
     baseline = None if options.baseline is None else _baseline(options.baseline)
     plan: list[Fault] = []
@@ -368,7 +368,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def show_changes(before: dict[str, Any], result: Result, console: Console) -> None:
-    """Print every metric that is not what it was."""
+    """Print every metric that changed."""
     table = Table("metric", "before", "now", "change", box=None, title="against the baseline")
     old = before["metrics"]
     for name in dict.fromkeys((*old, *result.metrics)):
@@ -522,7 +522,7 @@ def _interval(spread: Mapping[str, float] | None) -> str:
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:
-    """How often each happened; what never did stands out."""
+    """Return counts as text; those that are 0 stand out."""
     table = Table(title, "times", box=None)
     for name, times in counts.items():
         table.add_row(name, f"{times:,}" if times else "[red]never[/red]")

@@ -1,4 +1,4 @@
-"""What ends a simulation early, and whose doing it was."""
+"""Errors that end a simulation early."""
 
 from __future__ import annotations
 

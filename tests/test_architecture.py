@@ -43,6 +43,7 @@ EXEMPT = {
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
     "p2p/node/dashboard/server.py": "listens for HTTP, at an address and in the node's folder",
     "p2p/node/config.py": "names the configuration file",
+    "p2p/node/folders.py": "what command lines share: which node's folder is meant",
     "p2p/node/screen.py": "a line on a person's terminal",
     "p2p/node/process.py": "signals, log file and lock of a real process",
     "p2p/node/tables.py": "reads the configuration file before there is a world",
@@ -62,6 +63,7 @@ EXEMPT = {
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/trainer/metrics.py": "a real trainer's numbers into files of a person's tools",
+    "roles/trl/": "a process of its own beside a node: no node imports it",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/own/draft.py": "a command line: a draft in, terms out",
     "roles/own/editions.py": "a command line: a key and its record in, a document out",
@@ -95,6 +97,8 @@ EXEMPT = {
 # Handlers that may swallow anything. Each stands at a border where one side must outlive the
 # other.
 BROAD_EXCEPTS = {
+    # what ends the feeding thread is raised again in TRL's own
+    "roles/trl/seams.py": 1,
     # an environment is foreign code, called for every stranger's completions
     "roles/envs/contained.py": 1,
     # a chat template is a stranger's program, and may raise whatever Python knows
@@ -122,8 +126,12 @@ SLEEP_IN_LOOP = {
     "p2p/transport/tcp.py": "a punch that a router refuses is tried again a moment later",
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
+    "p2p/reach/relays.py": "a named relay that is away is asked again, ever more rarely",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
+    "roles/own/stage.py": "a terminal shows the seconds that pass",
+    "roles/engines/external.py": "another program's files, perhaps on a shared file system",
+    "roles/trl/run.py": "a node's files, perhaps on a shared file system",
 }
 
 

@@ -21,7 +21,7 @@ from bench.hostile.kinds import KINDS
 from bench.hostile.raw import TROUBLE, Attack, Target
 
 SEEDS_APART: Final = 1_000_003
-"""So that runs of neighbouring seeds share no keys."""
+"""Distance of seeds, so that runs of neighbouring seeds share no keys."""
 
 
 async def _run(name: str, attack: Attack) -> None:
@@ -44,7 +44,7 @@ async def _run(name: str, attack: Attack) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Attack; 0 whatever came of it."""
+    """Attack; return 0 whatever the outcome."""
     name, addr, seconds, run, seed, tree = arguments
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

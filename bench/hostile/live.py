@@ -57,9 +57,8 @@ MOST_SECONDS: Final = 1.0
 MOST_MIB: Final = 150.0
 """Memory that the node may ever use."""
 FREED_MIB: Final = 32.0
-"""Memory above what it used before that counts as freed: the allocator keeps arenas that are
-nearly empty, and caches with a named limit (decoded heartbeats, contacts, places) are warm
-now."""
+"""Memory above the former use that counts as freed: the allocator keeps nearly empty arenas,
+and bounded caches are warm."""
 FREED_FILES: Final = 4
 """Descriptors above those before that count as freed: timers and neighbours come and go."""
 
@@ -105,12 +104,12 @@ class Vitals:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an attack came to."""
+    """Outcome of an attack."""
 
     name: str
     alive: bool = False
     served: list[float] = field(default_factory=list)
-    """Seconds that each newcomer took; those who gave up took `PATIENCE`."""
+    """Seconds that each newcomer took; `PATIENCE` for those who gave up."""
     failures: int = 0
     mib_before: float = 0.0
     mib_most: float = 0.0
@@ -129,9 +128,9 @@ class Outcome:
     blamed: int = 0
     """Penalties in the node's log."""
     said: str = ""
-    """The last words of a node that died."""
+    """Last output of a node that died."""
     tally: dict[str, int] = field(default_factory=dict)
-    """What the attacker did."""
+    """Counts of the attacker."""
 
     @property
     def worst(self) -> float:
@@ -175,7 +174,7 @@ class LiveNode:
         self.run: str = joined["run"]
 
     def vitals(self) -> Vitals:
-        """Its numbers now."""
+        """Memory, descriptors and CPU time of the process."""
         return Vitals.of(self.process.pid)
 
     @property
@@ -184,11 +183,11 @@ class LiveNode:
         return self.process.poll() is None
 
     def errors(self) -> str:
-        """What it wrote to standard error."""
+        """Standard error of the node."""
         return (self.folder / "errors").read_text(errors="replace")
 
     def log(self) -> str:
-        """Its log."""
+        """Log of the node."""
         path = self.folder / "data" / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -54,7 +54,7 @@ TROUBLE: Final = (
     trio.TooSlowError,
     ShoalError,
 )
-"""What an attack meets when its target defends itself."""
+"""Errors that an attack meets when its target defends itself."""
 
 
 async def pause(seconds: float) -> None:
@@ -76,7 +76,7 @@ class Target:
 
     @classmethod
     def parse(cls, addr: str) -> Target:
-        """From an address as a node prints it."""
+        """Parse an address as a node prints it."""
         parsed = Multiaddr.parse(addr)
         assert parsed.peer_id is not None
         return cls(*parsed.host_port, parsed.peer_id)
@@ -84,15 +84,15 @@ class Target:
 
 @dataclass(slots=True)
 class Attack:
-    """One attack under way: whom it hits, for how long, what it has done so far."""
+    """An attack under way: target, duration, and counts."""
 
     target: Target
     seconds: float
     run_id: bytes
-    """Of the run that the target is in: an attacker reads it in the run document."""
+    """Id of the target's run, as read in the run document."""
     rng: Random
     tree: str = ""
-    """Where the code lies that the node runs, for attacks that bring an honest peer along."""
+    """Checkout of the node's code, for attacks that bring an honest peer along."""
     tally: Counter[str] = field(default_factory=Counter)
 
     def key(self) -> KeyPair:
@@ -131,12 +131,12 @@ class Attack:
                 nursery.start_soon(worker, number)
 
     def somewhere(self, number: int) -> str:
-        """One of many loopback addresses: as if the attacker had that many machines."""
+        """Return one of many loopback addresses, as if the attacker had that many machines."""
         return f"127.{1 + number % 200}.{1 + number // 200 % 200}.{2 + number % 250}"
 
 
 def minted(number: int) -> KeyPair:
-    """One of the identities for which the attackers have paid a work stamp, in days before."""
+    """Return an identity whose work stamp was paid for beforehand."""
     return KeyPair(sha256(b"attacker %d" % (number % len(_NONCES))).digest())
 
 
@@ -167,11 +167,11 @@ class RawPeer:
         self.gone = trio.Event()
         """Set when the target has closed the connection."""
         self.inbox: dict[int, bytearray] = {}
-        """What came on each stream, behind its negotiation for those that the target opened."""
+        """Received bytes of each stream, behind its negotiation if the target opened it."""
         self.opened: dict[int, str] = {}
         """Streams that the target opened, and their protocols."""
         self.info = b""
-        """What is answered to identify; nothing if it is empty."""
+        """Answer to identify; none if empty."""
         self.credits = True
         """True if what comes is given back as window."""
         self._attack = attack
@@ -192,11 +192,11 @@ class RawPeer:
     async def frame(
         self, kind: int, flags: int, stream: int, length: int, body: bytes = b""
     ) -> None:
-        """One Yamux frame, right or wrong."""
+        """Encode a Yamux frame, right or wrong."""
         await self.send(FRAME.pack(0, kind, flags, stream, length) + body)
 
     async def data(self, stream: int, body: bytes, flags: int = 0) -> None:
-        """Bytes of a stream, whatever its window."""
+        """Encode bytes of a stream, whatever its window."""
         await self.frame(DATA, flags, stream, len(body), body)
 
     def next_id(self) -> int:
@@ -265,7 +265,7 @@ class RawPeer:
         return out
 
     def _negotiate(self, stream: int, kept: bytearray) -> bytes:
-        """Accept whatever the target proposes; answer identify as the attack wants it."""
+        """Accept whatever the target proposes; answer identify as the attack wants."""
         lines: list[str] = []
         offset = 0
         while len(lines) < 2:

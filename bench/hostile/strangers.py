@@ -32,31 +32,31 @@ JUNK: Final = b"\xc1junk"
 FAR: Final = 1_000_000
 """Places, or policies, ahead of all that exist."""
 READ_SECONDS: Final = 2.0
-"""How long an answer is waited for: the next window goes out meanwhile."""
+"""Seconds to wait for an answer; the next window goes out meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the strangers do."""
+    """Orders for the strangers."""
 
     addr: str
     run: str
     terms: str
     groups: int = 4
-    """Of a place."""
+    """Groups of a place."""
     kind: str = "mixed"
     strangers: int = 100
     bytes_per_second: float = 50_000.0
     seed: int = 1
 
     def to_json(self) -> str:
-        """As the command line takes it."""
+        """Return the orders for the command line."""
         return json.dumps(asdict(self))
 
 
 @dataclass(slots=True)
 class Stranger:
-    """One identity, and what it has said so far."""
+    """One identity, and what it has sent."""
 
     key: KeyPair
     orders: Orders
@@ -97,12 +97,12 @@ def in_order(of: Stranger, newest: int, _: Random) -> bytes:
 
 
 def longest(of: Stranger, newest: int, _: Random) -> bytes:
-    """All places that fit, again and again."""
+    """Send all places that fit, again and again."""
     return of.window(newest, 0, places=16)
 
 
 def at_once(of: Stranger, newest: int, rng: Random) -> bytes:
-    """One place, again and again, each time with another content."""
+    """Send one place again and again, each time with another content."""
     return of.window(newest, 0, content=rng.randbytes(8))
 
 
@@ -112,12 +112,12 @@ def ahead(of: Stranger, newest: int, _: Random) -> bytes:
 
 
 def question(of: Stranger, newest: int, _: Random) -> bytes:
-    """No place: it asks how much is wanted."""
+    """Send no place: ask how much is wanted."""
     return of.window(newest, 0, places=0)
 
 
 def to_come(of: Stranger, newest: int, _: Random) -> bytes:
-    """Work under a policy that nobody has made."""
+    """Send work under a future policy."""
     return of.window(newest + FAR, of.count)
 
 
@@ -127,7 +127,7 @@ def stale(of: Stranger, _: int, __: Random) -> bytes:
 
 
 def other_terms(of: Stranger, newest: int, rng: Random) -> bytes:
-    """Work under terms that nobody signed."""
+    """Send work under unsigned terms."""
     return of.window(newest, of.count, terms=rng.randbytes(32).hex())
 
 
@@ -157,7 +157,7 @@ FORGES: Final[dict[str, Forge]] = {
     "unsigned": unsigned,
 }
 MIXED: Final = tuple(name for name in FORGES if name not in ("half", "unsigned"))
-"""What ``mixed`` takes in turn: all that a penalty does not end."""
+"""Kinds that ``mixed`` takes in turn: those that no penalty ends."""
 KINDS: Final = ("mixed", "minted", *FORGES)
 """``minted`` is ``in-order`` by another identity, on another connection, each time."""
 
@@ -183,7 +183,7 @@ class Crowd:
             self._newest, self._policy = int(number), bytes.fromhex(digest)
 
     async def attack(self) -> None:
-        """Until cancelled."""
+        """Attack until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(self._orders.strangers):
                 nursery.start_soon(self._live)
@@ -241,7 +241,7 @@ async def _run(crowd: Crowd) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Attack until standard input ends; says then what was done."""
+    """Attack until standard input ends, then print counts."""
     trio.run(_run, Crowd(Orders(**json.loads(arguments[0]))))
     return 0
 

@@ -6,6 +6,7 @@ The files, in the order in which to read them
 - `swarm`: the services of one push, composed: gossip, membership, SHARDCAST;
 - `view`: what a terminal, a pipe or a program is told meanwhile;
 - `commandline`: what the command lines share;
+- `weight_v`: folders of weights as datacentres' receivers read them;
 - `pusher`: `push`, `serve`, `inspect`; `puller`: `pull`; `pull_http`: `pull` from HTTP servers.
 
 How files flow

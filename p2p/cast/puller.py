@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import errno
 import filecmp
+import json
 import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -40,6 +41,7 @@ from p2p.cast.commandline import (
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import PIPED, CastState, Teller
+from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, note_of, write_version
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import Host
@@ -245,6 +247,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="replace what is there without a question",
     )
+    add("--as", dest="format", choices=[WEIGHT_V],
+        help="write each version as a folder weight_v000001 ... of --out, whole or as a delta,"
+        " as SGLang's, vime's and ModelExpress's receivers read it")  # fmt: skip
     add("--exec", dest="command", metavar="CMD",
         help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
     add("--seed", type=duration, default=SEED, metavar="TIME",
@@ -253,7 +258,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.only is not None and options.follow:
         parser.error("--only goes without --follow")
+    if options.format is not None and options.only is not None:
+        parser.error("--only goes without --as")
     options.is_http = options.ticket.startswith(("http://", "https://"))
+    if options.format is not None and options.is_http:
+        parser.error("--as goes with a ticket: HTTP servers' versions are signed by nobody")
     if options.only is not None and options.is_http:
         parser.error("--only goes with a ticket: HTTP servers list whole versions")
     options.out = None if options.out is None else expanded(options.out)
@@ -340,7 +349,8 @@ async def _pull_all(
             except Replaces as trouble:
                 await _ask(trouble, options)
             view.asks = False
-        await _hand_over(node, version, ticket, out, view)
+        put = _hand_over if options.format is None else _hand_over_weights
+        await put(node, version, ticket, out, view)
         ending.is_done = True
         if options.command:
             await execute(options.command, version, out, view.teller)
@@ -510,6 +520,40 @@ def _check_content(manifest: Manifest, ticket: Ticket) -> None:
             "the pusher has signed another content under the ticket's version: ask for a new"
             " ticket"
         )
+
+
+async def _hand_over_weights(
+    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, view: PullView
+) -> None:
+    """Write a version in the form of `p2p.cast.weight_v`."""
+    manifest, number = node.shardcast.manifest(version), int(version) + 1
+    _check_content(manifest, ticket)
+    if number > MAX_VERSION:
+        raise ConfigError(f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}")
+    with ExitStack() as pins:
+        locate, pin = node.world.disk.locate, node.shardcast.pin
+        new, old = Path(locate(pins.enter_context(pin(version)))), None
+        if version and node.shardcast.holds(PolicyVersion(version - 1)):
+            old = Path(locate(pins.enter_context(pin(PolicyVersion(version - 1)))))
+        try:
+            what = await trio.to_thread.run_sync(
+                write_version, out, number, new, old, ticket.name
+            )
+            note = {
+                "version": f"{number:06d}",
+                "state": manifest.weights_digest.hex(),
+                "publisher": str(manifest.author),
+                "manifest": manifest.encode().hex(),
+            }
+            note_of(out, number).write_text(json.dumps(note))
+        except OSError as error:
+            raise StorageError(f"{out} cannot be written: {error.strerror}") from error
+    node.announce(version)
+    path = folder_of(out, number)
+    view.teller.event(
+        "whole", f"whole    {path}, a {what}", version=version, path=str(path), form=what,
+        bytes=manifest.size,
+    )  # fmt: skip
 
 
 async def _hand_over(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -39,6 +40,8 @@ from p2p.cast.commandline import (
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import MAX_ADDRS, PREFIX, Ticket, run_of
 from p2p.cast.view import CastState, Teller
+from p2p.cast.weight_v import WEIGHT_V, build, folder_of, is_delta, stamp_of, versions
+from p2p.errors import ConfigError, LocalProtocolError
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
@@ -55,6 +58,10 @@ _MAX_WAITED: Final = 100_000
 """The most machines that a push may wait for: more than a roster names (4,096), so a larger
 number is a typing mistake."""
 
+STABLE: Final = 1.0
+"""Seconds between two looks at a folder of weights, which its trainer may still be writing."""
+BUILT: Final = "weights"
+"""Where a push of a folder of weights has its versions whole, in its state."""
 ROUTER_SECONDS: Final = 1.0
 """The longest that a ticket waits for the router's answer: one that maps ports answers within a
 tenth of that."""
@@ -79,11 +86,17 @@ def _push_options(argv: Sequence[str]) -> argparse.Namespace:
     add("--expect", type=whole_number(1, _MAX_WAITED), metavar="N",
         help="end when N machines have it whole (default: on Ctrl-C)")  # fmt: skip
     add_common(parser)
+    add("--from", dest="format", choices=[WEIGHT_V],
+        help="the path has folders weight_v000001 ..., of which each is a version")  # fmt: skip
+    add("--base", type=Path, metavar="DIR", help="the checkpoint that weight_v000001 follows")
     add("--relay", action="append", default=[], type=relay_addr, metavar="ADDR",
         help="node through which pullers come past a router; it ends in /p2p/ID")  # fmt: skip
     add("--data", type=Path, metavar="DIR",
         help="where its key is kept (default: one for each path)")  # fmt: skip
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.base is not None and options.format is None:
+        parser.error("--base goes with --from weight_v")
+    return options
 
 
 async def _push(options: argparse.Namespace) -> int:
@@ -91,7 +104,7 @@ async def _push(options: argparse.Namespace) -> int:
     state = state_of(path) if options.data is None else expanded(options.data)
     teller = Teller(name_of(path), as_json=options.json)
     changes = Changes("run push again", teller, path.name if path.is_file() else "")
-    config = ShardcastConfig(keep_versions=1)
+    config = ShardcastConfig(keep_versions=2 if options.format else 1)
     given = Given()
     with locked_folder(state, "shoal push or serve"):
         async with AsyncExitStack() as stack:
@@ -110,12 +123,16 @@ async def _push(options: argparse.Namespace) -> int:
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )
+            weights = Weights(path, state, options.base) if options.format else None
             with teller.patience(world, "reading", f"reading  {path}"):
+                if weights is not None:
+                    version = await weights.publish_newest(node)
+                else:
 
-                async def publish(version: PolicyVersion) -> PolicyVersion:
-                    return (await node.shardcast.publish(version, source)).version
+                    async def publish(version: PolicyVersion) -> PolicyVersion:
+                        return (await node.shardcast.publish(version, source)).version
 
-                version = await publish_next(publish, node.shardcast.signed)
+                    version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)
             with trio.move_on_after(ROUTER_SECONDS):
                 await nat.router_answered.wait()
@@ -129,12 +146,86 @@ async def _push(options: argparse.Namespace) -> int:
             )  # fmt: skip
             _tell_ticket(ticket, manifest.size, teller)
             await enter(offering(node, options.http, teller, changes))
+            if weights is not None:
+                nursery = await enter(trio.open_nursery())
+                stack.callback(nursery.cancel_scope.cancel)
+                nursery.start_soon(weights.publish_newer, node, teller)
             with teller.bars():
                 await _wait_given(node, version, options.expect or 0, given, teller, changes)
             ending.is_done = True
     if ending.signal:
         given.tell(teller)
     return ending.code
+
+
+class Weights:
+    """Versions of a folder in the form of `p2p.cast.weight_v`, built in a push's state."""
+
+    def __init__(self, root: Path, state: Path, base: Path | None) -> None:
+        self._root, self._built = root, state / BUILT
+        self._base = None if base is None else existing(base)
+        self._is_here: set[int] = set()
+        self._stamps: dict[int, object] = {}
+
+    async def publish_newest(self, node: CastNode) -> PolicyVersion:
+        """Publish the newest version. Raises `ConfigError` if there is none, or it is bad."""
+        await trio.to_thread.run_sync(partial(shutil.rmtree, self._built, ignore_errors=True))
+        found = [one for one in versions(self._root) if one]
+        if not found:
+            raise ConfigError(f"{self._root} has no folder {folder_of(self._root, 1).name} yet")
+        return await self._publish(node, found[-1])
+
+    async def publish_newer(self, node: CastNode, teller: Teller) -> None:
+        """Publish each newer version once it has not changed between two looks."""
+        while True:
+            await node.world.sleep(STABLE)
+            number = max(self._is_here) + 1
+            if not folder_of(self._root, number).is_dir():
+                newer = [one for one in versions(self._root) if one > number]
+                if not newer:
+                    continue
+                number = newer[-1]
+            stamp = await trio.to_thread.run_sync(stamp_of, folder_of(self._root, number))
+            if stamp != self._stamps.get(number):
+                self._stamps = {number: stamp}
+                continue
+            version = await self._publish(node, number)
+            node.announce(version)
+            words = f"version  {version}, {folder_of(self._root, number)}"
+            teller.event("version", words, version=version)
+
+    async def _publish(self, node: CastNode, number: int) -> PolicyVersion:
+        version = PolicyVersion(number - 1)
+        if node.shardcast.signed > version:
+            raise ConfigError(
+                f"version {node.shardcast.signed + 1} of {self._root} was published before, and"
+                f" it has {number} now: a trainer that begins anew takes another --data"
+            )
+        await trio.to_thread.run_sync(self._build, number)
+        try:
+            await node.shardcast.publish(version, f"{BUILT}/{number:06d}")
+        except LocalProtocolError as error:
+            raise ConfigError(f"{folder_of(self._root, number)}: {error}") from error
+        self._is_here.add(number)
+        for old in [one for one in self._is_here if one < number - 1]:
+            self._is_here.discard(old)
+            await node.world.disk.remove(f"{BUILT}/{old:06d}")
+        return version
+
+    def _build(self, number: int) -> None:
+        """Build a version, behind those since the last that is full or was built."""
+        chain = [number]
+        while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._is_here:
+            if not folder_of(self._root, chain[-1] - 1).is_dir():
+                break
+            chain.append(chain[-1] - 1)
+        made = {one: self._built / f"{one:06d}" for one in (*self._is_here, *chain)}
+        before = made.get(chain[-1] - 1, made.get(max(self._is_here, default=0), self._base))
+        for one in reversed(chain):
+            build(folder_of(self._root, one), one, before, made[one])
+            if one - 1 in chain:
+                shutil.rmtree(made[one - 1])
+            before = made[one]
 
 
 @dataclass(slots=True)

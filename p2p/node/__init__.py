@@ -15,11 +15,12 @@ is in by invite. `clock` tells peers the time; `share` is what an owner lends of
 and when. `trouble` is what one peer may cause, and what a person can look into then.
 
 Around that, a process: `commands` (the command line ``shoal``),
-`cli` (``shoal node``), `usage` (what all our command lines do alike), `process` (folder, lock,
-log, signals), `screen` (what a person is shown on a terminal), `dashboard` (the page, the
-numbers, the commands that ask), to which roles contribute `panels`. Configuration: `config`
-(one table per component), read into frozen dataclasses by `tables`. `plugins` finds roles and
-readers of run documents in other packages, by their `entries`.
+`cli` (``shoal node``), `usage` (what all our command lines do alike), `folders` (which node a
+command is about), `process` (folder, lock, log, signals), `screen` (what a person is shown on
+a terminal), `dashboard` (the page, the numbers, the commands that ask), to which roles
+contribute `panels`. Configuration: `config` (one table per component), read into frozen
+dataclasses by `tables`. `plugins` finds roles and readers of run documents in other packages,
+by their `entries`.
 
 How data flows
 --------------

@@ -18,7 +18,7 @@ from p2p.circuit.messages import HOP_ID
 from p2p.circuit.relay import PATIENCE, STREAM_FAILURES
 from p2p.errors import BadMessage, ConfigError, WrongPeer
 from p2p.identity import PeerId
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.reach.core.relays import MAX_ASKED, WANTED, Candidate, Rests, rank
 from p2p.swarm.core.limits import reach_of
 from p2p.swarm.identify import ping
@@ -147,7 +147,7 @@ class RelayKeeper:
                 continue
             addr = max(places, key=reach_of)
             try:
-                await host.listen(addr.through)
+                await host.listen(addr.through, AddrSource.HEARSAY)
             except ConfigError as error:
                 logger.info("relay.refused relay=%s reason=%s", best.peer.short, error)
                 self._rests.failed(best.peer, self._world.now())

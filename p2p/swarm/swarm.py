@@ -702,15 +702,20 @@ class SwarmHost:
 
     # Life.
 
-    async def listen(self, addr: Multiaddr) -> Listener:
+    async def listen(
+        self, addr: Multiaddr, source: hosts.AddrSource = hosts.AddrSource.OWNER
+    ) -> Listener:
         """Accept connections at ``addr`` as well, until the listener is closed. Raises
         `ConfigError`.
 
         At ``/…/p2p/RELAY/p2p-circuit`` that is a reservation at a relay, which ends when the
-        relay renews it no more.
+        relay renews it no more; ``source`` says on whose word the relay is there.
         """
         door.check("addr", addr, Multiaddr)
+        door.check("source", source, hosts.AddrSource)
         self._check_open()
+        if addr.relay is not None and addr.relay.peer_id is not None:
+            self.add_addrs(addr.relay.peer_id, [addr.relay], source)
         listener = await self.network.listen(addr)
         self._listeners.append(listener)
         self.news.notify_all()

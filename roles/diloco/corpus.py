@@ -1,8 +1,8 @@
-"""Text on disk as windows of tokens: files, JSON lines and Parquet, by weight.
+"""Text on disk as windows of tokens: files and JSON lines, by weight.
 
 It runs in the worker process. A corpus is a file or a folder; its documents are taken in the
-order of their paths. Python and text files are a document each, of ``.jsonl`` and ``.parquet``
-each row's ``text`` is one. The tokens of all, each closed by an end token, are laid end to end
+order of their paths. Python and text files are a document each, of ``.jsonl`` each row's
+``text`` is one. The tokens of all, each closed by an end token, are laid end to end
 and cut into windows. Of each corpus the last windows are held out.
 
 Several corpora are mixed by weight: the walk over windows is over a table in which each corpus
@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from p2p.errors import ConfigError, MissingDependency
+from p2p.errors import ConfigError
 from p2p.node.usage import expanded
 
 Encode = Callable[[str], Sequence[int]]
@@ -164,8 +164,8 @@ def _tokens(name: str, place: Path, encode: Encode, end: int) -> NDArray[np.int3
             )
     if not parts:
         raise ConfigError(
-            f"the corpus {name!r} at {place} is empty: it needs {', '.join(sorted(TEXTS))},"
-            " .jsonl or .parquet files"
+            f"the corpus {name!r} at {place} is empty: it needs {', '.join(sorted(TEXTS))} or"
+            " .jsonl files"
         )
     return np.concatenate(parts)
 
@@ -189,7 +189,10 @@ def _documents(name: str, place: Path) -> Iterator[str]:
         elif path.suffix == ".jsonl":
             yield from _json_lines(name, path)
         elif path.suffix == ".parquet":
-            yield from _parquet(name, path)
+            raise ConfigError(
+                f"the corpus {name!r}: {path} is Parquet, and trainers read JSON lines: shoal"
+                f" run init --diloco --corpus {name}={place} makes them"
+            )
 
 
 def _text(name: str, path: Path) -> str:
@@ -229,23 +232,3 @@ def _is_text(value: object) -> bool:
     if not isinstance(value, str):
         return False
     return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
-
-
-def _parquet(name: str, path: Path) -> Iterator[str]:
-    try:
-        from pyarrow import ArrowException, parquet, types
-    except ImportError as error:
-        raise MissingDependency(
-            f"{path} needs pyarrow: pip install pyarrow ({error})"
-        ) from error
-    try:
-        file = parquet.ParquetFile(path)
-        kind = file.schema_arrow.field("text").type
-        if not types.is_string(kind) and not types.is_large_string(kind):
-            raise KeyError(f"its text is {kind}")
-        for batch in file.iter_batches(columns=["text"]):
-            yield from (text for text in batch.column(0).to_pylist() if text)
-    except (ArrowException, OSError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the corpus {name!r}: {path} is no Parquet file with a column text: {error}"
-        ) from None

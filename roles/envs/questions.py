@@ -1,6 +1,6 @@
 """Questions with answers from a file of this machine, pinned by the run.
 
-The file is JSON lines or Parquet: ``{"question": "...", "answer": "..."}``. The run pins name,
+The file is JSON lines: ``{"question": "...", "answer": "..."}``. The run pins name,
 size and digest of the file, the machine's owner says in which folder it lies
 (`roles.envs.data`). ``math`` judges by math-verify, which knows that 1/2 is 0.5; ``math-exact``
 compares text and needs no package. A run names the one or the other: if it depended on what is
@@ -10,11 +10,10 @@ installed, a validator and a trainer would pay differently.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
@@ -52,6 +51,8 @@ PACKAGES: Final = {
 }
 """What decides whether two formulas are equal, by version: all nodes must have the same."""
 
+QUESTIONS: Final = ("math", "math-exact")
+"""Environments that read such a file."""
 _INSTRUCTION: Final = "\nPut the final answer in \\boxed{}."
 
 
@@ -149,7 +150,7 @@ def _read(data: bytes) -> list[tuple[str, str]]:
 def read_questions(
     data: bytes, *, answers_alone: bool = False
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Read a file of questions: JSON lines, or Parquet where pyarrow is installed.
+    """Read a file of questions: JSON lines.
 
     Args:
         data: The file.
@@ -161,51 +162,32 @@ def read_questions(
     Raises:
         ConfigError: It is no such file, or too long.
     """
-    is_parquet = data.startswith(PARQUET)
-    kind = "row" if is_parquet else "line"
-    rows: Sequence[Any] = _parquet(data) if is_parquet else data.splitlines()
-    if not rows:
+    if data.startswith(PARQUET):
+        raise ConfigError(
+            "a file of questions is Parquet, and nodes read JSON lines: shoal envs check math"
+            " FILE --out GOOD makes them"
+        )
+    lines = data.splitlines()
+    if not lines:
         raise ConfigError(
             "the environments math and math-exact need a file of questions: the run pins one as"
             " `data`"
         )
-    if len(rows) > MAX_LINES:
+    if len(lines) > MAX_LINES:
         raise ConfigError(
-            f"a file of questions has at most {MAX_LINES:,} {kind}s, not {len(rows):,}"
+            f"a file of questions has at most {MAX_LINES:,} lines, not {len(lines):,}"
         )
     questions, bad = [], []
-    for number, row in enumerate(rows, 1):
+    for number, line in enumerate(lines, 1):
         try:
-            value = _object(row) if isinstance(row, bytes) else row
+            value = _object(line)
             if value is not None and answers_alone:
-                value = {"question": f"{kind} {number}", "answer": value.get("gold"), **value}
+                value = {"question": f"line {number}", "answer": value.get("gold"), **value}
             if value is not None:
                 questions.append(_question(value))
         except ValueError as error:
-            bad.append(f"{kind} {number} {error}")
+            bad.append(f"line {number} {error}")
     return questions, bad
-
-
-def _parquet(data: bytes) -> Sequence[dict[str, object]]:
-    """The rows of a Parquet file. Raises `ConfigError`."""
-    try:
-        pyarrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError(
-            "a file of questions is Parquet, which needs pyarrow (pip install pyarrow); or have"
-            " shoal envs check math FILE --out GOOD make JSON lines of it where that is"
-        ) from None
-    try:
-        file = parquet.ParquetFile(pyarrow.BufferReader(data))
-        names = {"question", "answer", "gold"}.intersection(file.schema_arrow.names)
-        if file.metadata.num_rows > MAX_LINES:
-            raise ConfigError(f"a file of questions has at most {MAX_LINES:,} rows")
-        table = file.read(columns=sorted(names), use_threads=False)
-        rows: list[dict[str, object]] = table.to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"a file of questions is no sound Parquet: {error!s:.160}") from None
-    return rows
 
 
 def _object(line: bytes) -> dict[str, object] | None:

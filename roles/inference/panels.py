@@ -20,7 +20,7 @@ PANELS: Final = (
         kind=Kind.FIGURES,
         values=(
             Value(key="step", of="steps", label="step", lead=True),
-            Value(key="life.share", label="your share of it", unit="share", lead=True,
+            Value(key="life.share", label="your share of the work", unit="share", lead=True,
                   about="Of all accepted work of the run."),
             Value(key="life.made", label="rollouts made"),
             Value(key="life.accepted", label="rollouts accepted", lead=True),

@@ -7,9 +7,10 @@ names what lies where. `play` starts every node of the folder on this machine; s
 they go on where they were. `nodes` are their processes, `status` sums up what these say, `view`
 draws that, and `stage` shows it in a terminal and on a page, and ends all in order. Of a run
 that pre-trains, `pretraining` writes the draft and `rounds` is what people see. `report`
-writes the page of a run as one file, `export` its model as a folder. `envs` is ``shoal envs
-check``: what an environment pays, tried before a run is made of it. `pending` says what is
-edited and not yet in force.
+writes the page of a run as one file, `export` its model as a folder and `rollouts` its answers
+as a file. `tables` reads other people's files of questions, chats and text, and `sft` teaches a
+model by such a file before a run. `envs` is ``shoal envs check``: what an environment pays,
+tried before a run is made of it. `pending` says what is edited and not yet in force.
 
 ``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
 `editions` sees to it that no key signs two texts of one epoch.
@@ -77,7 +78,9 @@ def add_arguments(commands: Any) -> None:
     add_folder(report, "of a node, or of several")
     report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
                         help="where the page goes")  # fmt: skip
-    export = commands.add_parser("export", help="write the model of a run as a folder")
+    export = commands.add_parser(
+        "export", help="write a run's model as a folder, or its answers as a file"
+    )
     export.add_argument("folder", type=Path, metavar="DIR", help="of a run or node")
     export.add_argument("--policy", type=whole_number(0, 2**53), metavar="N",
                         help="(the newest)")  # fmt: skip
@@ -87,7 +90,7 @@ def add_arguments(commands: Any) -> None:
         help="what [lora] has learnt, as a folder that PEFT opens",
     )
     export.add_argument("-o", dest="out", type=Path, metavar="FOLDER", required=True,
-                        help="a new folder")  # fmt: skip
+                        help="a new folder; or answers.parquet, traces.jsonl")  # fmt: skip
 
 
 def add_dashboard(command: argparse.ArgumentParser) -> None:

@@ -161,17 +161,20 @@ def _environments(table: Table) -> list[dict[str, object]]:
     return [{"name": one} if isinstance(one, str) else one for one in found]
 
 
-def data_files(table: Table, folder: Path) -> list[Path]:
-    """Return the files of questions that a draft in ``folder`` names."""
-    named = [one.get("data") for one in _environments(table) if isinstance(one, Mapping)]
+def data_files(table: Table, folder: Path, of: Sequence[object] = ()) -> list[Path]:
+    """Return the files that a draft in ``folder`` names for its environments, or for those
+    ``of`` some names."""
+    found = [one for one in _environments(table) if isinstance(one, Mapping)]
+    named = [one.get("data") for one in found if not of or one.get("name") in of]
     return [data_file(one, folder) for one in named if isinstance(one, str) and one]
 
 
 def data_file(named: str, folder: Path) -> Path:
     """Return the file that a draft in ``folder`` means: of this name in ``data/``, where
-    ``shoal run init`` copies it, or else as it is written."""
+    ``shoal run init`` copies it or makes JSON lines of it, or else as it is written."""
     copy = folder / "data" / Path(named).name
-    return copy if copy.exists() else folder / expanded(Path(named))
+    there = (one for one in (copy, copy.with_suffix(".jsonl")) if one.exists())
+    return next(there, folder / expanded(Path(named)))
 
 
 def _pinned(table: object, where: str, folder: Path) -> EnvironmentPin:

@@ -26,10 +26,11 @@ from roles.envs.base import environment_digest, environment_names, is_ours, make
 from roles.envs.check import Report, check_rewards, why_not_repeatable
 from roles.envs.code import convert, read_problems
 from roles.envs.contained import EnvironmentFailed
-from roles.envs.data import pin_data, read_data
+from roles.envs.data import MAX_DATA, pin_data, read_data
 from roles.envs.examine import examine
 from roles.envs.questions import ExactEnvironment, read_questions
 from roles.envs.text import TextTask, is_text
+from roles.own.tables import as_question, is_other_form, read_rows
 
 MOST_TASKS = 256  # of an evaluation that are tried unless told otherwise, evenly
 SHOWN = 10  # faults of a kind that are printed; ``--json`` has all
@@ -220,17 +221,34 @@ def _open(
         tasks = environment.evaluation()
         most = min(options.tasks or MOST_TASKS, len(tasks))
         return environment, [tasks[at * len(tasks) // most] for at in range(most)], []
-    data = read_data(pin_data(str(options.file)), str(options.file.parent))
+    data, refused = _lines(options.file)
     # Made with other questions: those of the file may have faults, and are tried one by one.
     others = (f'{{"question": "{number}", "answer": "1"}}\n' for number in range(64))
     environment = make(data="".join(others).encode())
     if not isinstance(environment, ExactEnvironment):
         raise ConfigError(f"the environment {options.name!r} reads no FILE of questions here")
-    questions, refused = read_questions(data, answers_alone=True)
+    questions, bad = read_questions(data, answers_alone=True)
+    refused += bad
     lines = (json.dumps({"question": asked, "answer": answer}) for asked, answer in questions)
     write_text("--out", options.out, "\n".join(lines))
     tasks = [environment.task_of(*one) for one in questions[: options.tasks]]
     return environment, tasks, refused
+
+
+def _lines(file: Path) -> tuple[bytes, list[str]]:
+    """Return a file of questions as JSON lines, and a sentence about each row that is none."""
+    if not is_other_form(file, ("question", "gold")):
+        return read_data(pin_data(str(file)), str(file.parent)), []
+    lines, refused = bytearray(), list[str]()
+    for place, row in read_rows(file):
+        try:
+            lines += json.dumps(as_question(row)).encode()
+        except ValueError as error:
+            refused.append(f"{place} {error}")
+        lines += b"\n"
+        if len(lines) > MAX_DATA:
+            raise ConfigError(f"{file} has over {MAX_DATA:,} bytes of questions")
+    return bytes(lines), refused
 
 
 def _show(done: int, of: int) -> None:

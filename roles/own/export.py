@@ -1,5 +1,7 @@
 """``shoal run export DIR -o FOLDER``: a run's model, for other programs and other people.
 
+With ``-o`` a ``.parquet`` or ``.jsonl`` it is the answers (`roles.own.rollouts`).
+
 The folder has Hugging Face's layout: weights, configuration, tokenizer and chat template, and a
 card. transformers, vLLM and ``shoal chat`` open it.
 """
@@ -23,6 +25,7 @@ from roles.contract.core.pin import WEIGHTS_SUFFIX
 from roles.engines.adapters import read_adapter, write_peft
 from roles.models.bundle import CONFIG, WEIGHTS
 from roles.models.config import ModelConfig, write_config
+from roles.own import rollouts
 from roles.protocol.model_files import FOLDER
 from roles.trainer.curve import PROGRESS
 from roles.trainer.policies import CHECKPOINT
@@ -33,6 +36,10 @@ CARD = "README.md"
 def main(options: argparse.Namespace) -> int:
     """Write the folder. Raises `ConfigError`."""
     folder, target = expanded(options.folder).absolute(), expanded(options.out).absolute()
+    if target.suffix in rollouts.SUFFIXES:
+        if options.policy is not None:
+            raise ConfigError("--policy is of a model: a file of answers has those of all")
+        return rollouts.export(folder, target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"-o {target}: it exists already; name a new folder")
     if options.adapter and options.policy is not None:

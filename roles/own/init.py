@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,8 @@ from roles.contract import Run, Terms
 from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import MAX_NAME
 from roles.doctor.sighting import try_port
+from roles.envs.data import MAX_DATA
+from roles.envs.questions import QUESTIONS
 from roles.models.errors import BadModel
 from roles.models.fetch import MODELS, base_folder
 from roles.own.draft import (
@@ -41,6 +43,7 @@ from roles.own.editions import SignedBefore, draft_of, sign_edition, write_editi
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
 from roles.own.people import load_run
 from roles.own.pretraining import EXPORTS, open_text, read_corpora, write_pretraining
+from roles.own.tables import as_question, as_text, convert, is_other_form
 from roles.own.trial import try_run
 from roles.protocol.model_files import FOLDER
 from roles.rl.learner import FILE as LEARNER, write_learner
@@ -65,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         if options.env and options.diloco:
             raise ConfigError("--diloco learns from text: give --corpus PATH instead of --env")
         folder = RunFolder(expanded(options.folder).absolute())
-        corpora = read_corpora(options.corpus or ())
+        corpora = _converted(read_corpora(options.corpus or ()), folder)
         text, place = _draft(options, folder, corpora)
         beside = place / LEARNER if options.draft is not None else None
         rules = beside.read_text("utf-8-sig") if beside and beside.exists() else ""
@@ -145,7 +148,7 @@ def make(
     names = [] if is_diloco else [TRAINER, VALIDATOR]
     names += [f"{many}-{number}" for number in range(1, count + 1)]
     peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
-    _copy_data(folder, data_files(table, place))
+    _copy_data(folder, data_files(table, place), data_files(table, place, QUESTIONS))
     people = {
         f"{role}s": [str(peer) for name, peer in peers.items() if name.startswith(role)]
         for role in (TRAINER, VALIDATOR)
@@ -238,23 +241,40 @@ def renew(folder: RunFolder) -> str:
     return f"{folder.draft.name} {why}: signed as epoch {edition.epoch}"
 
 
-def _copy_data(folder: RunFolder, files: Iterable[Path]) -> None:
-    """Copy the files of questions to the folder: a run pins them, and a file that somebody goes
-    on editing elsewhere would not be the pinned one any more."""
+def _copy_data(folder: RunFolder, files: Iterable[Path], questions: Sequence[Path]) -> None:
+    """Copy what environments read to the folder, ``questions`` in Parquet and chats as JSON
+    lines: a run pins them, and a file that somebody goes on editing elsewhere would not be the
+    pinned one any more."""
     taken: dict[Path, Path] = {}
     for file in files:
-        copy = folder.data / file.name
-        if taken.setdefault(copy, file) != file:
-            raise ConfigError(f"{taken[copy]} and {file} have one name: rename one of them")
         if file.exists() and not file.is_file():  # a device has no end
             raise ConfigError(f"{file} is no regular file")
         try:
+            is_foreign = file in questions and is_other_form(file, ("question", "gold"))
+            copy = folder.data / (f"{file.stem}.jsonl" if is_foreign else file.name)
+            if taken.setdefault(copy, file) != file:
+                raise ConfigError(f"{taken[copy]} and {file} have one name: rename one of them")
             folder.data.mkdir(exist_ok=True)
-            shutil.copyfile(file, copy)
+            if is_foreign:
+                convert(file, copy, as_question, MAX_DATA)
+            else:
+                shutil.copyfile(file, copy)
         except shutil.SameFileError:
             continue
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _converted(corpora: Mapping[str, Path], folder: RunFolder) -> Mapping[str, Path]:
+    """Return where the text of each corpus lies, after JSON lines are made of what is Parquet
+    or chats."""
+    places = dict(corpora)
+    for name, place in corpora.items():
+        if is_other_form(place, ("text",)):
+            folder.data.mkdir(parents=True, exist_ok=True)
+            places[name] = folder.data / f"{name}.jsonl"
+            convert(place, places[name], as_text)
+    return places
 
 
 def _learner(folder: RunFolder, terms: Terms, text: str) -> str:

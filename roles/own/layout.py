@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -57,10 +57,15 @@ class RunFolder:
 
 def lay_base(source: Path, target: Path, run: Run) -> None:
     """Put the files that ``run`` pins where its trainer looks for them."""
+    link_files(source, target, [pin.name for pin in run.terms.model.base])
+
+
+def link_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
+    """Put files of ``source``, all or those named, into ``target``: links where it can be."""
     target.mkdir(parents=True, exist_ok=True)
-    for pin in run.terms.model.base:
-        (target / pin.name).unlink(missing_ok=True)
+    for name in names or [path.name for path in source.iterdir() if path.is_file()]:
+        (target / name).unlink(missing_ok=True)
         try:
-            os.link((source / pin.name).resolve(), target / pin.name)
+            os.link((source / name).resolve(), target / name)
         except OSError:  # another disk
-            shutil.copyfile(source / pin.name, target / pin.name)
+            shutil.copyfile(source / name, target / name)

@@ -21,11 +21,9 @@ the groups that are there, and writes the versions after ``taken``.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgpack
@@ -112,23 +110,3 @@ def decode_groups(data: bytes) -> list[list[Row]]:
         ]
         for group in table["groups"]
     ]
-
-
-def write(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path``: a crash leaves all of it or nothing."""
-    unfinished = path.with_name(f".{path.name}.partial")
-    with unfinished.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Return once a file, or the names in a folder, would survive a crash."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,10 @@ class TrainerConfig(RoleConfig):
     generations of it) with 135 M parameters, where 10 is better: after a crash the trainer
     takes up to 10 steps again, of 3 s each."""
 
+    keep_rollouts: float = 0.0
+    """GiB of finished answers that stay on disk for ``shoal run export``, the newest. 0: what
+    no step can need again is removed."""
+
     autocast: Autocast = Autocast.AUTO
     """Whether the engine trains with bfloat16 products: ``auto``, ``on`` or ``off``."""
 
@@ -39,5 +43,7 @@ class TrainerConfig(RoleConfig):
         RoleConfig.__post_init__(self)
         if self.pool_steps < 1:
             raise ValueError("pool_steps is at least 1, or no step ever has enough")
+        if not self.keep_rollouts >= 0:
+            raise ValueError("keep_rollouts is a number of GiB, 0 or more")
         if self.checkpoint_every < 1:
             raise ValueError("checkpoint_every is at least 1")

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from p2p.errors import BadMessage
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, dawdle
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.trainer.core.buffer import BufferedGroup
@@ -31,21 +32,26 @@ from roles.trainer.taken import TakenPlace, decode_taken_untrusted
 
 logger = logging.getLogger(__name__)
 
-_USED: Final = "used.json"
+USED: Final = "used.json"
 
 NEVER: Final = -1
 """The step of groups that were dropped: no step learns from them."""
+
+MOST_KEPT: Final = 1 << 17
+"""Files of finished places, whatever their size."""
 
 GroupPlace = tuple[bytes, int]
 """Digest of a place's commitment, number of one of its groups."""
 
 
 class Inbox:
-    """The places below one folder of the node's disk."""
+    """The places below one folder of the node's disk. Of those that cannot be used any more the
+    newest ``most`` bytes stay in ``kept``, for `shoal run export`."""
 
-    def __init__(self, world: World, folder: str) -> None:
+    def __init__(self, world: World, folder: str, kept: str = "", most: int = 0) -> None:
         self._world = world
         self._folder = folder
+        self._kept, self._most = kept, most
         self._files: dict[bytes, None] = {}
         """Digests of the commitments of the places on disk."""
         self._used: dict[GroupPlace, int] = {}
@@ -67,18 +73,18 @@ class Inbox:
 
     async def _keep_used(self) -> None:
         rows = [[key.hex(), number, at] for (key, number), at in self._used.items()]
-        await keep(self._world.disk, self._path(_USED), rows)
+        await keep(self._world.disk, self._path(USED), rows)
 
     async def recall(self) -> None:
         """Find what an earlier life left: places, and the log."""
         disk = self._world.disk
-        self._names = [name for name in await disk.list(self._folder) if name != _USED]
+        self._names = [name for name in await disk.list(self._folder) if name != USED]
         try:
-            rows = await recall(disk, self._path(_USED))
+            rows = await recall(disk, self._path(USED))
         except DamagedFile as error:
             reason = str(error)
         else:
-            reason = f"{self._path(_USED)} is gone" if rows is None and self._names else ""
+            reason = f"{self._path(USED)} is gone" if rows is None and self._names else ""
             self._used = {(bytes.fromhex(name), number): at for name, number, at in rows or ()}
         self._is_log_lost = bool(reason)
         if reason:
@@ -137,8 +143,35 @@ class Inbox:
         `StorageError`."""
         for key in [key for key in self._files if key not in needed]:
             await dawdle(self._world, "inbox/slow removal")
+            if self._most:
+                await self._keep_finished(key)
             await self._world.disk.remove(self._path(key.hex()))
             self._files.pop(key, None)
+        if self._most:
+            await self._trim_finished()
+
+    async def _keep_finished(self, key: bytes) -> None:
+        steps = [[number, at] for (of, number), at in self._used.items() if of == key]
+        last = max((at for _, at in steps), default=0)
+        place = await self._world.disk.read(self._path(key.hex()))
+        path = f"{self._kept}/{max(last, 0):08d}-{key.hex()}"
+        await self._world.disk.replace(path, pack([steps, place]))
+
+    async def _trim_finished(self) -> None:
+        files = await self._world.disk.walk(self._kept, MOST_KEPT)
+        size = sum(one.size for one in files)
+        for one in sorted(files, key=lambda one: one.path):
+            if size <= self._most and len(files) < MOST_KEPT:
+                return
+            await self._world.disk.remove(f"{self._kept}/{one.path}")
+            size -= one.size
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
+
+
+def decode_kept_untrusted(data: bytes) -> tuple[dict[int, int], bytes]:
+    """Decode a finished place as the inbox keeps it: the step that each group went into, and
+    the place. Raises `BadMessage`."""
+    rows, place = fields_untrusted(unpack_untrusted(data), list, bytes, what="finished place")
+    return dict(fields_untrusted(row, int, int, what="used group") for row in rows), place

@@ -22,7 +22,7 @@ from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
 from roles.engines.base import Learner
 from roles.engines.client import open_engine
-from roles.engines.config import engine_of
+from roles.engines.config import GIB, engine_of
 from roles.engines.external import ExternalLearner
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
@@ -59,6 +59,7 @@ from roles.trainer.status import doing_of, facts_of, now_of, tables_of, work_of
 logger = logging.getLogger(__name__)
 
 INBOX: Final = "trainer/intake"
+ROLLOUTS: Final = "trainer/rollouts"
 """Where accepted places lie that were not learnt from yet."""
 
 
@@ -221,9 +222,9 @@ class Trainer:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))
                 buffer = GroupBuffer(sampling.lag)
-                intake = Intake(
-                    node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable
-                )
+                most = int(config.keep_rollouts * GIB)
+                inbox = Inbox(node.world, INBOX, ROLLOUTS, most)
+                intake = Intake(node, sampling, ledger, inbox, buffer, durable)
                 records = GateFiles(node.world, durable)
                 desk = WorkDesk(
                     node,

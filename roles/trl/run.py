@@ -153,9 +153,9 @@ class SwarmRun:
             save(unfinished / "model.safetensors")
             shutil.copyfile(Path(self.model) / "config.json", unfinished / "config.json")
             for path in (*unfinished.iterdir(), unfinished):
-                exchange.sync(path)
+                sync(path)
             unfinished.rename(folder)
-            exchange.sync(self.folder)
+            sync(self.folder)
         self.written = step
 
     def report(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -169,7 +169,7 @@ class SwarmRun:
         ``step``; its data is synced here."""
         path = Path(path).absolute()
         for one in (*path.rglob("*"), path, path.parent):
-            exchange.sync(one)
+            sync(one)
         self._write(name_of(CHECKPOINT, step), {"path": str(path)})
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -177,4 +177,24 @@ class SwarmRun:
         return found
 
     def _write(self, name: str, table: Mapping[str, Any]) -> None:
-        exchange.write(self.folder / name, json.dumps(table).encode())
+        write(self.folder / name, json.dumps(table).encode())
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path``: a crash leaves all of it or nothing."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Return once a file, or the names in a folder, would survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, and when.
+"""Faults of a simulation, and their times.
 
 - `plan` (read it first): `Fault`, one thing that goes wrong, as data; plans are drawn, saved,
   loaded

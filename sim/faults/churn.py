@@ -82,7 +82,7 @@ PRESETS: Final[Mapping[str, tuple[Span, Span]]] = {
     # hours.
     "ipfs": (Lognormal(2 * HOUR, 1.46), Lognormal(2 * HOUR, 1.28)),
 }
-"""How long machines stay, and how long they stay away."""
+"""Published fits of machines' lifetimes and absences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class ChurnModel:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Session:
-    """One recorded life: seconds since the start of the recording."""
+    """A recorded life, in seconds since the start of the recording."""
 
     start: float
     end: float
@@ -177,7 +177,7 @@ def read_sessions(path: Path) -> list[Session]:
 
 
 def _sessions(path: Path, rows: csv.DictReader[str]) -> dict[Session, int]:
-    """Each session with its line."""
+    """Yield each session with its line."""
     sessions: dict[Session, int] = {}
     for row in rows:
         try:
@@ -225,7 +225,7 @@ class Churn:
             )
 
     def stop(self) -> None:
-        """No more deaths; machines that are away still come back."""
+        """End all further deaths; machines that are away still return."""
         self._stopped = True
 
     def _after(self, seconds: float, callback: Callable[..., None], *args: object) -> None:

@@ -1,4 +1,4 @@
-"""What several faults at once do to one thing of a node, and what is left when each ends."""
+"""Overlapping faults of one property of a node, and what remains when each ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Change = Callable[[T], T]
 
 @dataclass(slots=True)
 class _Changed(Generic[T]):
-    """One property of one node: its value without faults, and under the current ones."""
+    """A property of a node: its value without faults, and under the current ones."""
 
     whole: T
     changes: list[Change[T]] = field(default_factory=list)
@@ -43,8 +43,8 @@ class OverlappingChanges(Generic[T]):
         self._changed: dict[str, _Changed[T]] = {}
 
     def begin(self, name: str, value: T, change: Change[T]) -> T:
-        """Begin a change; returns what is now. ``value`` counts as whole if no other change
-        runs."""
+        """Begin a change and return the current value. ``value`` counts as whole if no other
+        change runs."""
         changed = self._changed.setdefault(name, _Changed(value))
         changed.changes.append(change)
         return changed.now()
@@ -60,7 +60,7 @@ class OverlappingChanges(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFaults:
-    """What happens to a machine's messages. The default is a machine without faults."""
+    """Faults of a machine's messages; none by default."""
 
     lies: float = 0.0
     """Share of its messages and stream segments in which a bit is flipped."""
@@ -73,7 +73,7 @@ class MessageFaults:
 
 
 class OverlappingFaults:
-    """All that faults can change, of every machine by its name."""
+    """Everything that faults can change, of every machine by name."""
 
     def __init__(self) -> None:
         self.links: OverlappingChanges[LinkSpec] = OverlappingChanges()

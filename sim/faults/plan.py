@@ -45,7 +45,7 @@ MAX_FAULTS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Fault:
-    """One thing that goes wrong, at some nodes, for some time."""
+    """A fault at some nodes for some time."""
 
     at: float
     """Virtual seconds."""
@@ -57,10 +57,10 @@ class Fault:
     (``zone:zone1``)."""
 
     seconds: float = 0.0
-    """Its duration; 0 means for ever, or a single moment."""
+    """Duration; 0 means for ever, or a single moment."""
 
     value: float = 0.0
-    """Its severity, by kind: see `KINDS`."""
+    """Severity, by kind: see `KINDS`."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -84,7 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """How a kind of fault is drawn. What it does is in `sim.faults.injector`, under the same
+    """How a kind of fault is drawn. `sim.faults.injector` has its effect under the same
     name."""
 
     value: tuple[float, float]

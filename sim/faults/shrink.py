@@ -1,4 +1,4 @@
-"""From a failing plan to the few faults that matter: delta debugging.
+"""Delta debugging of a failing plan to the few faults that matter.
 
 Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002.
 

@@ -1,4 +1,4 @@
-"""What a simulation asks of its process: the only file that touches trio's private names.
+"""Settings of the process for determinism: the only file that touches trio's private names.
 
 trio shuffles each batch of runnable tasks with a generator that has no public seed, from an
 order that depends on memory addresses. Two private switches make both a function of the seed;

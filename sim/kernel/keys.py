@@ -49,7 +49,7 @@ class HashSigner:
 
     @property
     def peer_id(self) -> PeerId:
-        """In whose name it signs."""
+        """Identity that it signs for."""
         return self._peer_id
 
     def sign(self, domain: str, payload: bytes) -> bytes:
@@ -62,7 +62,7 @@ class HashSigner:
 
 
 class KeyRing:
-    """All signers of one simulation, and the judge of their signatures."""
+    """All signers of a simulation, and the verifier of their signatures."""
 
     def __init__(self, seed: int, *, hashed: bool) -> None:
         """``hashed`` chooses keyed hashes instead of Ed25519."""

@@ -1,4 +1,4 @@
-"""One heap of integer nanoseconds: the whole simulation in order of time.
+"""Event queue: one heap of integer nanoseconds.
 
 Integers, because float sums depend on their order: one event of 8,286 differed in its ninth
 decimal between two drivers of the same code. No trio here: at L0 this heap is the run loop
@@ -34,7 +34,7 @@ _BEHIND: Final = 1 << 62
 """Added to the order of what a resumed process reads: behind all timers of that nanosecond,
 also those that are set then."""
 _SWEEP_AT_LEAST: Final = 4096
-"""Cancelled timers that may lie in the heap before it is swept (64 bytes each)."""
+"""Cancelled timers in the heap before it is swept (64 bytes each)."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -53,7 +53,7 @@ _Callback = Callable[..., None]
 
 
 class Owner:
-    """One life of one node, which owns events. They die with it, and wait while it is paused.
+    """A life of a node, which owns events. They end with it, and wait while it is paused.
 
     When a pause ends, timers that are due run before anything that arrived meanwhile. A real
     process does the same: after SIGCONT, epoll reports no socket if its timeout has passed, and
@@ -152,7 +152,7 @@ class EventQueue:
         self._heap = heap
 
     def note_cancelled(self) -> None:
-        """One timer in the heap has been cancelled; sweep when most of the heap is such."""
+        """Count a cancelled timer; sweep when most of the heap is cancelled."""
         self._cancelled += 1
         if self._cancelled > _SWEEP_AT_LEAST and self._cancelled * 2 > len(self._heap):
             self._heap = [item for item in self._heap if item[2].callback is not None]

@@ -1,4 +1,4 @@
-"""What happened, in order, as one hash.
+"""Trace of all events in order, as one hash.
 
 Theory of operation
 -------------------

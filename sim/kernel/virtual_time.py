@@ -51,7 +51,7 @@ SPIN_SAMPLE: Final = 100
 WINDING_DOWN: Final = 3600 * SECOND
 """Virtual time that shielded cleanup may take after the end."""
 INSISTENCE: Final = 100
-"""How often shields are lifted before a task counts as one that nothing can end."""
+"""How often shields are lifted before a task counts as one that cannot end."""
 _MAX_NAMED: Final = 12
 """Waiting tasks that a `SimDeadlock` names."""
 _PLUMBING: Final = frozenset(
@@ -277,7 +277,7 @@ def release_deadlines(held: list[tuple[trio.CancelScope, float]], now: float) ->
 
 
 def _where(task: trio.lowlevel.Task) -> str | None:
-    """What ``task`` waits in; None if it is trio's own or merely waits for its children."""
+    """Return what `task` waits in; None if it is trio's own or only waits for its children."""
     frames = [frame.f_code.co_qualname for frame, _ in task.iter_await_frames()]
     if task.name.startswith(("<", "trio._core")) or any(
         name.endswith("_nested_child_finished") for name in frames
@@ -291,10 +291,10 @@ def _where(task: trio.lowlevel.Task) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """How a simulation ended, and what it cost; what `run_simulation` returns."""
+    """Outcome and cost of a simulation, returned by `run_simulation`."""
 
     value: T | None
-    """What ``main`` returned; None if the horizon came first."""
+    """Result of ``main``; None if the horizon came first."""
     finished: bool
     """True if ``main`` returned before the horizon."""
     trace_hash: str

@@ -30,9 +30,10 @@ from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
 
 IDLE_TIMEOUT: Final = int(3 * ConnectionConfig().keepalive * SECOND)
-"""How long a connection lives without hearing from the other side: three missed keep-alives."""
+"""Seconds that a connection lives without hearing from the other side: three missed
+keep-alives."""
 DIAL_TIMEOUT: Final = 10 * SECOND
-"""How long a dialer waits for a machine that does not answer. A machine that is there and
+"""Seconds that a dialer waits for a machine that does not answer. A present machine that
 refuses answers after one round trip."""
 RETRANSMISSION: Final = SECOND // 5
 """TCP's smallest retransmission timeout, 200 ms on Linux. A lost piece is late by this and a
@@ -45,7 +46,7 @@ DEFAULT_LATENCY: Final = 0.02
 
 
 class Latency(Protocol):
-    """How far apart two machines are."""
+    """Latency between two machines."""
 
     def __call__(self, one: Endpoint, other: Endpoint, /) -> float:
         """Seconds one way."""
@@ -53,8 +54,7 @@ class Latency(Protocol):
 
 
 class LocalHost(Protocol):
-    """What the network must know of the host that runs at an endpoint
-    (`sim.node.host.SimHost`)."""
+    """Interface of the host at an endpoint (`sim.node.host.SimHost`)."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -70,16 +70,16 @@ class LocalHost(Protocol):
         ...
 
     def crash(self) -> None:
-        """Its process has ended: nothing that its tasks still do may reach another machine."""
+        """End its process: nothing that its tasks still do may reach another machine."""
         ...
 
 
 class LocalListener(Protocol):
-    """Where raw streams come in at an endpoint (`sim.node.network.SimListener`)."""
+    """Listener for raw streams at an endpoint (`sim.node.network.SimListener`)."""
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it listens."""
+        """Address it listens at."""
         ...
 
 
@@ -120,8 +120,7 @@ class Endpoint:
 
     @property
     def rng(self) -> Random:
-        """What the line's mishaps are drawn from; made when first asked for, since it takes 2.5
-        KiB."""
+        """Generator of the line's faults, made on first use, as it takes 2.5 KiB."""
         if self._rng is None:
             self._rng = self._make_rng()
         return self._rng
@@ -148,7 +147,7 @@ class Direction:
         self.dst = dst
         self.latency = latency
         self.last = 0
-        """Nothing sent later arrives before this nanosecond."""
+        """Nanosecond before which nothing sent later arrives."""
         self.open = True
         """True if the receiving side still listens."""
         self.held: list[tuple[Any, ...]] | None = None
@@ -157,7 +156,7 @@ class Direction:
 
 
 class Wire:
-    """One connection. Side 0 dialled, side 1 listened."""
+    """A connection. Side 0 dialled, side 1 listened."""
 
     __slots__ = ("_fabric", "directions", "on_broken")
 
@@ -223,7 +222,7 @@ class Fabric:
         self._cuts: dict[Cut, None] = {}
         self._clogs: dict[tuple[str, str], int] = {}
         self.detours: dict[int, int] = {}
-        """Who answers in whose place: machine numbers."""
+        """Impostors: machine numbers, by the machine that they answer for."""
 
     def add(
         self, name: str, owner: Owner, link: LinkSpec | None = None, region: str = ""
@@ -447,7 +446,7 @@ class Fabric:
 
 
 def tampered(src: Endpoint, data: bytes) -> bytes:
-    """What a lying machine makes of ``data``: mostly the same, sometimes with one bit
+    """Return the ``data`` of a lying machine: mostly the same, sometimes with one bit
     flipped."""
     if not data or src.rng.random() >= src.lies:
         return data

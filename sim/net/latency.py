@@ -1,4 +1,4 @@
-"""How far apart machines are: seconds one way, by region.
+"""Latency between machines: seconds one way, by region.
 
 Figures and weights: libp2p/test-plans, gossipsub-interop/network_graph.py (one-way milliseconds
 between eight regions, and how many Ethereum nodes were seen in each).

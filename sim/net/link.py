@@ -35,7 +35,7 @@ MBIT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What a provider sells: the line of one machine."""
+    """Line of one machine, as a provider sells it."""
 
     up: float = 100.0
     """Mbit/s of the line, headers included. A line that is no scenario's subject: fast enough

@@ -20,9 +20,9 @@ from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
 WINDOW_PIECES: Final = (3, 4, 5)
-"""One of these for each stream: TCP's flows do not share a line evenly. Where uplinks are full
-all the time it matters: a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even
-shares. Windows that are all alike missed 12 % of that, these 6 % (docs/simulation-links.md)."""
+"""Window of each stream in pieces, drawn from these, as TCP's flows do not share a line evenly.
+Under full uplinks a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even
+shares; equal windows missed 12 % of that, these 6 % (docs/simulation-links.md)."""
 MAX_WINDOW: Final = 16 * 1024 * 1024
 """Bytes under way on one stream at most, however long and fat the path: what our Yamux windows
 allow."""
@@ -124,7 +124,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         return 0
 
     def keep_short(self, low_water: int) -> None:
-        """A window is what it is."""
+        """Ignored: a window stays as it is."""
 
     async def drained(self, at_most: int = 0) -> None:
         """Return once at most ``at_most`` bytes of what was sent wait for this machine's
@@ -171,7 +171,7 @@ class SimStream(trio.abc.HalfCloseableStream):
     # Receiving
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """At least one byte, or nothing at the end."""
+        """Return at least one byte, or ``b""`` at the end."""
         if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
             raise (ValueError if isinstance(max_bytes, int) else TypeError)(
                 "max_bytes must be an integer >= 1"
@@ -200,7 +200,7 @@ class SimStream(trio.abc.HalfCloseableStream):
     # Ending
 
     async def aclose(self) -> None:
-        """Close both directions; what was sent still arrives."""
+        """Close both directions; sent bytes still arrive."""
         if not self._closed:
             self._closed = True
             self._ended()

@@ -1,4 +1,5 @@
-"""One simulated machine, and the swarm of them: the simulated side of the three seams.
+"""A simulated machine, and the swarm of them: the simulated side of `World`, `Host` and
+`Network`.
 
 - `swarm` (read it first): `SimNode`, a machine with a name, a line, a disk and a clock, which
   lives several lives; `Swarm`, all of them: add, kill, restart, partition, hold, release

@@ -1,4 +1,4 @@
-"""How a machine keeps time: its clocks, right or wrong, through all lives of its node."""
+"""A machine's clocks, right or wrong, through all lives of its node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.kernel.queue import EventQueue, nanoseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockModel:
-    """How fast a machine's clocks and its work run. The default is a machine without faults."""
+    """Speed of a machine's clocks and work. The default has no faults."""
 
     skew: float = 0.0
     """Seconds by which the wall clock is ahead."""

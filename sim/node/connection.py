@@ -1,4 +1,4 @@
-"""One connection between two simulated hosts, seen from each of its two sides."""
+"""A connection between two simulated hosts, seen from each side."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Opening:
         self.accepted = False
 
     def finish(self, accepted: bool) -> None:
-        """The answer is there, or the connection is lost."""
+        """Report that the answer came, or that the connection is lost."""
         self.accepted = accepted
         self.done.set()
 
@@ -81,9 +81,9 @@ class Extras:
         self.streams: dict[SimHostStream, None] = {}
         self.openings: dict[Opening, None] = {}
         self.said: dict[ProtocolId, bytes] = {}
-        """What an equivocator may say again."""
+        """Earlier messages that an equivocator may repeat."""
         self.behind: dict[ProtocolId, int] = {}
-        """Until when the streams lag that do."""
+        """Time until which delayed streams lag."""
 
 
 class EndOwner(Protocol):
@@ -95,7 +95,7 @@ class EndOwner(Protocol):
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Where it listens."""
+        """Addresses it listens at."""
         ...
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
@@ -133,7 +133,7 @@ class End:
         """Protocols the other side is known to serve: opening one costs no round trip."""
         self._fabric = host.fabric
         self.direction = wire.directions[side]
-        """What carries what this side sends."""
+        """Wire direction for what this side sends."""
         self._extras: Extras | None = None
 
     @property
@@ -242,7 +242,7 @@ class End:
         self.host.forget(self)
 
     def close(self) -> None:
-        """Let go of the wire; the other side will learn of it."""
+        """Close this side; the other side learns of it later."""
         self.shut()
         self.wire.close(self.side)
 

@@ -45,13 +45,13 @@ class DiskModel:
 
 @lru_cache(maxsize=64)
 def _zeros(length: int) -> bytes:
-    """The same object for all who overwrite what was reserved: every node that receives a
-    policy held as many zeros again in its undo log."""
+    """Return zeros that all overwriters of reserved space share, so that undo logs do not copy
+    a policy's size for each node."""
     return bytes(length)
 
 
 class _File:
-    """One inode: its bytes, and how to undo what a crash would lose."""
+    """An inode: its bytes, and the undo log of a crash."""
 
     __slots__ = ("_undo", "data", "writes")
 
@@ -83,7 +83,7 @@ class _File:
         self._undo.clear()
 
     def crash(self, torn: Random | None) -> None:
-        """Lose what was not synced; with ``torn``, keep a random part, oldest first, the last
+        """Lose unsynced writes; with ``torn``, keep a random part, oldest first, the last one
         torn."""
         keep = torn.randint(0, len(self._undo)) if torn is not None else 0
         for number in range(len(self._undo) - 1, keep - 1, -1):
@@ -119,7 +119,7 @@ class SimDisk:
         self.model = replace(self.model, capacity=capacity)
 
     def crash(self, torn: Random | None = None) -> None:
-        """Forget everything unsynced; ``torn`` lets a random part of it survive."""
+        """Lose everything unsynced; ``torn`` lets a random part of it survive."""
         survivors = dict(self._durable)
         files = [*self._files.values(), *survivors.values()]
         for file in files:
@@ -138,7 +138,7 @@ class SimDisk:
         data[offset % len(data)] ^= 1
 
     def paths(self) -> list[str]:
-        """Every file that there is now, synced or not, sorted."""
+        """Return every present file, synced or not, sorted."""
         return sorted(self._files)
 
     def _recount(self) -> None:
@@ -256,7 +256,7 @@ class SimDisk:
 
 
 class DiskHandle:
-    """One life's access to a node's disk (a `Disk`): every call takes the disk's time."""
+    """A life's access to a node's disk (a `Disk`): every call takes the disk's time."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class DiskHandle:
         return max(0, self._disk.model.capacity - self._disk.used)
 
     async def reserve(self, path: str, size: int) -> None:
-        """Make a file that long, with room for all of it."""
+        """Make a file of that length, with room for all of it."""
         self._check(path)
         await self._take(0)
         self._disk.reserve_now(path, size)

@@ -72,7 +72,7 @@ class _PendingDial:
 
 
 class SimHost:
-    """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
+    """`Host` of a node on the simulated network. Open it with `open_sim_host`."""
 
     __slots__ = (
         "_addrs", "_closed", "_dials", "_endpoint", "_ends", "_finders", "_gater",
@@ -172,8 +172,8 @@ class SimHost:
 
     @contextmanager
     def finding(self, find: PeerFinder) -> Iterator[None]:
-        """For the length of the block, ask ``find`` before dialling a peer without a known
-        address."""
+        """Ask ``find`` before dialling a peer without a known address, for the length of the
+        block."""
         check_function("find", find, 1, is_async=True)
         with self._finders.adding(find):
             yield
@@ -228,7 +228,7 @@ class SimHost:
         return peer
 
     def _dial(self, peer: PeerId) -> _PendingDial:
-        """Begin to connect; what becomes of it is decided when the round trips have passed."""
+        """Begin to connect; the outcome is decided when the round trips have passed."""
         dial = self._dials[peer] = _PendingDial()
         if self._finders and not self._gater.book.of(peer):
             self._nursery.start_soon(self._find, peer, dial, name=f"{self.name} finds a peer")
@@ -325,8 +325,7 @@ class SimHost:
         self._queue.schedule(self._queue.now, other._endpoint.owner, "accept", other.greet, far)
 
     def admit(self, end: End) -> None:
-        """A connection is there. Identify has told each side what the other serves, and where
-        it listens."""
+        """Add a connection. Identify has told each side the other's protocols and addresses."""
         self._ends[end.peer] = end
         end.spoken = (*end.spoken, *end.other.host.handlers)
         self._gater.connected(end.peer)

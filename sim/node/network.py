@@ -55,7 +55,7 @@ class SimListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it listens."""
+        """Address it listens at."""
         return Multiaddr((("memory", str(self._number)),))
 
     def offer(self, stream: SimStream) -> bool:
@@ -89,7 +89,7 @@ class SimListener:
 
 
 class SimNetwork:
-    """One machine's door to the simulated network."""
+    """A machine's access to the simulated network."""
 
     def __init__(self, world: SimWorld, fabric: Fabric, endpoint: Endpoint) -> None:
         self._world = world

@@ -50,7 +50,7 @@ class SimWorld:
         self.sim_disk = disk if disk is not None else SimDisk(name)
         self.disk: Disk = DiskHandle(self.sim_disk, self.wait_io, self._is_alive)
         self.cores = 1
-        """What `run_blocking` models: the time of one core."""
+        """Time of one core, for `run_blocking`."""
         self.clock = clock if clock is not None else MachineClock(simulation.queue)
         """The machine's: it is as wrong in the next life as in this."""
         self._queue = simulation.queue
@@ -170,7 +170,7 @@ class SimWorld:
         )
 
     async def containment(self) -> Containment:
-        """No containment: a simulation has no processes."""
+        """Return no containment: a simulation has no processes."""
         return Containment(reason="a simulation has no processes")
 
     def trace(self, name: str, **fields: object) -> None:
@@ -179,7 +179,7 @@ class SimWorld:
         self.simulation.trace.record((self._queue.now, self.name, name, *details))
 
     def buggify(self, name: str) -> bool:
-        """Whether to misbehave here on purpose: in active runs, at active sites, by the node's
+        """Return True to misbehave on purpose: in active runs, at active sites, by the node's
         dice."""
         return self.simulation.buggify(name, self.rng)
 

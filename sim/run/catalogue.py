@@ -88,6 +88,6 @@ MINUTE: Final = 60
 
 
 def cost(name: str) -> str:
-    """What one run takes, for people."""
+    """Cost of one run, for people."""
     seconds = next(costs[name] for costs in THEMES.values() if name in costs)
     return f"{seconds} s" if seconds < 2 * MINUTE else f"{round(seconds / MINUTE)} min"

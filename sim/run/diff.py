@@ -1,4 +1,4 @@
-"""Where two runs part: the first event in which they differ.
+"""Difference of two runs: the first event that differs.
 
 Both runs are made twice: once for the digests of their blocks, and, from the first block that
 differs, once more with that block kept. With one scenario and one seed, run in two processes

@@ -1,4 +1,4 @@
-"""Who is told of a run while it goes on, and what."""
+"""Observers of a run while it goes on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from sim.faults.plan import Fault
 from sim.kernel.simulation import Simulation
 
 Progress = Callable[[float, str], None]
-"""Told from time to time how many seconds of the scenario are over, and what is being done."""
+"""Called now and then with the seconds of the scenario that are over, and the current
+activity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What a caller of `sim.run.runner.run_scenario` may want to be told."""
+    """Observers that a caller of `sim.run.runner.run_scenario` may pass."""
 
     progress: Progress | None = None
     """Called now and then; it cannot change the trace."""
@@ -23,4 +24,4 @@ class Observers:
     """Given the simulation before anything happens."""
 
     plan: list[Fault] = field(default_factory=list)
-    """Filled with all faults, drawn ones included; it is there even if the run fails."""
+    """Filled with all faults, drawn ones included, even if the run fails."""

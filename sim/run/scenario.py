@@ -48,7 +48,7 @@ latest."""
 
 
 class Workload(Protocol):
-    """What the nodes of a scenario do.
+    """Behaviour of the nodes of a scenario.
 
     A workload is a class without arguments. `run` adds its nodes to the swarm, lets the
     scenario's ``duration`` pass (``scenario.duration`` virtual seconds), and returns what it
@@ -190,18 +190,18 @@ class DrawnFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What happens, to how many, for how long."""
+    """A scenario: what happens, to how many nodes, for how long."""
 
     name: str
 
     caption: str
-    """One sentence: what question the scenario answers."""
+    """One sentence: the question that the scenario answers."""
 
     workload: str
     """``module:Class`` of a `Workload`."""
 
     nodes: int = 50
-    """How many machines play: enough that views are samples, few enough for seconds of CPU."""
+    """Number of machines: enough that views are samples, few enough for seconds of CPU."""
 
     level: int = 1
     """The lowest level of the ladder that the workload runs on by default."""
@@ -220,7 +220,7 @@ class Scenario:
     how far apart."""
 
     link: LinkSpec = field(default_factory=LinkSpec)
-    """Every machine's line, where the workload does not draw its own."""
+    """Line of every machine, unless the workload draws its own."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The workload's own settings."""
@@ -228,14 +228,14 @@ class Scenario:
     expect: Sequence[Expectation] = ()
 
     faults: Sequence[Fault] = ()
-    """What goes wrong, and when."""
+    """Faults and their times."""
 
     draw: DrawnFaults | None = None
     """Faults drawn from the seed, besides."""
 
     source: str = ""
-    """Where it was loaded from: a name, or the path of a file, beside which its workload may
-    lie. Not a key of the file."""
+    """Name of the scenario, or path of its file, beside which its workload may be. Not a key of
+    the file."""
 
     def __post_init__(self) -> None:
         self._check_types()

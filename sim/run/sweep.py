@@ -39,8 +39,8 @@ from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 
 FIELDS: Final = ("nodes", "duration", "latency", "level")
-"""What ``--set`` changes of a scenario itself. ``link.up`` and its like change a field of its
-``[link]``; every other key is one of its ``[parameters]``."""
+"""Keys of ``--set`` that change a scenario itself. ``link.up`` and its like change a field of
+its ``[link]``; every other key is one of its ``[parameters]``."""
 LINK: Final = "link."
 """Prefix of keys that change every machine's line."""
 TAIL: Final = 0.1
@@ -51,13 +51,13 @@ MAX_POINTS: Final = 500
 """Runs of one setting of which each is kept and drawn by itself: as many as pixels across."""
 
 _FAREWELL: Final = 2.0
-"""Seconds given to the pool's thread to end once its processes are terminated; it needs a few
-milliseconds, but one that was killed while it wrote a result leaves it waiting for the rest."""
+"""Seconds for the pool's thread to end once its processes are terminated. It needs
+milliseconds, but a process killed while it wrote a result leaves it waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """One run of a sweep, and its outcome."""
+    """A run of a sweep, and its outcome."""
 
     seed: int
     changes: Mapping[str, Any]
@@ -144,12 +144,12 @@ def _origin(error: BaseException) -> str:
 
 
 def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values of each key."""
+    """Yield every combination of the values of each key."""
     return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
 
 
 def open_executor(path: str | None, jobs: int | None) -> Executor:
-    """An executor on this machine's cores, or whatever the callable ``module:name`` returns."""
+    """Return an executor on this machine's cores, or that of the callable ``module:name``."""
     if path is None:
         # Spawned, not forked: a fork copies the parent's threads' locks as they happen to be.
         return ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _hush)
@@ -225,7 +225,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
-    """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of
+    """Summarise failures by seed, metrics, claims reached, sites that fired, and one hash of
     all traces."""
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=_order):

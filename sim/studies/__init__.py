@@ -1,4 +1,4 @@
-"""Studies that use the simulator and are no part of it: published runs, and real lines.
+"""Studies that use the simulator: published runs, and real lines.
 
 The rest of `sim` imports nothing from here: scenario files name the workloads, and
 `sim.run.runner` finds what plays levels 0 and 3 by name.

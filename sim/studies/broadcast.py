@@ -1,4 +1,4 @@
-"""How long does a policy take to reach every node, while some die on the way? (L0)
+"""Time for a policy to reach every node, while some die on the way (L0).
 
 The forest is the real one (`p2p.shardcast.forest.build_forest`); what runs around it is a relay
 reduced to its flow: a chunk that arrives goes on to the children of its stripe, two under way
@@ -26,8 +26,8 @@ from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
 
 NOTICE = 2 * SECOND
-"""Until a relay's death is acted upon: a reset is seen at once, a silent death by the first
-stall."""
+"""Seconds until a relay's death is acted upon: a reset is seen at once, a silent death by the
+first stall."""
 
 
 class _Feed(Direction):
@@ -44,7 +44,7 @@ class _Feed(Direction):
 
 
 class FlowNode:
-    """One machine: what it holds, and whom it feeds in each stripe."""
+    """A machine: its chunks, and whom it feeds in each stripe."""
 
     __slots__ = ("done_at", "endpoint", "feeds", "has", "missing", "name", "owner", "peer")
 
@@ -62,7 +62,7 @@ class FlowNode:
 
 
 class Broadcast:
-    """One policy, handed out once to everybody."""
+    """A policy, handed out once to everybody."""
 
     levels: ClassVar = (0,)
     parameters: ClassVar[Sequence[str]] = (

@@ -1,4 +1,4 @@
-"""How fast machines compute: devices, model sizes, and what follows from both.
+"""Speed of machines: devices, model sizes, and what follows from both.
 
 Device figures are the makers' own; model figures are the published configurations. Everything
 else is an estimate from a roofline with three efficiencies, each named below with its reason,
@@ -55,7 +55,7 @@ keeps them small."""
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or one CPU."""
+    """An accelerator, or a CPU."""
 
     name: str
     memory: float
@@ -133,8 +133,8 @@ class Machine:
         return self.usable - model.weight_bytes
 
     def sequences(self, model: ModelSize, context: float) -> int:
-        """How many sequences of ``context`` tokens fit in memory together; 0 if the model does
-        not."""
+        """Return how many sequences of ``context`` tokens fit in memory together; 0 if the
+        model does not fit."""
         return max(
             0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context)))
         )

@@ -1,4 +1,4 @@
-"""What the nodes of scenarios do: which, with the studies, may import roles.
+"""Workloads of the scenarios. They and the studies may import roles.
 
 A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Workload`). Begin with
 `churn`, the plainest one. By what they ask:

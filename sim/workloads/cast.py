@@ -1,4 +1,4 @@
-"""What does ``shoal push`` bring to pullers that come after it? (L1)
+"""``shoal push`` and pullers that come after it (L1).
 
 One machine pushes a file, and is alone. The others start ``arrive`` seconds later or within
 that time, as a machine room does that is told to pull: they dial the pusher, find one another,
@@ -30,7 +30,7 @@ VERSION: Final = PolicyVersion(0)
 
 
 class Cast:
-    """One pusher, pullers that come later."""
+    """One pusher, and pullers that come later."""
 
     parameters: ClassVar[Sequence[str]] = ("policy_bytes", "arrive")
 

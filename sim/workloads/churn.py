@@ -79,7 +79,7 @@ class MembershipChurn:
         return metrics
 
     async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: Churn) -> None:
-        """All nodes come, one after the other, and from then on live by the model."""
+        """Let all nodes come one after the other, and then live by the model."""
         zones = max(1, int(scenario.parameter("zones", 4)))
         spread = scenario.parameter("arrival", 30.0) / scenario.nodes
         for number in range(scenario.nodes):
@@ -222,7 +222,7 @@ def _anyone(peer: PeerId) -> bool:
 
 
 class DeathWatch:
-    """How soon the nodes that have a peer in view learn of its death."""
+    """Measures how soon the nodes that have a peer in view learn of its death."""
 
     def __init__(self, views: Mapping[str, Membership]) -> None:
         """``views`` holds the membership of every node that runs."""
@@ -273,7 +273,8 @@ class DeathWatch:
         }
 
     def _after(self, share: float) -> float:
-        """Seconds after which ``share`` of those who learnt of a death had done so."""
+        """Return the seconds after which ``share`` of those who learnt of a death had done
+        so."""
         left = share * self._delays.total()
         for delay, count in sorted(self._delays.items()):
             left -= count

@@ -1,4 +1,4 @@
-"""Who reads what in a DHT whose nodes come, go and lie? (L1)
+"""Reads of a DHT whose nodes come, go and lie (L1).
 
 Every node publishes a new edition of its own record each ``publish`` seconds until
 ``publish_until``, and between them reads the records of others. What comes back must have been

@@ -38,7 +38,7 @@ from sim.workloads.supervision import supervise
 
 RUN: Final = b"simulated pre-training run, 32 b"
 WAYS: Final = 5
-"""To be hostile."""
+"""Hostile behaviours."""
 BOUNDED: Final = (1, 4)
 """Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
@@ -51,7 +51,7 @@ def nan(piece: bytes) -> bytes:
 
 
 class NanBlob(Blob):
-    """An update whose first piece is not what is on disk."""
+    """An update whose first piece differs from what is on disk."""
 
     async def read(self, index: int) -> bytes:
         """See `Blob`."""
@@ -67,7 +67,7 @@ class NanServer(PieceServer):
         self.honest: dict[bytes, Blob] = {}
 
     def holds(self, root: bytes) -> Blob | None:
-        """What this node itself reads."""
+        """Bytes that this node itself reads."""
         return self.honest.get(root) or super().holds(root)
 
 
@@ -87,7 +87,7 @@ class NanSession(DilocoSession):
 
 
 class ThousandfoldInner(FakeInner):
-    """Its updates are a thousand times as large as they were computed."""
+    """Sends updates a thousand times as large as computed."""
 
     def update(self) -> Values:
         """See `FakeInner`."""
@@ -95,7 +95,7 @@ class ThousandfoldInner(FakeInner):
 
 
 class HarmfulInner(FakeInner):
-    """Its updates go the wrong way, by less than the others' go the right one."""
+    """Sends updates in the wrong direction, smaller than the others' in the right one."""
 
     def update(self) -> Values:
         """See `FakeInner`."""
@@ -103,7 +103,7 @@ class HarmfulInner(FakeInner):
 
 
 class TwoStories(DilocoSession):
-    """Votes for what it has computed, and tells every second peer something else."""
+    """Votes for its result, and tells every second peer something else."""
 
     async def _carry_out(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Send) and isinstance(effect.message, Vote):
@@ -118,10 +118,10 @@ class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
     history: bytes
-    """That of its session."""
+    """History of its session."""
 
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
-        """Nothing before the lie is whole."""
+        """Offer pieces only after the lie is complete."""
 
     async def offer_sum(self, total: Sum, read: Read) -> None:
         """Offer an honest sum, but for the last byte of each piece."""
@@ -161,7 +161,7 @@ class Pretraining:
         self._named: dict[tuple[str, PeerId], int] = {}
         self._moved = 0.0
         self._trained: dict[str, Counter[int]] = {}
-        """How often a site has learnt from each batch."""
+        """Count of each site's learning from each batch."""
         self._terms = DilocoTerms()
         self._profile = DeviceProfile()
         self._founders: list[PeerId] = []
@@ -196,7 +196,8 @@ class Pretraining:
         return self._measure(swarm)
 
     def _make_terms(self, scenario: Scenario) -> DilocoTerms:
-        """Of the run; a round of data parallel is one step, and takes as long as a hundred."""
+        """Return the terms of the run. A round of data parallel is one step and takes as long
+        as a hundred."""
         terms = DilocoTerms(
             outer_steps=int(scenario.parameter("rounds", 12)),
             inner_steps=100,
@@ -244,7 +245,7 @@ class Pretraining:
             await session.work_forever()
 
     def _count_batches(self, name: str, engine: FakeInner) -> None:
-        """Count what is learnt from twice: by a site that was killed, what it had lost."""
+        """Count the batches that are learnt from twice: those that a killed site had lost."""
         train, counts = engine.train, self._trained.setdefault(name, Counter())
         sequences = self._terms.sequences
 

@@ -20,7 +20,7 @@ STEP_RATE: Final = 400e6
 SUM_RATE: Final = 500e6
 """Bytes of float32 that are decoded and added in a second, for simulated time."""
 FAKE_WEIGHTS: Final = 4096
-"""Of the model that is pretended: small, since a simulation moves every byte of it."""
+"""Weights of the pretended model: few, since a simulation moves every byte."""
 
 
 class FakeInner(InnerEngine):

@@ -1,4 +1,4 @@
-"""Who takes part in a scenario about policies: honest, late, weak, dripping or lying nodes.
+"""Participants of a scenario about policies: honest, late, weak, dripping or lying nodes.
 
 Parameters of a scenario, by number of node: the first ``liars`` claim the best uplink and
 corrupt ``lie_share`` of the chunks they send; the next ``drippers`` claim the best uplink and
@@ -174,7 +174,7 @@ class _DishonestHost:
         return getattr(self._host, name)
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
-        """Like the real host, except for bulk."""
+        """Open a stream; bulk streams of dishonest nodes drip or lie."""
         stream = await self._host.open_stream(peer, protocol)
         if protocol != BULK_PROTOCOL_ID:
             return stream
@@ -184,7 +184,7 @@ class _DishonestHost:
 
 
 class _DishonestStream(trio.abc.SendStream):
-    """Sends too slowly, or not quite what it was given."""
+    """Sends too slowly, or altered bytes."""
 
     def __init__(
         self, stream: Stream, world: World, participant: Participant, chunk_bytes: int
@@ -213,13 +213,10 @@ class _DishonestStream(trio.abc.SendStream):
         return data
 
     async def drained(self, at_most: int = 0) -> None:
-        """Like the real stream."""
         await self._stream.drained(at_most)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Like the real stream."""
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Like the real stream."""
         await self._stream.aclose()

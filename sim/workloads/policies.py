@@ -1,4 +1,4 @@
-"""How does a policy spread over real services, some late, slow, lying or dead? (L1)
+"""Spread of a policy over real services, some late, slow, lying or dead (L1).
 
 The origin publishes a version each ``interval``, from a task of its own life, so that it dies
 with it and goes on after a restart with the newest that is due. The roster is the workload's:
@@ -62,7 +62,7 @@ PERCENTILES: Final = (50, 90, 99, 100)
 
 
 class Policies:
-    """One origin, many receivers that relay, and a few that should not be trusted to."""
+    """One origin, many relaying receivers, and a few dishonest ones."""
 
     parameters: ClassVar[Sequence[str]] = (
         *PARTICIPANT_PARAMETERS,
@@ -207,8 +207,7 @@ class Policies:
     def _slander(
         self, service: Shardcast, node: SimNode, host: Host, peer: PeerId, data: bytes
     ) -> None:
-        """Take news of a policy, and tell the origin that every peer that may be a root of it
-        lied."""
+        """Take news of a policy, and report to the origin that every possible root lied."""
         _hear(service, peer, data)
         message = decode_message_untrusted(data)
         if isinstance(message, PolicyNews):
@@ -322,8 +321,7 @@ class Policies:
         }
 
     def _late(self, receivers: Sequence[SimNode]) -> dict[str, float]:
-        """How long those who came late took to get the newest there was, and whom it cost
-        what."""
+        """Return how long late joiners took to get the newest version, and who sent it."""
         late = [node for node in receivers if self._participants[node.name].joins > 0]
         if not late:
             return {}

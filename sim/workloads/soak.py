@@ -278,7 +278,7 @@ def limit_of(table: Collection[object]) -> int | None:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collection[object]]]:
-    """Every table below ``start`` with its path; what ``seen`` holds is not entered
+    """Yield every table below ``start`` with its path; what ``seen`` holds is not entered
     again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:

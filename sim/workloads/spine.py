@@ -84,7 +84,7 @@ class Spine:
         return {**figures, "done": int(status.done), "seconds": round(swarm.simulation.now, 3)}
 
     def make_run(self, swarm: Swarm, sampling: SamplingTerms) -> Run:
-        """What is played, signed."""
+        """Return the signed run."""
         return _write_run(swarm, sampling)
 
     def _life(self, role: str) -> NodeMain:
@@ -128,7 +128,7 @@ class Spine:
         return status
 
     def health(self) -> dict[str, Mapping[str, Any]]:
-        """What every node says of itself now."""
+        """Return the health of every node."""
         return {name: node.health(roles) for name, (node, roles) in self._open.items()}
 
     def _status(self, sampling: SamplingTerms) -> SwarmStatus:

@@ -31,7 +31,7 @@ FRIENDS = 4
 
 
 class Spread:
-    """One origin, many receivers that relay."""
+    """One origin and many relaying receivers."""
 
     parameters: ClassVar[Sequence[str]] = (
         "nat_share",

@@ -1,4 +1,4 @@
-"""What a service manager does: it starts a process again that its disk has failed.
+"""A service manager, which restarts a process whose disk has failed.
 
 A process that cannot write what it must ends (`StorageError`), because it could not keep its
 word any more: it neither answers from memory nor waits for room. Whatever else a process raises

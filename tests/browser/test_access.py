@@ -29,8 +29,8 @@ VIEWS = pytest.mark.parametrize(
 
 PAGES = ("report", "diloco", "volunteer", "run", "seeds", "sweep")
 SHOWN = {
-    "diloco": ("0.125", "24 of 24", "3.0 GB", "aaaaaaaa", "run(self):", "gone"),
-    "volunteer": ("0.410", "37 of 60", "25 %", "your share of it"),
+    "diloco": ("0.125", "24 of 24", "3 GB", "aaaaaaaa", "run(self):", "gone"),
+    "volunteer": ("0.410", "37 of 60", "25 %", "your share of the work"),
 }
 
 

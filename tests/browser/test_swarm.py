@@ -16,14 +16,14 @@ from tests.browser.access import check_accessible
 from tests.browser.looking import looking_at
 
 KILLED = "inference-2"
-POLICY = "#tiles .tile:has-text('newest policy')"
+STEP = ".tile:has(span:text-is('step'))"
 
 
 async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: Path) -> None:
     def look(url: str, nodes: LocalNodes) -> None:
         with looking_at(url) as look:
             look.wait("#rows tr >> nth=5")
-            look.wait(".curve.first canvas")
+            look.wait("#first canvas")
             look.wait(".flow.now")
             look.wait("#counts .bars li")  # why the cheat is rejected
             look.wait("#panels tr:has-text('cheat-1')")
@@ -33,8 +33,8 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
             trio.from_thread.run(nodes.start_child, KILLED)
             look.page.wait_for_selector("#rows tr.gone", state="detached")
             assert look.page.locator("#rows tr").count() == 6
-            newest = int(look.text(f"{POLICY} b"))
-            look.wait(f"{POLICY}:has(b:text-is('{newest + 2}'))")
+            step = int(look.text(f"{STEP} b").split()[0])
+            look.wait(f"{STEP}:has(bdi:text-is('{step + 2} of {SORTING.steps}'))")
             look.keep("demo")
             look.check_quiet()
             check_accessible(look.page)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -11,10 +14,21 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from p2p.node.tables import write_table
+from p2p.sandbox import Confinement
+from p2p.sandbox.entry import READY
+from p2p.sandbox.launch import find_containment, launch
 from roles.engines import codec
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.client import SCRATCH
 from roles.engines.config import EngineConfig
-from roles.workers.calls import Failure, decode_reply, encode_request, read_frame, write_frame
+from roles.workers.calls import (
+    MAX_FRAME,
+    Failure,
+    decode_reply,
+    encode_request,
+    read_frame,
+    write_frame,
+)
 from roles.workers.files import MappedRecords, RecordFile, write_records
 
 T = TypeVar("T")
@@ -93,18 +107,41 @@ class EngineProcess:
         return list(MappedRecords(RecordFile(*file), decode))
 
 
+def is_confined(python: str) -> bool:
+    return bool(os.environ.get("SHOAL_SANDBOX")) and python == sys.executable
+
+
+def _command(python: str, folder: str) -> Sequence[str]:
+    if not is_confined(python):
+        return [python, "-m", "roles.engines.worker"]
+    confined = Confinement(
+        readable=(tempfile.gettempdir(),), writable=(folder,), sees_machine=True,
+        tasks=None, cores=None, rests=False,
+        file_size=None, open_files=None, scratch=SCRATCH, reply=MAX_FRAME, chatter=None,
+    )  # fmt: skip
+    containment = find_containment(folder)
+    assert containment.holds, containment.reason
+    start = launch(["roles.engines.worker"], confined, containment, folder=folder)
+    variables = [f"{name}={value}" for name, value in start.variables.items()]
+    return ["env", "-i", *variables, *start.command]
+
+
 @contextmanager
 def open_engine_process(python: str, config: EngineConfig) -> Iterator[EngineProcess]:
-    """Ends with the block."""
+    """Ends with the block. With SHOAL_SANDBOX=1 an engine of this Python is confined as a
+    node's is."""
     with (
         TemporaryDirectory(prefix="shoal-content-") as folder,
         subprocess.Popen(
-            [python, "-m", "roles.engines.worker"],
+            _command(python, folder),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as process,
     ):
+        if is_confined(python):
+            assert process.stdout is not None
+            assert process.stdout.read(len(READY)) == READY
         engine = EngineProcess(process, Path(folder))
         engine.placement = engine.call("configure", write_table(config))
         yield engine

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from roles.shared.exchange import Row, encode_groups, write
-from roles.trl.run import SwarmRun
+from roles.shared.exchange import Row, encode_groups
+from roles.trl.run import SwarmRun, write
 
 Weights = dict[str, NDArray[np.float32]]
 EVERY: Final = 2

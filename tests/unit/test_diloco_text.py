@@ -55,16 +55,6 @@ def test_files_lines_and_rows_become_windows(tmp_path: Path) -> None:
     assert bytes(first.tolist()).decode() == TEXT[:17]
 
 
-def test_parquet_rows_become_windows(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": [TEXT, TEXT]}), tmp_path / "x.parquet")
-    assert opened({"a": tmp_path}).tokens.size == 2 * (len(TEXT) + 1)
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ConfigError, match="no Parquet file"):
-        opened({"a": tmp_path})
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
@@ -120,15 +110,6 @@ def test_a_corpus_beyond_all_memory_is_refused_before_it_is_read(
     (tmp_path / "x.txt").write_bytes(b"\xff" * 1001)  # not even decoded
     with pytest.raises(ConfigError, match="more than"):
         opened({"a": tmp_path})
-
-
-def test_a_parquet_column_of_another_kind_is_refused(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for rows in ([1, 2], [b"a", b"b"], [["a"], ["b"]]):
-        parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "x.parquet")
-        with pytest.raises(ConfigError, match="no Parquet file with a column text"):
-            opened({"a": tmp_path})
 
 
 def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 from itertools import count
 from pathlib import Path
@@ -133,22 +132,6 @@ def test_answers_that_do_not_read_back_are_refused_by_line_and_counted(tmp_path:
     said = r"line 41 has an answer that .*line 44 has no text under 'answer' \(4 of 44\)"
     with pytest.raises(ConfigError, match=said):
         MathEnvironment(path.read_bytes())
-
-
-def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-
-    def packed(rows: list[dict[str, Any]]) -> bytes:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), file := io.BytesIO())
-        return file.getvalue()
-
-    plain = MathEnvironment(write(tmp_path, GOOD).read_bytes())
-    assert MathEnvironment(packed(GOOD)).evaluation() == plain.evaluation()
-    with pytest.raises(ConfigError, match=r"row 41 has an answer .* \(4 of 44\)"):
-        MathEnvironment(packed([*GOOD, *BAD]))
-    with pytest.raises(ConfigError, match="no sound Parquet"):
-        MathEnvironment(packed(GOOD)[:-9])
 
 
 @pytest.mark.deep

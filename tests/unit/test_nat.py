@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from p2p import NatConfig, open_host, open_nat
+from p2p import (
+    Listener,
+    MemoryNetwork,
+    NatConfig,
+    TcpNetwork,
+    open_host,
+    open_nat,
+)
 from p2p.circuit.core.book import RelayConfig
+from p2p.dht import DhtConfig
 from p2p.host import request, serve_requests
+from p2p.identity import KeyPair
+from p2p.machine import open_world
+from p2p.membership import MembershipConfig
 from p2p.multiaddr import Multiaddr
+from p2p.node.config import NodeConfig
+from p2p.node.node import Node, open_node
+from p2p.node.wiring import is_member, relay_offers, seek_relays
 from p2p.reach.core.verdict import Reach
 from p2p.reach.mapping import ReachConfig
 from p2p.swarm.swarm import SwarmConfig
+from tests.support.runs import RUN, TRAINER, VALIDATOR
 from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
 
 QUIET = ReachConfig(map_port=False)
@@ -41,6 +61,28 @@ def test_a_host_behind_a_router_is_reached_through_a_relay_that_it_meets() -> No
                 assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
 
     run(main)
+
+
+def test_a_relay_that_the_owner_names_may_be_nearer_than_we_listen() -> None:
+    """What a stranger names nearer than ours is not dialled; the owner's own word is."""
+
+    async def main() -> None:
+        async with (
+            open_host(key=KEYS[0]) as relay,
+            open_nat(relay, KEYS[0], NatConfig(relay=OPEN, reach=QUIET)),
+            open_host(network=MemoryOrTcp(), listen=["/memory/1"], key=KEYS[1]) as home,
+        ):
+            await home.listen(relay.addrs[0].through)
+            assert home.network.relays == (relay.peer_id,)
+
+    run(main)
+
+
+class MemoryOrTcp(TcpNetwork):
+    """Listens in memory, and dials by TCP."""
+
+    async def listen(self, addr: Multiaddr) -> Listener:
+        return await MemoryNetwork().listen(addr)
 
 
 def test_with_nat_a_relay_that_is_away_ends_no_host() -> None:
@@ -114,3 +156,69 @@ def test_an_asyncio_program_runs_a_host_as_the_document_says() -> None:
         return 3
 
     asyncio.run(main())
+
+
+@asynccontextmanager
+async def open_member(
+    folder: Path, key: KeyPair, config: NodeConfig, document: bytes | None = None
+) -> AsyncIterator[Node]:
+    """A node as `p2p.node.cli` opens it."""
+    nodes: list[Node] = []
+    config = replace(
+        config, membership=MembershipConfig(interval=0.1), dht=DhtConfig(difficulty=8)
+    )
+    async with (
+        open_world(folder, key=key) as world,
+        open_host(world=world, listen=config.places, config=config.host) as host,
+        open_nat(
+            host,
+            key,
+            config.nat,
+            named=config.relays,
+            is_member=partial(is_member, nodes),
+            offers=partial(relay_offers, nodes),
+            seek=partial(seek_relays, nodes),
+        ) as nat,
+        open_node(world, host, config, document=document, nat=nat) as node,
+    ):
+        nodes.append(node)
+        yield node
+
+
+def test_a_node_finds_the_relay_that_a_heartbeat_tells_of(tmp_path: Path) -> None:
+    """The trainer can be dialled, as its owner says, and relays for members only. Its worker
+    announces the circuit in heartbeats of its own."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place = Multiaddr.tcp(*free.getsockname())
+        quiet = ReachConfig(map_port=False)
+        open_one = NodeConfig(
+            listen=(place,), host=SwarmConfig(announce=(place,), strict=True), reach=quiet
+        )
+        closed = NodeConfig(
+            listen=(Multiaddr.tcp("127.0.0.1", 0),),
+            host=SwarmConfig(punch=True, strict=True),
+            reach=quiet,
+            bootstrap=(place.with_peer(TRAINER.peer_id),),
+        )
+        async with (
+            open_member(tmp_path / "open", TRAINER, open_one, RUN.document) as trainer,
+            open_member(tmp_path / "closed", VALIDATOR, closed) as worker,
+        ):
+            network = worker.host.network
+            await until(worker.host, lambda: network.relays == (trainer.peer_id,))
+            assert [one.slots > 0 for one in worker.membership.members()] == [True]
+
+            def told() -> list[Multiaddr]:
+                members = trainer.membership.members()
+                return [addr for one in members for addr in one.addrs if addr.relay is not None]
+
+            while not told():
+                await trainer.world.sleep(0.1)
+            assert told() == [
+                place.with_peer(trainer.peer_id).through.with_peer(worker.peer_id)
+            ]
+            assert worker.health()["relays"] == [str(trainer.peer_id)]
+
+    run(main)

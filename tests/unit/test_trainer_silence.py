@@ -26,7 +26,7 @@ async def test_a_hundred_groups_alike_are_said_with_the_remedy_until_one_differs
 ) -> None:
     world, sampling = RealWorld(KEY, tmp_path), CONFIG.sampling
     node: Any = SimpleNamespace(world=world)
-    ledger: Any = Ledger()
+    ledger: Any = Ledger(tmp_path)
     inbox, durable = ToldInbox(world, "intake", tmp_path / "told"), Durable(world, "trainer")
     intake = Intake(node, sampling, ledger, inbox, GroupBuffer(sampling.lag), durable)
     curve = LearningCurve(world.disk, sampling, LEARNER, Unasked())

@@ -42,15 +42,14 @@ from p2p.wire import KI, MIB, encode_varint
 PING_HELLO = line(MULTISTREAM) + line(identify.PING_ID)
 LANES = (HEARTBEAT, KAD, MESHSUB, SHARDCAST)
 GHOST = 2**31 + 1
-"""A stream that nobody opened: its bytes are read over."""
+"""Id of a stream that was never opened; its bytes are ignored."""
 
 
 async def _each(
     attack: Attack, count: int, one: Callable[[RawPeer], Awaitable[None]], *, reads: bool = True
 ) -> None:
-    """``count`` connections of fresh identities, begun a few milliseconds apart, each doing
-    ``one``.
-    """
+    """Open ``count`` connections of fresh identities, a few milliseconds apart, each of which
+    does ``one``."""
 
     async def run(number: int) -> None:
         await pause(0.003 * number)

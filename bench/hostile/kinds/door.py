@@ -1,4 +1,4 @@
-"""At the door: sockets, negotiations, handshakes, and connections in numbers."""
+"""Attacks at the door: sockets, negotiations, handshakes, and many connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind the handshake: Yamux frames and streams."""
+"""Attacks behind the handshake: Yamux frames and streams."""
 
 from __future__ import annotations
 

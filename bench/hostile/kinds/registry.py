@@ -13,7 +13,7 @@ Run = Callable[[Attack], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One attack."""
+    """An attack."""
 
     name: str
     about: str

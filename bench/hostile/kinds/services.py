@@ -43,7 +43,7 @@ from sim.workloads.hostile.heartbeats import say_alive
 _numbers = count(int(time.time() * 1000))  # noqa: TID251 - heartbeats carry the wall's milliseconds
 _stamps: dict[PeerId, bytes] = {}
 SILENT = Multiaddr.tcp("192.0.2.1", 4001)
-"""An address reserved for documentation: nobody is there, and nothing comes back."""
+"""Address reserved for documentation, where nothing answers."""
 
 
 def _alive(attack: Attack, key: KeyPair, interval: float = 5.0) -> SignedHeartbeat:

@@ -152,7 +152,7 @@ def describe(whole: Mapping[str, Any]) -> str:
         shown = picture["roles"].get(role, {}).get(picture["own"], {})
         values = shown.get(number)
         points = whole["curves"].get(f"{role} {number} 0 {picture['own']}", [])
-        if panel["lead"] and points:
+        if panel.get("lead") and points:  # a node that still runs may be of an older version
             gain = f"{points[0][1]:.3f} -> {points[-1][1]:.3f}"
             head.append(f"{panel['title']}  {gain}  {_bars([y for _, y in points])}")
         if panel["kind"] != "figures" or not values:
@@ -162,9 +162,9 @@ def describe(whole: Mapping[str, Any]) -> str:
             for one, value in zip(panel["values"], values, strict=True)
             if value not in (None, 0) and one["label"] not in seen
         ]
-        seen |= {one["label"] for one in panel["values"] if one["of"]}
+        seen |= {one["label"] for one in panel["values"] if one.get("of")}
         lines += ["", panel["title"], *told] if told else []
-    terms = dict(picture["terms"])
+    terms = dict(picture.get("terms", ()))
     if learns := terms.pop("learns", ""):
         head.insert(1, printable(learns))
     facts = [*terms.items(), *picture["facts"]]

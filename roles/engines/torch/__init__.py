@@ -3,7 +3,7 @@
 Read `model` first, the transformer; `hosted` is the same of other architectures, with layers of
 transformers. `engine` is what the worker process calls, and holds one
 policy. `sampler` draws completions from it, `scorer` replays other nodes' completions.
-`learner` trains a model (`training`): `packing` lays a group into one row, `gradient` computes
+`learner` trains a model (`training`), or by `lora` low-rank sums in it: `packing` lays a group into one row, `gradient` computes
 loss and gradients batch by batch. `files` reads and writes weights, `policy` those of a step,
 `checkpoint` what a learner needs to go on.
 

@@ -7,6 +7,7 @@ several: it takes in the tensors that `weights` maps from the disk, and stands i
 model's head. `recording` is what a batch of requests leaves behind there: seeded draws with
 their proofs, or replayed states; where a GPU has the logits,
 `roles.engines.torch.device_draws` draws and replays there.
+`following` is another thing: with it an unmodified vLLM server takes the versions of a run.
 
 How data flows: the engine hands vLLM prompts without sampling parameters of its own; at each
 step the extension gets the hidden states behind the next tokens, computes their logits in
@@ -14,3 +15,12 @@ float32, draws by the seeds (`proofs`), and gives vLLM logits that leave no choi
 log-probs and proofs are collected when the batch is done. vLLM is imported by the worker
 process of a node that asked for it, and by nothing else.
 """
+
+
+def register() -> None:
+    """Make vLLM know the weight transfer engine ``shoal``; vLLM calls this in each process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if "shoal" not in WeightTransferEngineFactory._registry:
+        place = "roles.engines.vllm.following"
+        WeightTransferEngineFactory.register_engine("shoal", place, "FolderEngine")

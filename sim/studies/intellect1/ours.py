@@ -56,7 +56,7 @@ BEAT: Final = 120.0
 LOOK: Final = 20.0
 """Virtual seconds between looks at the swarm."""
 VANISHES: Final = 5
-"""Of the cities, the site that is cut off without a word."""
+"""City whose site is cut off silently."""
 BASE: Final = 1.0
 """Nats that no training removes: the pretended loss is a distance beyond them."""
 
@@ -206,7 +206,7 @@ def _utilised(before: tuple[float, float], after: tuple[float, float]) -> float:
 
 @dataclass(slots=True)
 class Seen:
-    """One round, from outside."""
+    """One round, as observed from outside."""
 
     members: int = 0
     loss: float | None = None

@@ -26,11 +26,11 @@ from sim.studies.intellect1.sites import (
 )
 
 CONNECTIONS: Final = 8
-"""Of one edge: a ring for each GPU of a site."""
+"""Connections of one edge: a ring for each GPU of a site."""
 
 
 class PrimeRing:
-    """Each stage of the published run."""
+    """All-reduce of each stage of the published run."""
 
     levels: ClassVar = (0,)
     parameters: ClassVar = ("carried",)

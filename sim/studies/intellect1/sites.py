@@ -1,4 +1,4 @@
-"""Where INTELLECT-1's sites are, and what lines and connections between them carry.
+"""INTELLECT-1's sites, and the lines and connections between them.
 
 A TCP connection over the open internet carries so many bits a round trip: with a constant share
 of lost packets its rate falls as the round trip grows (Mathis et al.). `CARRIED`, how much that
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 WEIGHTS: Final = 10.2e9
-"""Of the model that was trained, embeddings included."""
+"""Parameters of the trained model, embeddings included."""
 PHASE: Final = 38 * 60.0
 """Seconds of a hundred inner steps, published."""
 STEP: Final = 10.0
@@ -33,7 +33,7 @@ _EARTH: Final = 6371.0
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """Where a site is, in degrees north and east."""
+    """Position of a site, in degrees north and east."""
 
     name: str
     north: float
@@ -56,9 +56,8 @@ CITIES: Final = (
     City("tokyo", 35.7, 139.7),
     City("osaka", 34.7, 135.5),
 )
-"""In the order in which they join. Five countries and three continents are published; which
-cities is not, so these are ours: eight in the United States, then four in Europe, then two in
-Asia."""
+"""Cities in the order in which they join. Five countries and three continents are published;
+the cities are ours: eight in the United States, four in Europe, two in Asia."""
 
 
 @dataclass(frozen=True, slots=True)

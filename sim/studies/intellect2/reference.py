@@ -41,7 +41,7 @@ WAITS: Final = (2.0, 2.0, 2.0, 15.0, 0.0)
 SMOOTHING: Final = 0.3
 """Weight of the newest value in the moving averages of rate and success (the package's own)."""
 HEALING: Final = 0.01
-"""By how much each server's success rate rises with every update (the package's own value)."""
+"""Rise of each server's success rate with every update (the package's own value)."""
 FAILURE_RATE: Final = 30.0
 """MB/s that a failed download counts as: the package puts its timeout there."""
 REQUEST_LATENCIES: Final = 4
@@ -110,8 +110,7 @@ class Downloader:
         self._after(asked, self._answer, place, file, failures, self._tree.sites.now)
 
     def _answer(self, place: int, file: int, failures: int, since: float) -> None:
-        """What the server does with the request; runs in our name, because servers do not die
-        here."""
+        """Answer a request on behalf of the server, as servers do not die here."""
         direction = self._directions[place]
         if self._servers[place].has[file]:
             fabric = self._tree.sites.fabric

@@ -1,4 +1,4 @@
-"""How long do 62 GB take to reach 200 volunteers, by SHARDCAST's real core? (L0)
+"""Time for 62 GB to reach 200 volunteers, by SHARDCAST's real core (L0).
 
 Theory of operation
 -------------------
@@ -76,7 +76,7 @@ class _Stream(Direction):
 
 
 class Peer:
-    """One site's core, and the driver that pumps it."""
+    """A site's core, with its driver."""
 
     def __init__(self, swarm: CoreSwarm, site: Site) -> None:
         sites = swarm.sites
@@ -95,7 +95,7 @@ class Peer:
         self._timer_at = math.inf
 
     def handle(self, event: ev.Event) -> None:
-        """Let the core judge ``event`` and do what it asks."""
+        """Let the core handle `event` and carry out its effects."""
         for effect in self.core.handle(event, self._swarm.sites.now):
             self._apply(effect)
         due = self.core.next_deadline
@@ -199,8 +199,7 @@ class Peer:
         stream.taker.handle(ev.ChunkCame(self.site.peer, header, size))
 
     def die(self) -> None:
-        """The process ends; connected peers are told by a reset. What is under way still
-        arrives."""
+        """End the process; connected peers get a reset. Bytes under way still arrive."""
         self.site.owner.alive = False
         for stream in self._streams.values():
             other = stream.taker
@@ -214,7 +213,7 @@ class Peer:
 
 
 class CoreSwarm:
-    """All sites, each with a core, and the policies that the origin publishes."""
+    """All sites, each with a core, and the origin's policies."""
 
     def __init__(self, sites: Sites, coarse: int) -> None:
         self.sites = sites
@@ -224,7 +223,7 @@ class CoreSwarm:
         self.peers = {site.peer: Peer(self, site) for site in sites.all_sites}
 
     def roster(self) -> Roster:
-        """Every living site, with nine tenths of its uplink."""
+        """Return every living site with nine tenths of its uplink."""
         signer = self.sites.simulation.keys.signer("origin")
         entries = [
             RosterEntry(site.peer, CLAIM * site.endpoint.spec.up * MBIT / 8 / self.coarse)

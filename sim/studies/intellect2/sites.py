@@ -66,7 +66,7 @@ SITE_PARAMETERS = (
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """One machine of the run: its line, and what it has of the policy."""
+    """A machine of the run: its line, and its part of the policy."""
 
     name: str
     peer: PeerId
@@ -149,7 +149,7 @@ class Sites:
             site.died = rng.uniform(0, self.interval)
 
     def arrived(self, site: Site, ready_after: float) -> None:
-        """All bytes are at ``site``, which can load the policy ``ready_after`` seconds
+        """Note that all bytes are at `site`, which can load the policy ``ready_after`` seconds
         later."""
         site.whole = self.now
         site.ready = self.now + ready_after
@@ -157,8 +157,8 @@ class Sites:
     # What came of it
 
     def distribution(self) -> dict[str, float | int | str]:
-        """How long a policy took, and over whose lines it went. A dead worker is not waited
-        for."""
+        """Metrics of a policy's distribution: times, and lines used. Dead workers are not
+        waited for."""
         alive = [site for site in self.workers if site.alive]
         delays = sorted(site.whole for site in alive)
         done = [delay for delay in delays if math.isfinite(delay)]
@@ -203,7 +203,7 @@ class Sites:
         return 8 * self.policy_bytes / MBIT / rate
 
     def generation(self) -> dict[str, float | int | str]:
-        """What the workers generated meanwhile, and what the trainer can do with it."""
+        """Metrics of generation meanwhile, and its use for the trainer."""
         answer = self.scenario.parameter("answer_tokens", 6000.0)
         batch = self.scenario.parameter("batch_rollouts", 4096.0)
         limit = int(self.scenario.parameter("max_staleness", 2))

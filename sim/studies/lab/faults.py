@@ -25,7 +25,7 @@ class EmulationFaults:
         self.lines: OverlappingChanges[LinkSpec] = OverlappingChanges()
 
     async def play(self, fault: Fault) -> None:
-        """One fault: wait for it, do it, undo it."""
+        """Wait for a fault, do it, undo it."""
         await self._emulation.sleep_until(fault.at)
         undone = [
             await KINDS[fault.kind](self, machine, fault)

@@ -122,7 +122,7 @@ class Program:
         await self._ended.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is there."""
+        """Send it a signal, if it runs."""
         if self.alive:
             self._process.send_signal(number)
 
@@ -158,7 +158,7 @@ def _report(name: str, line: bytes) -> dict[str, Any]:
 
 
 class LabMachine:
-    """One machine of the emulation: a line, an address, a folder, and the program that runs
+    """A machine of the emulation: a line, an address, a folder, and the program that runs
     there."""
 
     def __init__(self, emulation: Emulation, spec: MachineSpec, keeper: trio.Process) -> None:
@@ -174,7 +174,7 @@ class LabMachine:
 
     @property
     def address(self) -> str:
-        """Its IP address."""
+        """IP address."""
         return address_of(self.number)
 
     @property
@@ -243,7 +243,7 @@ class LabMachine:
 
 
 class Emulation:
-    """All machines, and the clock of what is played there. Open it with `open_emulation`."""
+    """All machines and the emulation's clock. Open it with `open_emulation`."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ def _disks() -> Path:
 
 
 def sweep_leftovers() -> list[Path]:
-    """Remove the folders of emulations whose owner was killed; returns what was found."""
+    """Remove the folders of emulations whose owner was killed; return what was found."""
     found = []
     for folder in sorted(_disks().glob(f"{FOLDER_PREFIX}*")):
         try:

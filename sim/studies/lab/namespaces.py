@@ -44,7 +44,7 @@ net.ipv4.tcp_available_congestion_control."""
 MAX_MACHINES: Final = 250
 """Hosts of one /24; a machine with two cores is busy with twenty."""
 NETWORK: Final = "10.77.0.0/24"
-"""The network of all machines on one bridge; it leads nowhere else."""
+"""Network of all machines on one bridge, without a route elsewhere."""
 MAX_LINE: Final = 4096
 """Bytes read at once of what a program prints: its lines are shorter."""
 TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
@@ -172,7 +172,8 @@ class DelayingHub(Hub):
         self._turn = trio.Lock()
 
     async def _ask(self, order: str) -> str:
-        """Its answer to one order; a fault may reshape a line while bytes are counted."""
+        """Send an order and return the answer. A fault may reshape a line while bytes are
+        counted."""
         async with self._turn:
             return await self._ask_alone(order)
 

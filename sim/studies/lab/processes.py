@@ -38,7 +38,7 @@ gives less than half of one."""
 
 
 class NodeProcesses:
-    """All nodes of one run, as processes."""
+    """All nodes of a run, as processes."""
 
     def __init__(self, emulation: Emulation, scenario: Scenario) -> None:
         """Raises `ConfigError` if the scenario needs what no emulation has."""
@@ -100,8 +100,8 @@ class NodeProcesses:
     # Starting
 
     async def _start_all(self) -> float:
-        """Start who is there from the beginning; the wall clock time of second 0, once it is
-        known."""
+        """Start the nodes that are present from the beginning. Return the wall clock time of
+        second 0, once it is known."""
         first = [
             name
             for name, participant in self._deployment.participants.items()
@@ -200,7 +200,7 @@ class NodeProcesses:
 
     @property
     def _survivors(self) -> set[str]:
-        """All nodes except those that a fault kills for good."""
+        """Return all nodes except those that a fault kills for good."""
         lost = [
             word for fault in self._scenario.faults if is_final(fault) for word in fault.who
         ]

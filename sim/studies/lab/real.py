@@ -105,8 +105,8 @@ def check(scenario: Scenario) -> None:
 
 
 def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What to tell the caller: an interrupt first, then the first error with a sentence, else
-    all of it."""
+    """Return the error for the caller: an interrupt first, then the first error with a
+    sentence, else all of it."""
     for kind in (KeyboardInterrupt, ShoalError, SimulationError):
         for leaf in leaves(group):
             if isinstance(leaf, kind):

@@ -100,7 +100,7 @@ class Downlink:
 
 
 class Port:
-    """One machine's device."""
+    """Device of a machine."""
 
     def __init__(self, number: int) -> None:
         self.downlink = Downlink()

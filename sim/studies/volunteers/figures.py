@@ -1,4 +1,4 @@
-"""What came of the volunteers' run: use of time, broadcasts, rollouts' fates, the bill."""
+"""Metrics of the volunteers' run: use of time, broadcasts, rollouts, costs."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Journal:
         self.lives: dict[str, list[list[float]]] = {}
         """[start, end] of each; the end of a life that goes on is infinite."""
         self.roles: dict[str, list[Role]] = {}
-        """One for each life that had one."""
+        """Timesheet of each life that had one."""
         self.published: dict[int, float] = {}
         """When each version was on its way."""
         self.arrivals: dict[str, list[tuple[float, int]]] = {}
-        """By node: (when, version) of each that became whole there."""
+        """Pairs (time, version) of complete versions, by node."""
         self.submitted: list[tuple[float, str]] = []
         self.judged: dict[int, int] = {}
         """Accepted submissions by their staleness when judged."""
@@ -74,7 +74,7 @@ class Journal:
         self.roles.setdefault(name, []).extend(roles)
 
     def note_death(self, name: str) -> None:
-        """The current life of ``name`` has ended; what it was generating is lost."""
+        """Note the end of the current life of ``name``; what it was generating is lost."""
         self.cut_short += self.sheets[name].is_doing("generating")
         self.sheets[name].end_life()
         self.lives[name][-1][1] = self._clock()
@@ -99,14 +99,14 @@ class Journal:
             sheet.restart()
 
     def only(self, kind: type[Role]) -> list[Any]:
-        """All roles of a kind, of all lives."""
+        """Return all roles of a kind, of all lives."""
         return [
             role for roles in self.roles.values() for role in roles if isinstance(role, kind)
         ]
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """What the trainer says of itself."""
+        """Return the trainer's health."""
         health: dict[str, Any] = self.only(Trainer)[0].health()
         return health
 
@@ -138,7 +138,7 @@ def plot(journal: Journal, swarm: Swarm) -> None:
 
 
 def figures(journal: Journal, swarm: Swarm, scenario: Scenario) -> Figures:
-    """All metrics; histograms go to the report."""
+    """Return all metrics; histograms go to the report."""
     distributions = swarm.simulation.distributions
     distributions["seconds until a volunteer had a policy"] = [
         delay for _, delay in _delays(journal, scenario) if math.isfinite(delay)
@@ -191,8 +191,8 @@ def _use_of_time(journal: Journal) -> Figures:
 
 
 def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]:
-    """For each version, volunteers who ran through it and their seconds from publication to
-    arrival.
+    """Return for each version the volunteers that ran through it, with their seconds from
+    publication to arrival.
 
     A newer version counts as well; what never came took infinitely long. A volunteer that dies
     on the way is not waited for, and a version whose time (``patience``) was not over at the
@@ -224,7 +224,7 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
 
 
 def _journeys(journal: Journal, scenario: Scenario) -> Figures:
-    """How long policies took, by volunteer and version, and over which way they came."""
+    """Return how long policies took, by volunteer and version, and by which way they came."""
     known = list(_delays(journal, scenario))
     delays = sorted(delay for _, delay in known)
     without = [journal.lines[name].spec.down for name, delay in known if delay == math.inf]
@@ -258,7 +258,7 @@ def _journeys(journal: Journal, scenario: Scenario) -> Figures:
 
 
 def _fates(journal: Journal) -> Figures:
-    """What became of the rollouts.
+    """Return what became of the rollouts.
 
     Too old were those that no judge took, that came too late for the trainer or were dropped
     from its pool. What a validator accepts is a newcomer's, and nothing is learnt from it.
@@ -304,7 +304,7 @@ def _fates(journal: Journal) -> Figures:
 
 
 def _uploads(journal: Journal) -> Figures:
-    """How often a submission's content was sent for."""
+    """Return how often a submission's content was requested."""
     uploads = sum(worker.counts.uploads for worker in journal.only(Inference))
     return {
         "uploads": uploads,
@@ -313,7 +313,7 @@ def _uploads(journal: Journal) -> Figures:
 
 
 def _learning(journal: Journal, scenario: Scenario) -> Figures:
-    """How fast the trainer stepped, how old its rollouts were, and what was learnt."""
+    """Return the trainer's steps, the age of its rollouts, and what was learnt."""
     trainer = journal.trainer
     times = sorted(journal.published.values())
     steps = [later - earlier for earlier, later in pairwise(times)]
@@ -370,7 +370,7 @@ def _work(journal: Journal) -> Figures:
 
 
 def _bill(journal: Journal, scenario: Scenario) -> Figures:
-    """What the machines cost since the sheets began, at the scenario's prices."""
+    """Return the cost of the machines since the sheets began, at the scenario's prices."""
 
     def cost(name: str) -> float:
         machine = journal.machines[name]

@@ -109,7 +109,7 @@ class _FreightHost:
         return getattr(self._host, name)
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
-        """Like the real host, except for weighed protocols."""
+        """Open a stream; weighed protocols get a slow one."""
         stream = await self._host.open_stream(peer, protocol)
         weigh = self._freight.scales.get(protocol)
         direction = self._freight.direction(self._node, peer)
@@ -187,7 +187,7 @@ class _FreightStream(Stream):
         await self._freight.send(self._direction, size, self._land, frame)
 
     def _land(self, frame: bytes | None) -> None:
-        """Runs in the receiver's name, when the freight is there."""
+        """Deliver the freight on behalf of the receiver."""
         self._under_way -= 1
         self._landed.append(frame)
         self._changed.notify_all()
@@ -212,20 +212,19 @@ class _FreightStream(Stream):
             self.break_off()
 
     def break_off(self) -> None:
-        """The other side is gone, and what is under way with it."""
+        """Drop what is under way, since the other side is gone."""
         self._over = True
         self._changed.notify_all()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Like the real stream."""
         return await self._stream.receive_some(max_bytes)
 
     def reset(self) -> None:
-        """Like the real stream; bytes under way are lost."""
+        """Reset the stream; bytes under way are lost."""
         self.break_off()
         self._stream.reset()
 
     async def aclose(self) -> None:
-        """Like the real stream; bytes under way are lost."""
+        """Close the stream; bytes under way are lost."""
         self.break_off()
         await self._stream.aclose()

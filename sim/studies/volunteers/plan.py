@@ -1,4 +1,4 @@
-"""Who takes part in the scenario `volunteers`, on which machines and lines, in which run."""
+"""Participants of the scenario `volunteers`: machines, lines and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What machines spend their time on, and worlds that keep such a sheet.
+"""Use of machines' time, and worlds that record it.
 
 A machine is doing one thing at a time: from the start of a life it *waits* until its engine
 first has weights to load; then it is busy with what its engine is asked for, and *idle*
@@ -29,7 +29,7 @@ Note = Callable[[str, Mapping[str, object]], None]
 
 
 class Timesheet:
-    """One machine's seconds by activity, over all its lives."""
+    """Seconds of a machine by activity, over all its lives."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Timesheet:
             self._alive_since = None
 
     def restart(self) -> None:
-        """Forget what was counted; what is under way counts from now on."""
+        """Forget the counts; current activities count from now on."""
         self._spent.clear()
         self._alive = 0.0
         now = self._clock()
@@ -127,8 +127,8 @@ class TimedWorld:
         return getattr(self._world, name)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """Like the real world's, noted on the sheet; SHARDCAST's work takes as long as for the
-        full size."""
+        """Like the real world's, recorded on the sheet. SHARDCAST's work takes as long as for
+        the full size."""
         if function in fake.ACTIVITIES:
             activity = function.__name__
         elif function.__module__.startswith("p2p.shardcast"):
@@ -140,6 +140,6 @@ class TimedWorld:
             return await self._world.run_blocking(function, *args, cost=cost)
 
     def trace(self, name: str, **fields: object) -> None:
-        """Like the real world's, with a note."""
+        """Trace and record on the sheet."""
         self._world.trace(name, **fields)
         self._note(name, fields)

@@ -134,8 +134,8 @@ class Volunteers:
             await swarm.sleep(pause)
 
     def _scales(self) -> dict[ProtocolId, Weigh]:
-        """What frames stand for: chunks for larger ones, rollouts for longer ones, all else for
-        itself."""
+        """Return the scale of each protocol's frames: chunks stand for larger ones, rollouts
+        for longer ones."""
         policies, rollouts = self._plan.scale, self._plan.token_scale
 
         def weigh_bulk(frame: bytes) -> float:
@@ -168,7 +168,7 @@ class Volunteers:
         self._journal.lines[name] = self._freight.line(node)
 
     def _life(self, role: str, machine: Machine | None) -> NodeMain:
-        """What a node does in each of its lives."""
+        """Run one life of a node."""
 
         async def live(node: SimNode) -> None:
             roles = load_roles((role,), self._tables(role, machine))

@@ -1,4 +1,4 @@
-"""What hostile members do to membership and gossip: four attacks. (L1)
+"""Four attacks of hostile members on membership and gossip (L1).
 
 The course of each is that of `sim.workloads.hostile.workload`.
 """
@@ -43,8 +43,8 @@ from sim.workloads.hostile.workload import HONEST, HostileWorkload, Metrics
 
 TOPIC: Final = "policies"
 EARLIER_TOPIC: Final = "earlier policies"
-"""What honest nodes publish on before the attack, and leave when it begins: without it the
-traffic of gossip under attack was compared with that of a swarm without gossip."""
+"""Topic of honest nodes before the attack, so that traffic under attack is compared with a
+swarm that gossips."""
 PUBLISH_EVERY: Final = 2.0
 """Seconds between two publications, before the attack and under it."""
 SUBSCRIBED_AFTER: Final = 4.0
@@ -95,7 +95,7 @@ class AccuseFlood(HostileWorkload):
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """One of three lies, by number."""
+        """Tell one of three lies, by number."""
         attacker, rng = Attacker(node, host, membership), node.world.rng("accuse")
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         role = list(self.hostile).index(node.peer_id) % 3
@@ -126,7 +126,8 @@ class AccuseFlood(HostileWorkload):
             await node.world.sleep(self.scenario.parameter("every", 0.5))
 
     def figures(self, swarm: Swarm) -> Metrics:
-        """How many honest nodes still list the silent, and count the honest among the dead."""
+        """Count honest nodes that still list silent members, or count honest ones among the
+        dead."""
         silent = list(self.hostile)[2::3]
         names = self.honest_names(swarm)
         listed = sum(peer in self.views[name] for name in names for peer in silent)
@@ -222,7 +223,7 @@ class AddressFlush(HostileWorkload):
         return round(found / max(1, pairs), 4)
 
     def figures(self, swarm: Swarm) -> Metrics:
-        """What was left before the cut, and who is alone after it."""
+        """Return the state before the cut, and who is alone after it."""
         least = min(map(self.honest_neighbours, self.honest_names(swarm)))
         return {"reachable_before_cut": self._known, "neighbours_after_cut_least": least}
 
@@ -249,7 +250,7 @@ class _LateHost:
     def receiving(
         self, protocol: ProtocolId, handler: MessageHandler, **options: Any
     ) -> AbstractContextManager[None]:
-        """Like the real host, with the delay."""
+        """Receive with the delay."""
 
         def take(peer: PeerId, data: bytes) -> None:
             world = self._node.world
@@ -349,7 +350,7 @@ class GhostMesh(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def figures(self, swarm: Swarm) -> Metrics:
-        """Whom publications reached, and how much of the meshes was dead."""
+        """Return whom publications reached, and the dead share of the meshes."""
         others = len(self._gossips) - 1
         shares = [len(self._heard.get(data, {})) / others for data in self._published]
         return {

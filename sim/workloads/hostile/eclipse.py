@@ -20,8 +20,7 @@ from sim.run.scenario import Scenario
 
 _COALITION = "evil"
 _HONEST_BOOTSTRAP = 1
-"""How many of a newcomer's bootstrap peers are honest: the fewest with which it can be
-saved."""
+"""Honest bootstrap peers of a newcomer: the fewest with which it can be saved."""
 
 
 class Eclipse:

@@ -1,4 +1,4 @@
-"""Who finds the officers of a run whose key in the DHT is full of other publishers? (L1)
+"""Lookups of a run's officers under a DHT key that is full of other publishers (L1).
 
 The attackers mint ``squatters`` identities and store a record of each, under the run's name,
 with every node of the DHT that they know: admitted all of them, since the run is open and their
@@ -100,7 +100,8 @@ class Squatters:
     async def _look_up(
         self, dht: Dht, run: Run, officers: set[PeerId]
     ) -> tuple[set[PeerId], int]:
-        """Who a newcomer reads of under the run's key, and how many officers it can locate."""
+        """Return the publishers that a newcomer reads under the run's key, and the number of
+        officers that it can locate."""
         records = await dht.get(RUN_RECORDS.name, run.id)
         located = [bool(await dht.find_peer(officer)) for officer in sorted(officers)]
         return {record.publisher for record in records}, sum(located)

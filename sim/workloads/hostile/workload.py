@@ -1,4 +1,4 @@
-"""What all hostile scenarios have in common: honest members, and members that attack them. (L1)
+"""Base of the hostile scenarios: honest members, and members that attack them (L1).
 
 Theory of operation
 -------------------
@@ -63,7 +63,7 @@ class HostileWorkload:
         self.hosts: dict[str, SimHost] = {}
         self.views: dict[str, Membership] = {}
         self.hostile: dict[PeerId, None] = {}
-        """Every identity of the attackers."""
+        """Identities of the attackers."""
         self.attack = trio.Event()
         """Set when the attack begins."""
         self._neighbours: list[int] = []
@@ -84,19 +84,18 @@ class HostileWorkload:
         return MembershipConfig(interval=self.scenario.parameter("interval", 5.0))
 
     def before_attack(self, swarm: Swarm) -> None:
-        """What else the honest do from ``quiet_from`` on: the attack's traffic is compared with
-        this."""
+        """Further behaviour of honest nodes from ``quiet_from`` on, for comparison."""
 
     async def be_honest(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """What an honest node does beside membership."""
+        """Behaviour of an honest node beside membership."""
         await trio.sleep_forever()
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """What a hostile member does from the beginning of the attack."""
+        """Behaviour of a hostile member from the beginning of the attack."""
         await trio.sleep_forever()
 
     async def run_attack(self, swarm: Swarm) -> None:
-        """What else happens, until the duration ends."""
+        """Run the rest until the duration ends."""
         await swarm.sleep_until(self.scenario.duration)
 
     def figures(self, swarm: Swarm) -> Metrics:
@@ -179,7 +178,7 @@ class HostileWorkload:
         ]
 
     def honest_neighbours(self, name: str) -> int:
-        """How many honest neighbours a node has now."""
+        """Return how many honest neighbours a node has now."""
         return sum(map(self.is_honest, self.views[name].neighbours))
 
     def _look(self, swarm: Swarm) -> None:

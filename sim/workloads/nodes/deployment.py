@@ -1,4 +1,4 @@
-"""Who takes part, with which line, key, configuration and run file: the same on every level.
+"""Participants with their lines, keys, configuration and run file: the same on every level.
 
 Keys follow from the seed, so rosters, and with them relay forests, are the same on every level
 too.
@@ -50,7 +50,7 @@ class Deployment:
         self.policy_bytes = int(scenario.parameter("policy_bytes", 4_000_000))
         self.versions = int(scenario.parameter("versions", 1))
         self.chunk_bytes = int(scenario.parameter("chunk_bytes", 0))
-        """Of its run file: 0 has the origin choose."""
+        """Chunk size in its run file; 0 lets the origin choose."""
         self._scenario = scenario
         self._seed = seed
         self._keys = keys
@@ -72,7 +72,7 @@ class Deployment:
         return self._keys.signer(name).peer_id
 
     def participant(self, name: str) -> Participant:
-        """How a node takes part."""
+        """Return how a node takes part."""
         return self.participants[name]
 
     def roles(self, name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What nodes say of themselves, and the metrics that follow: the same on every level."""
+"""Healths of nodes, and metrics from them: the same on every level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS: Final = (
 
 
 class HealthLog:
-    """What one node's `Node.health` reported, over all its lives."""
+    """`Node.health` of a node over all its lives."""
 
     def __init__(self) -> None:
         self.zero: float | None = None

@@ -1,4 +1,4 @@
-"""What whole nodes do in a scenario about policies: witness when they come, and publish them.
+"""Roles of whole nodes in a scenario about policies: witness arrivals, and publish.
 
 Ordinary roles of ``python -m p2p.node``: the same code runs in a simulation and in a process.
 Times are wall clock times, which all processes of one machine, and all nodes of one simulation,
@@ -20,14 +20,13 @@ from p2p.shardcast import PolicyVersion
 from sim.workloads.policies import make_weights
 
 ZERO_PATH: Final = "publisher/zero"
-"""On the publisher's disk: the wall clock time of the scenario's second 0, for its next
+"""File on the publisher's disk: wall clock time of the scenario's second 0, for its next
 life."""
 LEAD: Final = 2.0
 """Seconds between knowing when the first policy goes out and its going out: time to tell who
 watches."""
 LOOK: Final = 0.5
-"""Seconds between looks at who is there: a member's upload comes with a heartbeat and is no
-event."""
+"""Seconds between looks at members: their upload comes with a heartbeat and is no event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class PublisherConfig:
     """Seconds from one policy to the next."""
 
     versions: int
-    """How many versions to publish."""
+    """Number of versions to publish."""
 
     policy_bytes: int
 

@@ -1,4 +1,4 @@
-"""How does a policy spread over whole nodes? (L1 to L3)
+"""Spread of a policy over whole nodes (L1 to L3).
 
 Each has run file, membership, DHT, gossip and SHARDCAST, as production has.
 
@@ -93,7 +93,7 @@ class WholeNodes:
     # What came of it
 
     def _holders(self, swarm: Swarm) -> list[str]:
-        """Who lives and holds the last policy."""
+        """Return the living nodes that hold the last policy."""
         last = self._deployment.versions
         lives = {node.name: self._open[node.name] for node in swarm.alive}
         return [

@@ -1,4 +1,5 @@
-"""How well the link model of `sim.net.link` meets real lines: one broadcast, played three ways.
+"""Comparison of the link model of `sim.net.link` with real lines: one broadcast, played three
+ways.
 
 - `topologies` (read it first): six trees of machines with lines of different speeds
 - `broadcast`: what each machine of a tree does, the same code over virtual and real streams

@@ -1,4 +1,4 @@
-"""What one machine of a tree does: take chunks from its parent, pass each on once it is whole.
+"""A machine of a tree: it takes chunks from its parent and passes each on once it is whole.
 
 The same coroutine runs over virtual streams and over sockets, so that what differs between the
 two is the links alone. A stream's own back-pressure is the only window.
@@ -17,7 +17,7 @@ PROTOCOL_ID = ProtocolId("/shoal/lab/1.0.0")
 
 
 class TreeBroadcast:
-    """One machine's part in one broadcast of ``chunks`` chunks."""
+    """A machine's part in a broadcast of ``chunks`` chunks."""
 
     def __init__(self, chunks: int, chunk_bytes: int, now: Callable[[], float]) -> None:
         self.whole_at: float | None = None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sim.net.link import LinkSpec, cost_per_byte
 
 _ROUNDING = 1e-9
-"""Share of a chunk below which what is left of it is floating-point dust."""
+"""Share of a chunk below which the rest is rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def fair_rates(
 def _links(
     flows: Sequence[Flow], up: Mapping[str, float], down: Mapping[str, float]
 ) -> list[tuple[float, list[int]]]:
-    """Every link in use: its capacity, and the flows on it by number."""
+    """Return every link in use: its capacity, and the numbers of its flows."""
     senders: dict[str, list[int]] = {}
     receivers: dict[str, list[int]] = {}
     for number, flow in enumerate(flows):

@@ -37,7 +37,7 @@ class RelayProcess:
 
     @property
     def pid(self) -> int:
-        """Whose namespace it is in."""
+        """Process whose namespace it is in."""
         return self._process.pid
 
     async def ask(self, order: str) -> str:

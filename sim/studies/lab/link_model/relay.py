@@ -1,4 +1,4 @@
-"""One machine of a tree as a process, told what to do by lines on its standard input.
+"""A machine of a tree as a process, controlled by lines on standard input.
 
 It is started as ``python -m sim.studies.lab.link_model.relay``.
 

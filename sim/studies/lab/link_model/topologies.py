@@ -20,7 +20,7 @@ CHUNK_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeMember:
-    """One machine of a tree."""
+    """A machine of a tree."""
 
     name: str
     parent: str | None
@@ -54,12 +54,12 @@ class Topology:
 
     @property
     def parents(self) -> dict[str, str | None]:
-        """Each machine's parent."""
+        """Return each machine's parent."""
         return {member.name: member.parent for member in self.members}
 
     @property
     def links(self) -> dict[str, LinkSpec]:
-        """Each machine's line."""
+        """Return each machine's line."""
         return {member.name: member.link for member in self.members}
 
     def children(self, name: str) -> list[str]:
