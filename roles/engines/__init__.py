@@ -7,9 +7,9 @@ files between them. `fake` needs no model and is for simulations; `torch` comput
 `vllm`, for large models and for GPUs, but for training. `external` is
 a trainer of somebody's own in the learner's place.
 `replay` makes evidence of what a scorer reads, for any engine that computes. `adapters` reads
-what a learner with ``[lora]`` has learnt, and writes it for PEFT. `evaluation` asks for held-out
-tasks and sums up the rewards. `hardware` is what a machine has to compute with, `installed` says
-what a Python lacks.
+what a learner with ``[lora]`` has learnt, and writes it for PEFT. `evaluation` asks for
+held-out tasks and sums up the rewards. `hardware` is what a machine has to compute with,
+`installed` says what a Python lacks.
 
 How data flows: tasks and seeds go into a file, and a frame on the worker's standard input says
 where it is; the worker calls its engine; tokens, proofs or evidence come back in another file
