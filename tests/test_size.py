@@ -43,7 +43,7 @@ LIMITS = {
     "roles/envs": 2473,
     "roles/inference": 1329,
     "roles/ledger": 788,
-    "roles/models": 1864,
+    "roles/models": 1865,
     "roles/own": 2711,
     "roles/protocol": 2468,
     "roles/rl": 657,
