@@ -43,7 +43,7 @@ LIMITS = {
     "roles/envs": 3194,
     "roles/inference": 1329,
     "roles/ledger": 788,
-    "roles/models": 1864,
+    "roles/models": 1865,
     "roles/own": 3485,
     "roles/protocol": 2468,
     "roles/rl": 662,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 60190,
+    "tests": 60192,
 }
 
 NO_CODE = {

@@ -110,7 +110,7 @@ def read_config(folder: Path) -> ModelConfig:
         " tie_word_embeddings: the head is used; other programs may drop it, unless you set"
         " tie_word_embeddings to false there"
     )
-    return replace(config, shape=replace(config.shape, tied=False), notes=(note,))
+    return replace(config, shape=replace(config.shape, tied=False), notes=(*config.notes, note))
 
 
 def has_own_head(weights: Path, shape: ModelShape) -> bool:
