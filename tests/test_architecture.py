@@ -70,7 +70,7 @@ EXEMPT = {
     "roles/own/editions.py": "a command line: a key and its record in, a document out",
     "roles/own/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
-    "roles/engines/adapters.py": "a learner's checkpoint, for a command line: numbers in and out",
+    "roles/engines/adapters.py": "a command line: a learner's checkpoint in, an adapter out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
     "roles/envs/examine.py": "a command line: an environment in two processes, text out",
     "roles/envs/wasm.py": "runs inside the worker process, and compiles for it",
