@@ -4,13 +4,8 @@ Read `model` first, the transformer; `hosted` is the same of other architectures
 transformers. `engine` is what the worker process calls, and holds one policy. `sampler` draws
 completions from it, `scorer` replays other nodes' completions. `learner` trains a model
 (`training`), or by `lora` low-rank sums in it: `packing` lays a group into one row, `gradient`
-<<<<<<< HEAD
 computes loss and gradients batch by batch. `files` reads and writes weights,
 `policy` those of a step, `checkpoint` what a learner needs to go on.
-=======
-computes loss and gradients batch by batch. `files` reads and writes weights, `policy` those of
-a step, `checkpoint` what a learner needs to go on.
->>>>>>> refs/heads/families
 
 How data flows: `sampler` keeps the hidden state behind each token, from which `proofs.toploc`
 makes the proof; `scorer` computes the same states by one prefill, and the logits from them, and
