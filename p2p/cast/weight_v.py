@@ -136,7 +136,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
 def _mapped(stored: Mapping[str, Stored], mode: int) -> dict[Path, mmap.mmap]:
     """Map the files of tensors, until nothing refers to the maps."""
     maps: dict[Path, mmap.mmap] = {}
-    for path in {one.path for one in stored.values()}:
+    for path in dict.fromkeys(one.path for one in stored.values()):
         with path.open("r+b" if mode == mmap.ACCESS_WRITE else "rb") as file:
             maps[path] = mmap.mmap(file.fileno(), 0, access=mode)
     return maps
