@@ -43,7 +43,7 @@ class Stream(trio.abc.HalfCloseableStream):
         raise trio.BrokenResourceError
 
     async def drained(self, at_most: int = 0) -> None:
-        """Return once at most `at_most` bytes of what was sent are still on this node.
+        """Return once at most ``at_most`` bytes of what was sent are still on this node.
 
         `send_all` returns when the last byte is queued; this says when it is on the line. What
         waits in this node's queues counts, and what its kernel has not sent yet; what the line

@@ -183,7 +183,7 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, ev.Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Look up the addresses of `peer`, which the host learns as well; empty if unknown."""
+        """Look up the addresses of ``peer``, which the host learns too; empty if unknown."""
         check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [

@@ -103,7 +103,7 @@ class Membership:
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """Return the credential of `peer` or this node; empty for a non-member."""
+        """Return the credential of ``peer`` or this node; empty for a non-member."""
         check("peer", peer, PeerId)
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)

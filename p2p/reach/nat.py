@@ -16,7 +16,7 @@ import trio
 from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.relay import Relay, relaying
 from p2p.concurrency import Notifier, open_bare_nursery
-from p2p.door import check, check_fields
+from p2p.door import check, check_each, check_fields
 from p2p.identity import PeerId, Signer
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
@@ -136,7 +136,10 @@ async def open_nat(
         network: Carries the dials that peers ask for by AutoNAT; TCP by default.
     """
     check("host", host, SwarmHost)
+    if config is not None:
+        check("config", config, NatConfig)
     config = config or NatConfig()
+    named = check_each("named", named, Multiaddr)
     async with AsyncExitStack() as stack:
         relay = None
         if config.relay is not None:

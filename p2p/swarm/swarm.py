@@ -214,6 +214,7 @@ class SwarmHost:
         One that they can dial is told to others; one that they cannot comes behind the rest: it
         is kept, because peers that lie must not be able to take an address from us.
         """
+        door.check("standing", standing, Mapping)
         if standing != self._standing:
             self._standing = dict(standing)
             self.news.notify_all()
@@ -286,6 +287,7 @@ class SwarmHost:
     async def dial_direct(self, peer: PeerId) -> bool:
         """Dial the public addresses that a peer names, beside a circuit that there is. Return
         True if there is a direct connection; the caller sets the deadline."""
+        door.check("peer", peer, PeerId)
         info = self.info(peer)
         named = () if info is None else info.listen_addrs
         addrs = [one for one in named if one.relay is None and reach_of(one) == PUBLIC]

@@ -322,7 +322,7 @@ def _source(kind: Kind) -> bytes:
 
 def modules_folder() -> Path:
     """Where compiled modules are kept on this machine."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get(MODULES) or Path(cache) / "shoal" / "wasm")
 
 
@@ -357,7 +357,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in sys.argv[1:]:
         target = folder / _compiled_name(KINDS[name])
-        partial = target.with_suffix(f".{os.getpid()}")
+        partial = target.parent / f"{target.name}.{os.getpid()}"
         partial.write_bytes(Interpreter(name, folder).compiled())
         partial.replace(target)
 

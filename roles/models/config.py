@@ -316,7 +316,6 @@ def write_config(config: ModelConfig) -> bytes:
         "intermediate_size": shape.feed_forward,
         "hidden_act": "silu",
         "rope_theta": shape.rope_base,
-        "rope_scaling": _written(shape.rope_scaling),
         "rms_norm_eps": shape.epsilon,
         "attention_bias": _BIASED[family],
         "tie_word_embeddings": shape.tied,
@@ -326,6 +325,8 @@ def write_config(config: ModelConfig) -> bytes:
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "torch_dtype": config.dtype,
     }
+    if shape.rope_scaling is not None:
+        table["rope_scaling"] = _written(shape.rope_scaling)
     return json.dumps(table, indent=2).encode() + b"\n"
 
 

@@ -173,7 +173,7 @@ def data_file(named: str, folder: Path) -> Path:
     """Return the file that a draft in ``folder`` means: of this name in ``data/``, where
     ``shoal run init`` copies it or makes JSON lines of it, or else as it is written."""
     copy = folder / "data" / Path(named).name
-    there = (one for one in (copy, copy.with_suffix(".jsonl")) if one.exists())
+    there = (one for one in (copy, copy.parent / f"{copy.stem}.jsonl") if one.exists())
     return next(there, folder / expanded(Path(named)))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.node.tables import write_table
 from p2p.wire import pack
 from roles.contract.core import file
 from roles.contract.core.file import EnvironmentPin, Terms, decode_run_untrusted, sign_run
@@ -30,7 +29,7 @@ def signed(limits: dict[str, Any]) -> bytes:
         sampling=NETWORK.sampling,
         model=SORTING,
     )
-    table = write_table(terms)
+    table = terms.to_table()
     table["limits"] = {**table["limits"], **limits}  # type: ignore[dict-item]
     body = pack(file._sorted(table))
     signature = OWNER.sign(file.DOMAIN, file._signed(OWNER.peer_id, body))

@@ -23,6 +23,7 @@ LINES: dict[str, list[list[str]]] = {
     "calibrate": [["--run", "名"]],
     "chat": [["名"]],
     "sample": [["名", "--prompt", "名"]],
+    "sft": [["名", "--data", "名", "-o", "名"]],
     "eval": [["名"], ["名", "--env", "名"]],
     "doctor": [["--run", "名"]],
     "ledger": [["show", "名"], ["audit", "名"]],

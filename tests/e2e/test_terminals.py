@@ -69,7 +69,7 @@ VIEWS = {
     ),
     "demo --diloco": View(
         command=lambda at: (*SHOAL, "demo", "--diloco", "--steps", "2", "--data", str(at)),
-        shows="round 0 of 2",
+        shows="round 0",
         says=("rounds", "interrupted", "it goes on there with: shoal demo --diloco",
               "the whole run as a page: "),
         is_heavy=False,

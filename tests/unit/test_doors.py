@@ -91,7 +91,13 @@ FUNCTIONS: dict[str, Arguments] = {
         "listen": (["/memory/0"], ["/memory/0", b"/memory/0", None, [7], ["here"], 7]),
         "key": (None, [b"k" * 32, "key", 7]),
         "strict": (False, [1, "no", None]),
+        "nat": (False, [1, "no", None]),
         "config": (None, [{}, 7, p2p.DhtConfig()]),
+    },
+    "open_nat": {
+        "host": HOST, "signer": (p2p.KeyPair(b"s" * 32), []),
+        "config": (None, [{}, 7, p2p.SwarmConfig()]),
+        "named": ((), [str(ADDR), [str(ADDR)], ADDR, None]),
     },
     "open_world": {"data": (None, [7, b"folder"]), "key": (None, [b"k" * 32, "key"])},
     "open_gossip": {"world": WORLD, "host": HOST, "config": (None, [{}, p2p.SwarmConfig()])},
@@ -151,7 +157,10 @@ METHODS: dict[str, Arguments] = {
     "host.info": {"peer": PEERS},
     "host.network_of": {"peer": PEERS},
     "host.is_direct": {"peer": PEERS},
+    "host.has_dialled": {"peer": PEERS},
     "host.has_dialled_circuit": {"peer": PEERS},
+    "host.dial_direct": {"peer": PEERS},
+    "host.set_standing": {"standing": ({}, [None, 7, [ADDR]])},
     "host.remote_addr": {"peer": PEERS},
     "host.punch": {
         "peer": PEERS, "addrs": ([], [str(ADDR), [str(ADDR)], None, ADDR]),
@@ -181,7 +190,7 @@ METHODS: dict[str, Arguments] = {
 }  # fmt: skip
 UNCHECKED = {
     "source", "mounts", "trims", "replaces", "has_audience", "cls",
-    "fields", "kwargs", "args", "max_message",
+    "fields", "kwargs", "args", "max_message", "is_member", "offers", "seek", "network",
 }  # fmt: skip
 """Arguments that no table has: they are keywords of few values, or for people to read."""
 

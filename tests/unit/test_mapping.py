@@ -219,7 +219,7 @@ async def test_a_host_tells_the_mapped_address() -> None:
         assert host.port_to_map is None  # nobody can dial loopback, mapped or not
         own = host.addrs
         host.set_mapped(ADDR)
-        assert host.addrs == (*own, ADDR.with_peer(host.peer_id))
+        assert host.addrs == (ADDR.with_peer(host.peer_id), *own)  # the widest reach first
         host.set_mapped(None)
         assert host.addrs == own
     config = SwarmConfig(announce=(ADDR,))

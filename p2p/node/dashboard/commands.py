@@ -27,7 +27,7 @@ import trio
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
 from p2p.node.dashboard.server import PAUSE, RESUME
-from p2p.node.folders import SOCKET, add_folder, named_folder, node_of, nodes_of, why_silent
+from p2p.node.folders import SOCKET, add_folder, node_of, nodes_of, why_silent
 from p2p.node.process import until_told_to_end
 from p2p.node.usage import (
     FAILED,
@@ -93,7 +93,7 @@ def _run(
 def _ask(
     options: argparse.Namespace, main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]]
 ) -> int:
-    named_folder(options)  # a wrong command line, and not a node that is silent
+    nodes_of(options)  # a wrong command line, and not a node that is silent
     failures: list[BaseException] = []
     try:
         trio.run(main, options)
