@@ -10,8 +10,10 @@ import pytest
 import trio
 
 from p2p.shardcast.manifest import NO_POLICY
-from roles.engines.base import EngineError
-from roles.inference.places import OpenPlaces
+from roles.engines.base import EngineError, GroupTask, Row
+from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed
+from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.status import InferenceCounts
 from roles.protocol.scorer import Scorer
@@ -126,3 +128,28 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
     session.produce = produce  # type: ignore[method-assign]
     produced: Any = await session._produce_sometime()
     assert (produced, engine.held, session._policy) == (4, "next", b"next")
+
+
+async def test_a_completion_that_harms_the_environment_costs_no_other_place() -> None:
+    """All that waited with it, of every place, was handed in as unheard."""
+
+    class Harmed:
+        async def hear(self, answers: Any) -> list[Any]:
+            if any(tokens == (9,) for _, given in answers for tokens in given):
+                raise EnvironmentFailed("its process ended")
+            return [((5,),) for _ in answers]
+
+    session = InferenceSession.__new__(InferenceSession)
+    session._environment = cast(Any, Harmed())
+    session._failures = cast(Any, SimpleNamespace(tell=lambda *_: None))
+    session._places = OpenPlaces()
+    places = [
+        OpenPlace(cast(Any, None), index, (GroupTask(index, (1,), ()),), (Task((1,)),))
+        for index in range(3)
+    ]
+    for place in places:
+        session._places.add(place)
+    waiting = [Row(0, 0, (2,)), Row(1, 0, (2,)), Row(1, 1, (9,)), Row(2, 0, (3,))]
+    heard = {(row.group, row.slot): row.tokens for row in await session._hear(waiting)}
+    assert heard == {(0, 0): (5,), (1, 0): (), (1, 1): (), (2, 0): (5,)}
+    assert [place.unheard for place in places] == [set(), {(1, 0), (1, 1)}, set()]
