@@ -44,7 +44,7 @@ LIMITS = {
     "roles/inference": 1329,
     "roles/ledger": 788,
     "roles/models": 1865,
-    "roles/own": 3485,
+    "roles/own": 3488,
     "roles/protocol": 2468,
     "roles/rl": 662,
     "roles/shared": 169,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 60192,
+    "tests": 60193,
 }
 
 NO_CODE = {

@@ -164,7 +164,7 @@ class Weights:
     def __init__(self, root: Path, state: Path, base: Path | None) -> None:
         self._root, self._built = root, state / BUILT
         self._base = None if base is None else existing(base)
-        self._is_here: set[int] = set()
+        self._is_here: dict[int, None] = {}
         self._stamps: dict[int, object] = {}
 
     async def publish_newest(self, node: CastNode) -> PolicyVersion:
@@ -178,7 +178,7 @@ class Weights:
     async def publish_newer(self, node: CastNode, teller: Teller) -> None:
         """Publish each newer version once it has not changed between two looks."""
         while True:
-            await node.world.sleep(STABLE)
+            await node.world.sleep_until(node.world.now() + STABLE)
             number = max(self._is_here) + 1
             if not folder_of(self._root, number).is_dir():
                 newer = [one for one in versions(self._root) if one > number]
@@ -206,9 +206,9 @@ class Weights:
             await node.shardcast.publish(version, f"{BUILT}/{number:06d}")
         except LocalProtocolError as error:
             raise ConfigError(f"{folder_of(self._root, number)}: {error}") from error
-        self._is_here.add(number)
+        self._is_here[number] = None
         for old in [one for one in self._is_here if one < number - 1]:
-            self._is_here.discard(old)
+            del self._is_here[old]
             await node.world.disk.remove(f"{BUILT}/{old:06d}")
         return version
 

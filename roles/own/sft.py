@@ -220,6 +220,9 @@ def _lessons(turns: Sequence[Message], tokenizer: Any, end: int) -> Iterator[Tra
         if turn.role != "assistant" or not at:
             continue
         before = tokenizer.render(turns[:at])
-        said = (*tokenizer.encode_behind(before, turn.content), end)
+        said = tokenizer.encode_behind(before, turn.content)
+        if tokenizer.decode(said) != turn.content:  # a token reaches over the border
+            said = tokenizer.encode(turn.content)
+        said = (*said, end)
         answer = Completion(said, (0.0,) * len(said))
         yield TrainingGroup(tokenizer.encode(before), (answer,), (1.0,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
@@ -37,9 +38,10 @@ def test_the_example_simulates_a_protocol_of_its_own_and_draws(
     assert 50 <= int(share.group(1)) <= 100
     assert run(example()) == text
     page = (tmp_path / "rumour.html").read_text(encoding="utf-8")
-    curve = re.search("<polyline points='([^']*)'", page)
-    assert curve is not None
-    assert len(curve.group(1).split()) == 30, "a point every ten seconds"
+    report = re.search(r'id="report">(.*?)</script>', page, re.DOTALL)
+    assert report is not None
+    _, chart = json.loads(report.group(1))["charts"]
+    assert len(chart["lines"][0]["points"]) == 30, "a point every ten seconds"
     assert "share of the living that know the newest rumour" in page
 
 

@@ -14,7 +14,7 @@ from roles.models.tokenizer import Tokenizer
 from roles.own.sft import TEMPLATE, main, read_lessons
 from tests.model_folders import END, LLAMA2_TEMPLATE, make_folder
 
-SAID = "yes."
+SAID = "well"
 
 
 def chats(path: Path, count: int = 64) -> Path:
@@ -24,7 +24,7 @@ def chats(path: Path, count: int = 64) -> Path:
             ("user", f"{number}?"),
             ("assistant", SAID),
             ("user", "b"),
-            ("assistant", "no"),
+            ("assistant", "w"),
         ]
         rows.append({"messages": [{"role": who, "content": said} for who, said in turns]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -34,12 +34,14 @@ def chats(path: Path, count: int = 64) -> Path:
 def test_only_answers_and_their_ends_are_learnt_from(tmp_path: Path) -> None:
     base = make_folder(tmp_path / "base")
     tokenizer = Tokenizer.open(base)
+    # Its prompts end with a blank, which a merge would take into the answer's first token.
+    (base / TEMPLATE).write_text(LLAMA2_TEMPLATE.replace("[/INST]", "[/INST] "))
     taught, held = read_lessons(chats(tmp_path / "x.jsonl"), base, END, 128)
     assert len(taught) + len(held) == 128
     for one in (*taught, *held):
         [answer] = one.completions
         assert answer.tokens[-1] == END
-        assert tokenizer.decode(answer.tokens[:-1]) in (SAID, "no")
+        assert tokenizer.decode(answer.tokens[:-1]) in (SAID, "w")
         assert SAID not in tokenizer.decode(one.prompt)[-6:]
     assert sum(SAID in tokenizer.decode(one.prompt) for one in (*taught, *held)) == 64
 
