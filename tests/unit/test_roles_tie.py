@@ -10,14 +10,18 @@ import pytest
 import trio
 
 from p2p.shardcast.manifest import NO_POLICY
+from proofs.checks import Verdict
 from roles.engines.base import EngineError, GroupTask, Row
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.status import InferenceCounts
-from roles.protocol.scorer import Scorer
+from roles.protocol.core.findings import Weight
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_OTHER, Scorer, inconclusive
 from roles.rl.recipes import NETWORK
+from roles.trainer.core.gate import Audited
+from roles.trainer.desk import WorkDesk
 
 VERSION: Any = 3
 NO_WINDOWS = SimpleNamespace(close=lambda: None, note_version=lambda _: None)
@@ -153,3 +157,33 @@ async def test_a_completion_that_harms_the_environment_costs_no_other_place() ->
     heard = {(row.group, row.slot): row.tokens for row in await session._hear(waiting)}
     assert heard == {(0, 0): (5,), (1, 0): (), (1, 1): (), (2, 0): (5,)}
     assert [place.unheard for place in places] == [set(), {(1, 0), (1, 1)}, set()]
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "lies"),
+    [
+        (Verdict.ACCEPTED, HEARS_OTHER, 1),
+        (Verdict.REJECTED, HEARS_OTHER, 0),
+        (Verdict.ACCEPTED, ENVIRONMENT_FAILED, 0),
+    ],
+)
+async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acceptance(
+    word: Verdict, reason: str, lies: int
+) -> None:
+    verdict: Any = SimpleNamespace(verdict=word, validator="one", rewards=())
+    strike = Audited(validator=cast(Any, "one"), worker=None, weight=Weight.STRIKE)
+
+    async def score(*_: object) -> Any:
+        return inconclusive(reason)
+
+    async def write(_: object) -> None: ...
+
+    desk: Any = WorkDesk.__new__(WorkDesk)
+    desk.scorer, desk._records = SimpleNamespace(score=score), SimpleNamespace(write=write)
+    desk.repeated = desk.lies = 0
+    desk.gate = SimpleNamespace(
+        audit_unheard=lambda *_: strike, audit_inconclusive=lambda *_: None
+    )
+    desk.situation = lambda: None
+    await desk._audit(verdict, cast(Any, SimpleNamespace(commitment=None)))
+    assert (desk.repeated, desk.lies) == (1, lies)
