@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 from p2p.machine import RealWorld
 from roles.engines.base import TrainingGroup
 from roles.engines.client import open_engine
-from roles.engines.external import POLL, ExternalLearner
+from roles.engines.external import ExternalLearner
 from roles.shared.exchange import decode_groups
 from roles.trl.run import SwarmRefused, SwarmRun
 from tests.unit.external_trainer import Weights, learn, name
@@ -180,8 +180,7 @@ async def test_a_trainer_that_errs_is_refused_with_a_sentence_and_another_goes_o
         for odd in ({"step": math.inf}, {"step": 10**400, "who": "a" * 5000}, {"who": "../a"}):
             ready = {"run": bytes(32).hex(), "who": "a", "step": 0, **odd}
             (folder / f"ready-{life}.json").write_text(json.dumps(ready))
-            for _ in range(3):
-                await world.sleep(POLL)
+            await learner._look()
             assert "start it on" in learner.warning
         other = SwarmRun(folder)
         other.task["run"] = "ff"
