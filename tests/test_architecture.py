@@ -132,7 +132,6 @@ SLEEP_IN_LOOP = {
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
     "p2p/reach/relays.py": "a named relay that is away is asked again, ever more rarely",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
-    "p2p/cast/pusher.py": "another program's folders, perhaps on a shared file system",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
     "roles/own/stage.py": "a terminal shows the seconds that pass",
     "roles/engines/external.py": "another program's files, perhaps on a shared file system",
