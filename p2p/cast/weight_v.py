@@ -73,18 +73,20 @@ def versions(root: Path) -> list[int]:
 
 def stamp_of(folder: Path) -> list[tuple[str, int, int]]:
     """Return what changes while somebody writes to a folder."""
-    found = sorted((path.name, path.stat()) for path in folder.iterdir())
+    found = sorted((path.name, path.lstat()) for path in folder.iterdir())
     return [(name, one.st_size, one.st_mtime_ns) for name, one in found]
 
 
 def metadata_of(folder: Path) -> Mapping[str, Any]:
     """Return the metadata of a version's index, without one nothing. Raises `ConfigError`."""
     path = folder / INDEX
+    if not path.exists():
+        return {}
     try:
+        if not path.is_file():  # a pipe would wait for a writer
+            raise ValueError
         with path.open("rb") as file:
             table = json.loads(file.read(MAX_INDEX))
-    except FileNotFoundError:
-        return {}
     except (ValueError, RecursionError):
         table = None
     found = table.get("metadata", {}) if isinstance(table, dict) else None
@@ -116,10 +118,14 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
     return LENGTH_BYTES + length, found
 
 
+def _shards(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
+
+
 def tensors(folder: Path) -> dict[str, Stored]:
     """Return the tensors of all safetensors files of a folder. Raises `ConfigError`."""
     found: dict[str, Stored] = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in _shards(folder):
         start, header = _header(path)
         for name, entry in header.items():
             if name == "__metadata__":
@@ -162,6 +168,8 @@ def check_same_model(new: Mapping[str, Stored], old: Mapping[str, Stored], where
 
 def _check_finite(name: str, one: Stored, data: NDArray[np.uint8], where: Path) -> None:
     kind, bits = _EXPONENTS.get(one.dtype, ("", 0))
+    if kind and data.size % np.dtype(kind).itemsize:
+        raise ConfigError(f"{where}: {name} has not the bytes of whole numbers")
     if kind and (data.view(kind) & bits == bits).any():
         raise ConfigError(f"{where}: {name} holds NaN or infinity")
 
@@ -329,7 +337,7 @@ def _apply(source: Path, version: int, target: Path) -> None:
         )
     stored, deltas = tensors(target), tensors(source)
     sums: dict[str, Any] = {}
-    for path in sorted(source.glob(f"*{SUFFIX}")):
+    for path in _shards(source):
         found = _header(path)[1].get("__metadata__", {})
         sums |= found if isinstance(found, dict) else {}
     maps, packed = _mapped(stored, mmap.ACCESS_WRITE), _mapped(deltas, mmap.ACCESS_READ)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -48,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 FOLDER: Final = "trainer/external"
 """Of the node's disk: the folder that the trainer is given."""
+_LARGEST: Final = 1e300
+"""Of a number that the trainer reports: JSON has whole ones that no float holds."""
+_WHO: Final = re.compile(r"[0-9A-Za-z]{1,64}")
+"""It becomes part of a file's name."""
 POLL: Final = 0.05
 """Seconds between two looks at the folder, against steps of seconds."""
 MAX_JSON: Final = 1 << 20
@@ -235,9 +239,9 @@ class ExternalLearner:
         try:
             said = await self._read(exchange.ready(self._life))
             who, run, finished = str(said["who"]), said["run"], int(said["step"])
-        except (EngineError, KeyError, ValueError, TypeError):
+        except (EngineError, KeyError, ValueError, TypeError, OverflowError):
             return names  # of another format, or torn by hand: nobody has come
-        if who == self._who or not who.isalnum():
+        if who == self._who or not _WHO.fullmatch(who):
             return names
         self._who, self._finished = who, finished
         given = max([self._taken, *exchange.steps_of(GROUPS, names)])
@@ -350,7 +354,7 @@ def _report(step: int, said: dict[str, Any], tokens: int, changed: float) -> Ste
     numbers = {
         name: float(value)
         for name, value in said.items()
-        if type(value) in (int, float) and math.isfinite(value)
+        if type(value) in (int, float) and abs(value) < _LARGEST
     }
     known = {
         name: numbers.pop(name, 0.0)

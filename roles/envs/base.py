@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from random import Random
 from typing import Any, Final, Protocol, runtime_checkable
@@ -77,6 +77,16 @@ class Ration:
     """Seconds for the start of its process: the largest libraries take ten, on a busy machine.
     And for the tasks of an evaluation, which the trainer asks for once: a family of
     reasoning-gym may take half a minute for its 32."""
+
+    def for_turns(self, most: int) -> Ration:
+        """Return the ration for what is said in completions of ``most`` turns: as much for each
+        turn, of a few of them."""
+        times = max(1, min(most - 1, MOST_RATIONS))
+        return replace(self, cpu=times * self.cpu, patience=times * self.patience)
+
+
+MOST_RATIONS: Final = 8
+"""For the turns of a completion: what a worker can cost its validator stays within minutes."""
 
 
 @dataclass(frozen=True, slots=True)

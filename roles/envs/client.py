@@ -272,8 +272,9 @@ class WorkerEnvironment:
         )
         items = ITEMS_AROUND + count * (turns.heard + 2 * turns.most + 2)
         return await self._ask(
-            "hear", _rows(answers), read=read, max_items=min(MAX_ITEMS, items)
-        )
+            "hear", _rows(answers), read=read, max_items=min(MAX_ITEMS, items),
+            patience=self._ration.for_turns(turns.most).patience,
+        )  # fmt: skip
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
         count = sum(len(given) for _, given in answers)

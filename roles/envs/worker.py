@@ -38,7 +38,9 @@ class EnvironmentServer:
         self._ration = read_table(Ration, ration, "the ration")
         opening = self._ration.opening
         self._long = replace(self._ration, cpu=opening, patience=opening)
-        self._environment = open_mix(read_table(EnvironmentSetup, setup, "the environments"))
+        made = read_table(EnvironmentSetup, setup, "the environments")
+        self._talking = self._ration.for_turns(made.turns.most if made.turns else 1)
+        self._environment = open_mix(made)
 
     def tasks(self, seeds: list[bytes]) -> list[object]:
         made: list[object] = []
@@ -57,27 +59,29 @@ class EnvironmentServer:
         return why_not_repeatable(self._environment)
 
     def texts(self, answers: list[Any]) -> list[object]:
-        return [texts_of(self._environment, *one) for one in self._each(answers)]
+        return [texts_of(self._environment, *one) for one in self._each(answers, self._ration)]
 
     def hear(self, answers: list[Any]) -> list[object]:
         """Return what the environment says within each completion."""
         mix = self._environment
         return [
             call_contained(mix, "respond", partial(mix.hear, *one))
-            for one in self._each(answers)
+            for one in self._each(answers, self._talking)
         ]
 
     def rewards(self, answers: list[Any]) -> list[object]:
         payment = Payment()
-        for task, tokens in self._each(answers):
+        for task, tokens in self._each(answers, self._ration):
             payment.pay(self._environment, task, tokens)
         return payment_to_wire(payment)
 
-    def _each(self, answers: list[Any]) -> Iterator[tuple[Task, tuple[int, ...]]]:
+    def _each(
+        self, answers: list[Any], ration: Ration
+    ) -> Iterator[tuple[Task, tuple[int, ...]]]:
         for listed, completions in answers:
             task = task_from_wire(listed)
             for tokens in completions:
-                begin_call(self._ration)
+                begin_call(ration)
                 yield task, tuple(tokens)
 
 

@@ -25,6 +25,7 @@ from p2p.shardcast.manifest import MAX_MANIFEST
 from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
+from proofs.checks import Verdict
 from roles.contract import Run
 from roles.contract.core.sizes import MAX_SUBMISSION, MAX_VERDICT
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
@@ -199,6 +200,8 @@ class Bystander:
         ruling = await check_place(
             self._run, self._environment, self._score, submission, replay_all, blames=blames
         )
+        if ruling.verdict is Verdict.INCONCLUSIVE:
+            return Outcome.UNKNOWN, ruling.reason
         found = finding_against(verdict, ruling)
         said = str(found or "a replay finds nothing wrong with this work")
         if proof.accused == verdict.validator:

@@ -245,6 +245,7 @@ def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> Model
     """Return the sizes of what transformers computes; the engine holds them against what
     transformers makes of the file."""
     defaults = HOSTED[architecture]
+    _check_rotary_untrusted(table)
     for key in ("rope_scaling", "rope_parameters"):
         _check_fixed_untrusted(key, table.get(key))
     heads, width = _whole(table, "num_attention_heads"), _whole(table, "hidden_size")
@@ -287,6 +288,20 @@ def _check_fixed_untrusted(where: str, value: object) -> None:
     for name, inner in value.items():
         if isinstance(inner, dict):
             _check_fixed_untrusted(f"{where}.{name}", inner)
+
+
+def _check_rotary_untrusted(table: Mapping[str, Any]) -> None:
+    """Raise `BadMessage` for more rotary features than a head has, which would fill the memory.
+    It may stand in a table within the table, too."""
+    for key, value in table.items():
+        if key in _ROTARY and value is not None and not 0 < _number(table, key) <= 1:
+            raise BadMessage(f"{key} must be from 0 to 1, not {shown(value)}")
+        if isinstance(value, dict):
+            _check_rotary_untrusted(value)
+
+
+_ROTARY: Final = ("partial_rotary_factor", "rotary_pct")
+"""Keys with the share of a head's features that is rotated."""
 
 
 def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:

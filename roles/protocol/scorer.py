@@ -531,7 +531,9 @@ async def _hear_again(
     """Return the groups with what the environment says within them, or the ruling that they
     cannot be so, or that the worker heard something else."""
     is_silent = run.terms.sampling.turns == 1
-    told = iter(() if is_silent else await environment.hear(answers_of(tasks, groups)))
+    answers = answers_of(tasks, groups)
+    all_told = [] if is_silent else await environment.hear(answers)
+    told = iter(all_told)
     ends, heard = run.shape().end_tokens, list[Group]()
     try:
         for group in groups:
@@ -541,6 +543,8 @@ async def _hear_again(
                 if one.heard != heard_digest(said):
                     if is_silent:
                         return _no_answer("a completion of one turn hears nothing")
+                    if await environment.hear(answers) != all_told:
+                        raise EnvironmentFailed("it says other words when it is asked again")
                     return inconclusive(HEARS_OTHER)
                 turns = turns_of(one.tokens, said, ends)
                 completions.append(replace(one, turns=turns, heard=b""))

@@ -15,7 +15,7 @@ import trio
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
-from roles.envs.base import Ration, Task
+from roles.envs.base import Ration, Task, TurnLimits
 from roles.envs.client import MOST_DEATHS, WorkerEnvironment
 from roles.envs.contained import EnvironmentDied, EnvironmentFailed
 from roles.envs.frames import tasks_untrusted
@@ -52,6 +52,13 @@ class Game(SortEnvironment):
             case 9:  # one call into C that never lets another thread go on
                 return len(str(7 ** 10**8))
         return super().reward(task, tokens)
+
+class Talk(Game):
+    def respond(self, task, tokens, room):
+        until = time.process_time() + 0.15
+        while time.process_time() < until:
+            pass
+        return [5]
 """
 RATION = Ration(memory=2 << 30, cpu=0.3, patience=60.0)
 BRIEF = 0.3
@@ -66,7 +73,9 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info = tmp_path / "dire_env-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dire-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\ndire = dire_env:Game\n")
+    (info / "entry_points.txt").write_text(
+        "[shoal.envs]\ndire = dire_env:Game\ntalk = dire_env:Talk\n"
+    )
     (tmp_path / "dire_env.py").write_text(CODE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return tmp_path / "dire_env.py"
@@ -117,6 +126,21 @@ async def test_what_ends_a_process_costs_its_answer_and_four_of_a_submission_at_
         with pytest.raises(EnvironmentDied, match="its process ended"):
             await environment.rewards([(TASK, [(4,)] * (MOST_DEATHS + 1))])
         assert await environment.rewards([(TASK, good)]) == [1.0]
+
+
+@pytest.mark.usefixtures("game")
+async def test_each_turn_has_the_time_of_an_answer() -> None:
+    """A completion with four programs that use up their fuel was one that nobody could hear."""
+    task = replace(TASK, environment="talk")
+    turns = TurnLimits(most=6, heard=8, max_new_tokens=12, end_tokens=(9,))
+    async with open_world() as world, AsyncExitStack() as stack:
+        setup = EnvironmentSetup(parts=(EnvironmentPart(name="talk"),), turns=turns)
+        environment = WorkerEnvironment(world, setup, RATION, stack, required=False)
+        await environment.open()
+        assert await environment.hear([(task, [(1, 9) * 5])]) == [((5,),) * 5]
+        environment._ration = replace(RATION, patience=BRIEF)
+        with pytest.raises(EnvironmentFailed, match=r"no answer in 1\.5 s"):
+            await environment.hear([(task, [(1, 9) * 5] * 20)])
 
 
 @pytest.mark.usefixtures("game")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from pathlib import Path
@@ -18,6 +19,7 @@ from p2p.cast.weight_v import (
     folder_of,
     is_delta,
     note_of,
+    stamp_of,
     tensors,
     versions,
     write_version,
@@ -173,3 +175,29 @@ def test_bad_folders_are_one_sentence_each_and_leave_nothing(tmp_path: Path) -> 
     write_version(root, 3, bad, None, "x")
     refused("holds NaN or infinity", old, 3)
     assert not is_delta(folder_of(root, 3))
+
+
+def test_a_folder_that_would_hang_or_break_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """Pipes, links to nowhere, folders in the place of files, and half a number."""
+    for number, (name, said) in enumerate(
+        [("model.safetensors.index.json", "no index"), ("a.safetensors", "no safetensors file")]
+    ):
+        for kind, place in enumerate((Path.mkdir, os.mkfifo, "nowhere")):
+            folder = tmp_path / f"{number}-{kind}"
+            folder.mkdir()
+            path = folder / name
+            if isinstance(place, str):
+                path.symlink_to(place)
+                assert stamp_of(folder)
+                said = "no safetensors file"
+            else:
+                place(path)
+            with pytest.raises(ConfigError, match=said):
+                build(folder, 1, None, tmp_path / "built")
+    half = tmp_path / "half"
+    half.mkdir()
+    odd = RawTensor("BF16", (1,), b"12")
+    data = encode({"w": odd}).replace(b"[0,2]", b"[0,1]").replace(b"[0, 2]", b"[0, 1]")[:-1]
+    (half / "a.safetensors").write_bytes(data)
+    with pytest.raises(ConfigError, match="whole numbers"):
+        build(half, 1, None, tmp_path / "built")

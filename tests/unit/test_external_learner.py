@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -175,6 +176,12 @@ async def test_a_trainer_that_errs_is_refused_with_a_sentence_and_another_goes_o
         nursery.start_soon(work)
         await there(folder / "task.json")
         assert "start it on" in learner.warning
+        life = json.loads((folder / "task.json").read_text())["life"]
+        for odd in ({"step": math.inf}, {"step": 10**400, "who": "a" * 5000}, {"who": "../a"}):
+            ready = {"run": bytes(32).hex(), "who": "a", "step": 0, **odd}
+            (folder / f"ready-{life}.json").write_text(json.dumps(ready))
+            await learner._look()
+            assert "start it on" in learner.warning
         other = SwarmRun(folder)
         other.task["run"] = "ff"
         other.begin(0)
@@ -198,7 +205,7 @@ async def test_a_trainer_that_errs_is_refused_with_a_sentence_and_another_goes_o
         run = SwarmRun(folder)
         run.begin(0)
         run.publish(1, partial(save_file, weights))
-        run.report(1, {"loss": 0.5, "odd": 3.0})
+        run.report(1, {"loss": 0.5, "odd": 3.0, "k3": 10**400, "large": -(10**400)})
         await there(folder / "groups-000002.msgpack")
         assert (reports[0].step, reports[0].loss, reports[0].metrics) == (1, 0.5, {"odd": 3.0})
         (folder / "weight_v000001").mkdir()

@@ -545,6 +545,23 @@ def test_audited_content_that_does_not_come_is_a_strike_once() -> None:
     assert strikes == 3
 
 
+def test_accepting_what_was_heard_nowhere_is_a_strike_once() -> None:
+    """A worker claims that it heard what it did not, and a validator stamps it."""
+    judge = gate()
+    now, strikes = replace(JUDGED, validators=JUDGED.validators[:1]), 0
+    for scorer, commitment in drawn(judge, range(1, 400), now):
+        accepted = made.verdict(scorer, commitment)
+        wish = judge.verdict(accepted, now, network="n")
+        found = judge.audit_unheard(accepted, now)
+        assert found.weight is (Weight.STRIKE if wish is Wish.SEND else Weight.NOTHING)
+        assert judge.audit_unheard(accepted, now).weight is Weight.NOTHING
+        strikes += found.weight is Weight.STRIKE
+        if found.is_convicted:
+            break
+    assert strikes == 3
+    assert judge.passed_over(now) != {}
+
+
 def test_audits_are_a_twentieth_whatever_is_contested_and_fair_by_network() -> None:
     """999 names of one network contest each rejection, one name of another does so once."""
     judge, asked, audits = gate(), 0, 0

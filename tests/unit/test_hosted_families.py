@@ -230,3 +230,34 @@ def test_what_cannot_be_computed_is_said_in_a_sentence(llama: Path, tmp_path: Pa
     code["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
     with pytest.raises(BadMessage, match="auto_map"):
         read_config_untrusted(json.dumps(code).encode())
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"pad_token_id": 10**9}, "Padding_idx"),
+        ({"query_pre_attn_scalar": 0}, "negative power"),
+        ({"attention_dropout": "x"}, "attention_dropout"),
+        ({"layer_types": ["a"]}, "layer_types"),
+        ({"partial_rotary_factor": 1e9}, "from 0 to 1"),
+        ({"rope_scaling": {"rope_type": "linear", "rotary_pct": 1e9}}, "from 0 to 1"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
+    ],
+)
+def test_a_file_that_harms_transformers_is_refused_with_a_sentence(
+    tmp_path: Path, odd: dict[str, Any], said: str
+) -> None:
+    save_theirs(make_theirs("Gemma2ForCausalLM"), tmp_path)
+    shape = read_config(tmp_path).shape
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
+    with pytest.raises(EngineError, match=said):
+        new_model(shape, Dtype.FLOAT32, CPU, tmp_path)
+
+
+def test_a_file_does_not_choose_the_form_of_answers(tmp_path: Path) -> None:
+    save_theirs(make_theirs("Gemma2ForCausalLM"), tmp_path)
+    path = tmp_path / "config.json"
+    odd = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
+    assert open_model(tmp_path)(torch.tensor([[5, 6, 7]])).shape == (1, 3, 32)

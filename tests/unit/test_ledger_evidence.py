@@ -25,8 +25,9 @@ from roles.ledger.command import main
 from roles.ledger.repeating import EVIDENCE
 from roles.protocol.core.conviction import Conviction, convict
 from roles.protocol.core.findings import NO_ANSWER, Finding
+from roles.protocol.core.groups import NOTHING
 from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import Submission
+from roles.protocol.core.window import Submission, content_digest
 from tests.support.drawn import JUDGE, TRAINER, VERSION, WEIGHTS, WORKER, Drawer, judge
 
 FAR_OFF = Finding(Reason.DRAW_DISTANCE.value, 99.0, 0.001)
@@ -145,6 +146,26 @@ def test_slander_is_refuted(stage: Stage, capsys: pytest.CaptureFixture[str]) ->
     assert code == 1
     assert main(["audit", "--evidence", str(stage.folder)]) == 1
     assert ": refuted (a replay finds nothing wrong" in capsys.readouterr().out
+
+
+def test_what_cannot_be_decided_proves_nothing(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither side lies about content that its worker says is lost."""
+
+    async def prove() -> None:
+        groups = await stage.drawer.draw(0)
+        lost = stage.drawer.submit(0, groups, contents=(content_digest(NOTHING),))
+        lost = replace(lost, content=NOTHING)
+        for who, finding in (("ban", FAR_OFF), ("lie", None)):
+            numbers = FAR_OFF.statistic, FAR_OFF.limit
+            verdict = judge(lost, JUDGE, Verdict.REJECTED, FAR_OFF.reason, numbers)
+            stage.keep(f"{who}-0", stage.prove(verdict, lost, finding).to_bytes())
+
+    stage.act(prove)
+    code, found = stage.audit(capsys)
+    assert [one["outcome"] for one in found] == ["cannot be repeated"] * 2, found
+    assert code == 0
 
 
 def test_what_does_not_open_convicts_nobody(

@@ -10,12 +10,18 @@ import pytest
 import trio
 
 from p2p.shardcast.manifest import NO_POLICY
-from roles.engines.base import EngineError
-from roles.inference.places import OpenPlaces
+from proofs.checks import Verdict
+from roles.engines.base import EngineError, GroupTask, Row
+from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed
+from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.status import InferenceCounts
-from roles.protocol.scorer import Scorer
+from roles.protocol.core.findings import Weight
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_OTHER, Scorer, inconclusive
 from roles.rl.recipes import NETWORK
+from roles.trainer.core.gate import Audited
+from roles.trainer.desk import WorkDesk
 
 VERSION: Any = 3
 NO_WINDOWS = SimpleNamespace(close=lambda: None, note_version=lambda _: None)
@@ -126,3 +132,58 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
     session.produce = produce  # type: ignore[method-assign]
     produced: Any = await session._produce_sometime()
     assert (produced, engine.held, session._policy) == (4, "next", b"next")
+
+
+async def test_a_completion_that_harms_the_environment_costs_no_other_place() -> None:
+    """All that waited with it, of every place, was handed in as unheard."""
+
+    class Harmed:
+        async def hear(self, answers: Any) -> list[Any]:
+            if any(tokens == (9,) for _, given in answers for tokens in given):
+                raise EnvironmentFailed("its process ended")
+            return [((5,),) for _ in answers]
+
+    session = InferenceSession.__new__(InferenceSession)
+    session._environment = cast(Any, Harmed())
+    session._failures = cast(Any, SimpleNamespace(tell=lambda *_: None))
+    session._places = OpenPlaces()
+    places = [
+        OpenPlace(cast(Any, None), index, (GroupTask(index, (1,), ()),), (Task((1,)),))
+        for index in range(3)
+    ]
+    for place in places:
+        session._places.add(place)
+    waiting = [Row(0, 0, (2,)), Row(1, 0, (2,)), Row(1, 1, (9,)), Row(2, 0, (3,))]
+    heard = {(row.group, row.slot): row.tokens for row in await session._hear(waiting)}
+    assert heard == {(0, 0): (5,), (1, 0): (), (1, 1): (), (2, 0): (5,)}
+    assert [place.unheard for place in places] == [set(), {(1, 0), (1, 1)}, set()]
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "lies"),
+    [
+        (Verdict.ACCEPTED, HEARS_OTHER, 1),
+        (Verdict.REJECTED, HEARS_OTHER, 0),
+        (Verdict.ACCEPTED, ENVIRONMENT_FAILED, 0),
+    ],
+)
+async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acceptance(
+    word: Verdict, reason: str, lies: int
+) -> None:
+    verdict: Any = SimpleNamespace(verdict=word, validator="one", rewards=())
+    strike = Audited(validator=cast(Any, "one"), worker=None, weight=Weight.STRIKE)
+
+    async def score(*_: object) -> Any:
+        return inconclusive(reason)
+
+    async def write(_: object) -> None: ...
+
+    desk: Any = WorkDesk.__new__(WorkDesk)
+    desk.scorer, desk._records = SimpleNamespace(score=score), SimpleNamespace(write=write)
+    desk.repeated = desk.lies = 0
+    desk.gate = SimpleNamespace(
+        audit_unheard=lambda *_: strike, audit_inconclusive=lambda *_: None
+    )
+    desk.situation = lambda: None
+    await desk._audit(verdict, cast(Any, SimpleNamespace(commitment=None)))
+    assert (desk.repeated, desk.lies) == (1, lies)

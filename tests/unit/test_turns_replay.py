@@ -1,6 +1,6 @@
 """Several turns, from draws to a ruling: honest work stands, cheats do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,6 +13,8 @@ from proofs.checks import Evidence, Verdict, judge, judge_pool
 from roles.contract.core.shape import Family
 from roles.engines.base import Completion, Group
 from roles.engines.torch.model import TransformerModel
+from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.findings import NO_ANSWER
 from roles.protocol.core.groups import UNHEARD, heard_digest
 from roles.protocol.scorer import HEARS_OTHER
@@ -193,6 +195,19 @@ async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talke
     unheard = replace(first, completions=(replace(one, heard=UNHEARD), *rest))
     ruling = await talker.judge(0, (unheard, *more))
     assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_OTHER)
+
+
+async def test_an_environment_that_contradicts_itself_is_at_fault_itself(
+    talker: Talker,
+) -> None:
+    class Fickle(Talk):
+        def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+            self._salt += b"x"
+            return super().respond(task, tokens, room)
+
+    fickle = replace(talker, environment=Fickle(SHAPE.vocabulary))
+    with pytest.raises(EnvironmentFailed, match="asked again"):
+        await fickle.judge(0, await talker.draw(0))
 
 
 @pytest.mark.parametrize(

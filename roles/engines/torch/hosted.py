@@ -43,14 +43,18 @@ from roles.engines.torch.model import (
     store,
 )
 from roles.models.bundle import CONFIG
-from roles.models.config import HOSTED, MAX_CONFIG
+from roles.models.config import HOSTED, MAX_CONFIG, read_config_untrusted
 from roles.models.errors import BadModel
 from roles.models.files import json_object_untrusted, read_bounded
 
 _NAME: Final = "shoal"
 """Of our attention, among transformers'."""
-_UNUSED: Final = ("auto_map", "attn_implementation", "experts_implementation")
-"""Keys of ``config.json`` that choose code. Other such keys begin with an underscore."""
+_UNUSED: Final = (
+    *("auto_map", "attn_implementation", "experts_implementation"),
+    *("return_dict", "output_attentions", "output_hidden_states"),
+)
+"""Keys of ``config.json`` that choose code, or another form of answers. Other such keys begin
+with an underscore."""
 _RENAMED: Final = {"GPTNeoXForCausalLM": ("lm_head.", "embed_out.")}
 """Names that transformers changes when it reads a folder: its own, and those in the folder."""
 
@@ -71,7 +75,9 @@ def new_model(
             " one: its run begins with a base"
         )
     try:
-        table = json_object_untrusted(read_bounded(folder / CONFIG, MAX_CONFIG))
+        data = read_bounded(folder / CONFIG, MAX_CONFIG)
+        read_config_untrusted(data)  # refuses what must not come to transformers
+        table = json_object_untrusted(data)
     except (BadMessage, BadModel) as error:
         raise EngineError(f"{folder / CONFIG} cannot be used: {error}") from None
     return HostedModel(shape, dtype, device, table)
@@ -268,7 +274,7 @@ def _open_causal(shape: ModelShape, table: dict[str, Any]) -> Any:
             causal = AutoModelForCausalLM.from_config(
                 config, attn_implementation=_NAME, dtype=torch.float32, trust_remote_code=False
             )
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # whatever a stranger's file brings about there
         raise EngineError(
             f"transformers makes no {shape.architecture} of its {CONFIG}: {error}"
         ) from error

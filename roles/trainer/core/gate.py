@@ -627,6 +627,24 @@ class Gate:
             is_rejected = place.state is PlaceState.REJECTED_AUDIT
             self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
 
+    def audit_unheard(self, verdict: SignedVerdict, now: Situation) -> Audited:
+        """Note that a validator accepted a place in which the environment says other words.
+
+        It is a strike, as other rewards are: the environment was asked twice. Without it a
+        worker and a validator that lie together would never be found out, since what was heard
+        elsewhere cannot be replayed. The place does not count.
+        """
+        place = self._look_up(verdict.commitment)
+        if (
+            place is None
+            or place.scorer != verdict.validator
+            or place.state is not PlaceState.ACCEPTED_AUDIT
+        ):
+            nothing = Weight.NOTHING
+            return Audited(validator=verdict.validator, worker=None, weight=nothing)
+        self.audit_inconclusive(verdict.commitment, now)
+        return self._strike(verdict.validator, verdict.commitment, Weight.STRIKE)
+
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
         """Return the validators of the run that are drawn for nobody now, and why.
 
