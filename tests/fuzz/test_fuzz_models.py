@@ -30,9 +30,7 @@ KEYS = sorted({*SMOLLM2, *QWEN2, *QWEN3, "quantization_config", "num_experts", "
 def test_any_config(table: dict[str, object], changes: dict[str, object]) -> None:
     with contextlib.suppress(BadMessage):
         config = read_config_untrusted(json.dumps({**table, **changes}).encode())
-        if (
-            not config.shape.architecture
-        ):  # others keep their own file
+        if not config.shape.architecture:  # others keep their own file
             assert read_config_untrusted(write_config(config)) == config
         assert config.shape.parameters > 0
 
