@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
@@ -193,10 +194,9 @@ def read_config_untrusted(data: bytes) -> ModelConfig:
     family, architecture = _family_untrusted(table)
     _refuse_untrusted(table, _NEVER)
     try:
-        if family is None:
-            return _read_hosted_untrusted(table, architecture)
-        return _read_native_untrusted(table, family)
-    except _Foreign:
+        if family is not None:
+            with suppress(_Foreign):
+                return _read_native_untrusted(table, family)
         return _read_hosted_untrusted(table, architecture)
     except ValueError as error:
         raise BadMessage(f"it describes no model: {error}") from None

@@ -31,8 +31,20 @@ async def test_a_hundred_groups_alike_are_said_with_the_remedy_until_one_differs
     intake = Intake(node, sampling, ledger, inbox, GroupBuffer(sampling.lag), durable)
     curve = LearningCurve(world.disk, sampling, LEARNER, Unasked())
     other: Any = None
+    engine: Any = SimpleNamespace(warning="")
     session = TrainerSession(
-        *(node, sampling.steps, LEARNER, other, intake, other, curve, other, other, Metrics({}))
+        *(
+            node,
+            sampling.steps,
+            LEARNER,
+            engine,
+            intake,
+            other,
+            curve,
+            other,
+            other,
+            Metrics({}),
+        )
     )
     places = -(-ALIKE // sampling.submission)
     intake.note_unsent(KEY.peer_id, places - 1)
