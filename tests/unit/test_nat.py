@@ -155,7 +155,9 @@ def test_an_asyncio_program_runs_a_host_as_the_document_says() -> None:
             await asyncio.sleep(0)
         return 3
 
-    asyncio.run(main())
+    # trio_asyncio, which other tests import, puts a loop of its own behind asyncio.run
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(main())
 
 
 @asynccontextmanager
