@@ -133,12 +133,19 @@ async def written(view: Callable[[], SwarmView]) -> str:
         return write_report(snapshots.whole())
 
 
+WIDTHS = """[...document.querySelectorAll("canvas")].map(
+    (one) => [one.width / devicePixelRatio, one.getBoundingClientRect().width])"""
+"""Of each curve: what it was drawn for, and what it has."""
+
+
 @VIEWS
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_as_a_file(files: dict[str, Path], name: str, width: int, scheme: str) -> None:
     with looking_at(files[name].as_uri(), width=width, scheme=scheme) as page:
         page.wait("canvas")
         check(page, f"{name}-{width}-{scheme}")
+        drawn = page.page.evaluate(WIDTHS)
+        assert all(abs(canvas - shown) < 2 for canvas, shown in drawn), "a squeezed curve"
         page.page.hover(".u-over >> nth=0")
         told = page.text(".tip >> nth=0")
         assert {"run": "of 8 nodes live", "report": "greedy"}.get(name, "") in told

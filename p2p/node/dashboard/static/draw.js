@@ -68,6 +68,8 @@ class Plot {
     this.plot = null;
     this.shape = "";
     this.tip = el("div", {class: "tip", hidden: ""});
+    // A card becomes narrower when others come beside it.
+    new ResizeObserver(() => { if (this.plot) this.draw(this.lines, this.more); }).observe(place);
   }
 
   // Every x of any line once, in order, and each line's value there.

@@ -35,5 +35,4 @@ function drawReport() {
 }
 
 drawReport();
-addEventListener("resize", drawReport);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawReport);
