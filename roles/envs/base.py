@@ -266,7 +266,7 @@ def make_environment(name: str, **options: object) -> Any:
     point = _entry_point(name)
     try:
         kind = getattr(importlib.import_module(point.module), point.attr)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError(
             f"the environment {name!r} cannot be loaded from {point.value}: {error}"
         ) from error

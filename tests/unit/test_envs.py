@@ -4,13 +4,20 @@ found.
 
 import sys
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
-from roles.envs.base import Task, environment_digest, open_teaching
+from roles.envs.base import (
+    ENTRY_POINTS,
+    Task,
+    environment_digest,
+    make_environment,
+    open_teaching,
+)
 from roles.envs.sort import END, VOCABULARY, SortEnvironment, decode, encode, is_held_out
 
 SORT = SortEnvironment()
@@ -83,6 +90,20 @@ def test_environments_are_found() -> None:
     for missing in ("nonsense", "roles.envs.sort:SortEnvironment", "roles.envs.nothing:Sort"):
         with pytest.raises(ConfigError):
             open_teaching(missing)
+
+
+def test_a_slip_in_a_package_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal envs check` of a file with a syntax error was a traceback."""
+    (tmp_path / "slip.py").write_text("def task(:\n")
+    (tmp_path / "slip-1.dist-info").mkdir()
+    (tmp_path / "slip-1.dist-info" / "METADATA").write_text("Name: slip\nVersion: 1\n")
+    points = tmp_path / "slip-1.dist-info" / "entry_points.txt"
+    points.write_text(f"[{ENTRY_POINTS}]\nslip = slip:Slip\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="'slip' cannot be loaded from slip:Slip: inv"):
+        make_environment("slip")
 
 
 def test_environments_are_light() -> None:
