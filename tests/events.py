@@ -18,13 +18,13 @@ With `--log-format json` each line of `DIR/log` is an object: `time` (UTC), `lev
 `message`, and, where the message begins with a name of this table, `event` and `fields`.
 `python -m tests.events --write` renews the table; a test compares it.
 
-| event | level | message | file |
-|---|---|---|---|
+| event | level | message |
+|---|---|---|
 """
 
 
-def events() -> Iterator[tuple[str, str, str, str]]:
-    """Name, level, template and file of each message that has a name."""
+def events() -> Iterator[tuple[str, str, str]]:
+    """Name, level and template of each message that has a name."""
     for package in ("p2p", "roles"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -33,16 +33,15 @@ def events() -> Iterator[tuple[str, str, str, str]]:
                         func=ast.Attribute(value=ast.Name(id="logger"), attr=level),
                         args=[ast.Constant(value=str(text)), *_],
                     ) if level in LEVELS and (name := EVENT.match(text)):
-                        where = path.relative_to(ROOT).as_posix()
-                        yield name[0], level.replace("exception", "error"), text, where
+                        yield name[0], level.replace("exception", "error"), text
 
 
 def table() -> str:
     """The whole page."""
     rows = sorted(set(events()))
     return HEAD + "".join(
-        f"| `{name}` | {level} | {text[len(name) :].strip(' :,') or '-'} | `{where}` |\n"
-        for name, level, text, where in rows
+        f"| `{name}` | {level} | {text[len(name) :].strip(' :,') or '-'} |\n"
+        for name, level, text in rows
     )
 
 
