@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 60458,
+    "tests": 59976,
 }
 
 NO_CODE = {
