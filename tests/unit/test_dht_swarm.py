@@ -11,7 +11,7 @@ import pytest
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import MAX_PUBLICATIONS
-from p2p.dht.core.events import Forget, Get, Join, Moved, SendIfConnected
+from p2p.dht.core.events import Get, Join, Moved, SendIfConnected
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
     Contact,
@@ -26,7 +26,7 @@ from p2p.dht.messages import (
 )
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.errors import LimitExceeded
-from p2p.events import PeerDown, Penalise, Received, Send, Tick
+from p2p.events import Penalise, Received, Send, Tick
 
 MESSAGES = Send | SendIfConnected
 
@@ -86,21 +86,6 @@ def test_everybody_meets_everybody_near() -> None:
         )[:10]
         known = [node.core.contact_of(contact.peer) is not None for contact in nearest]
         assert all(known)
-
-
-def test_what_one_puts_all_can_read() -> None:
-    swarm = joined(60, 2)
-    nodes = list(swarm.nodes.values())
-    written = swarm.put(nodes[10], b"name", b"value")
-    assert written is not None
-    assert written.copies == 3 * swarm.config.replicas
-    for reader in (nodes[0], nodes[10], nodes[35], nodes[59]):
-        seconds, records = swarm.get(reader, b"name")
-        assert [(record.publisher, record.value) for record in records] == [
-            (nodes[10].peer, b"value")
-        ]
-        assert seconds < 3
-    assert swarm.get(nodes[5], b"another name")[1] == ()
 
 
 def test_many_publishers_under_one_name() -> None:
@@ -185,15 +170,6 @@ def test_what_was_said_alone_is_said_again_on_joining() -> None:
     swarm.run(swarm.now + 10)
     swarm.kill(late)
     assert [record.value for record in swarm.get(first, b"name")[1]] == [b"value"]
-
-
-def test_what_is_forgotten_is_not_renewed() -> None:
-    swarm = joined(12, 8)
-    node = list(swarm.nodes.values())[4]
-    swarm.put(node, b"name", b"value", lifetime=60)
-    swarm.give(node, Forget("test", b"name"))
-    swarm.run(swarm.now + 60 + CLOCK_TOLERANCE + 1)
-    assert swarm.get(node, b"name")[1] == ()
 
 
 def test_the_dead_leave_the_tables() -> None:
@@ -325,13 +301,6 @@ def test_who_asks_is_pinged_once_and_who_answers_is_known(
     swarm.now = 60.0
     meet(swarm, victim, other)
     assert victim.core.contact_of(other.peer) == other.core.own
-
-
-def test_an_unreachable_seed_ends_a_join_at_once(pair: tuple[Swarm, Node, Node]) -> None:
-    swarm, victim, other = pair
-    swarm.give(victim, Join(999, (other.peer,)))
-    swarm.give(victim, PeerDown(other.peer, unreachable=True))
-    assert 999 in victim.done
 
 
 def test_an_operation_ends_at_its_timeout_whatever_happens() -> None:
