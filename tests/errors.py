@@ -42,6 +42,8 @@ MIDDLE: Final = """
 | event | what to do |
 |---|---|
 """
+NOTHING: Final = "Nothing"
+QUIET: Final = "\nThese mend themselves: "
 
 
 def classes() -> Iterator[str]:
@@ -62,18 +64,22 @@ def classes() -> Iterator[str]:
 
 def remedies() -> dict[str, str]:
     """What the page says of each error and event."""
-    return dict(ROW.findall(PAGE.read_text(encoding="utf-8"))) if PAGE.exists() else {}
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    quiet = re.findall(r"`([\w.]+)`", text.partition(QUIET)[2])
+    return {**dict(ROW.findall(text)), **dict.fromkeys(quiet, NOTHING)}
 
 
 def page() -> str:
     """The whole page, with the remedies that it has now."""
     known = remedies()
-    loud = sorted({name for name, level, _ in events() if level in LOUD})
+    loud = sorted({name for name, level in events() if level in LOUD})
 
     def rows(names: Iterable[str]) -> str:
-        return "".join(f"| `{name}` | {known.get(name, '')} |\n" for name in names)
+        told = ((name, known.get(name, "")) for name in names)
+        return "".join(f"| `{name}` | {what} |\n" for name, what in told if what != NOTHING)
 
-    return HEAD + rows(classes()) + MIDDLE + rows(loud)
+    quiet = ", ".join(f"`{name}`" for name in loud if known.get(name) == NOTHING)
+    return HEAD + rows(classes()) + MIDDLE + rows(loud) + f"{QUIET}{quiet}.\n"
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
