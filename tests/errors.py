@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -43,7 +44,7 @@ MIDDLE: Final = """
 |---|---|
 """
 NOTHING: Final = "Nothing"
-QUIET: Final = "\nThese mend themselves: "
+QUIET: Final = "\nThese mend themselves:"
 
 
 def classes() -> Iterator[str]:
@@ -79,7 +80,8 @@ def page() -> str:
         return "".join(f"| `{name}` | {what} |\n" for name, what in told if what != NOTHING)
 
     quiet = ", ".join(f"`{name}`" for name in loud if known.get(name) == NOTHING)
-    return HEAD + rows(classes()) + MIDDLE + rows(loud) + f"{QUIET}{quiet}.\n"
+    tail = textwrap.fill(f"{QUIET.strip()} {quiet}.", 120)
+    return HEAD + rows(classes()) + MIDDLE + rows(loud) + f"\n{tail}\n"
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
