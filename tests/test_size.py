@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 59976,
+    "tests": 59985,
 }
 
 NO_CODE = {
