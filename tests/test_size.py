@@ -40,7 +40,7 @@ LIMITS = {
     "roles/diloco": 3920,
     "roles/doctor": 704,
     "roles/engines": 5354,
-    "roles/envs": 3502,
+    "roles/envs": 3508,
     "roles/inference": 1334,
     "roles/ledger": 791,
     "roles/models": 1874,
