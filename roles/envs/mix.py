@@ -27,7 +27,7 @@ from roles.envs.base import (
     TurnLimits,
     make_environment,
 )
-from roles.envs.contained import EnvironmentFailed
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import (
     ChatTokenizer,
@@ -98,7 +98,7 @@ class MixedEnvironment:
         turns: TurnLimits | None = None,
     ) -> None:
         """Weights and environments by their names in the run file."""
-        self._turns = turns
+        self._turns, self._failures = turns, Failures()
         self.name = " and ".join(parts)
         self._names = list(parts)
         self.environments = {name: environment for name, (_, environment) in parts.items()}
@@ -122,7 +122,7 @@ class MixedEnvironment:
         environment = self.environments.get(task.environment)
         if environment is None or self._turns is None:
             raise EnvironmentFailed(f"nothing answers in a task of {task.environment!r:.80}")
-        return hear(environment, task, tokens, self._turns)
+        return hear(environment, task, tokens, self._turns, self._failures.tell)
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
         """What people read of tokens: as their environment says, or by its

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from p2p.errors import ConfigError, MissingDependency
@@ -20,7 +19,6 @@ from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
-    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -63,11 +61,7 @@ class EnvironmentServer:
 
     def hear(self, answers: list[Any]) -> list[object]:
         """Return what the environment says within each completion."""
-        mix = self._environment
-        return [
-            call_contained(mix, "respond", partial(mix.hear, *one))
-            for one in self._each(answers, self._talking)
-        ]
+        return [self._environment.hear(*one) for one in self._each(answers, self._talking)]
 
     def rewards(self, answers: list[Any]) -> list[object]:
         payment = Payment()
