@@ -44,13 +44,8 @@ SOON: Final = 2.0
 """Seconds after which a command that is silent says what it waits for: a person wonders."""
 DATA: Final = Path("~/.shoal")
 """Where a node keeps its data unless it is told (`expanded`)."""
-CLOSENESS: Final = 0.6
-"""Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have 0.92,
-``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5."""
 STANDARD_OUTPUT: Final = Path("-")
 """Stands for standard output where a file may be named, as in most commands."""
-MOST_CAUSES: Final = 4
-"""Exceptions of a crash that are shown whole. Mostly it is one, and all else is cancelled."""
 MAX_NAMED: Final = 40
 """Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of
 a swarm."""
@@ -59,8 +54,10 @@ a swarm."""
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
     """The end of a sentence about a word that is not known: the nearest one, or all."""
     names = sorted(known)
-    bare = {name.lstrip("-"): name for name in names}  # two dashes alone make no likeness
-    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=CLOSENESS)
+    # Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have
+    # 0.92, ``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5. Dashes make no likeness.
+    bare = {name.lstrip("-"): name for name in names}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if near:
         return f"did you mean {bare[near[0]]!r}?"
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
@@ -261,7 +258,9 @@ def _judge(error: BaseException) -> int:
                 _leave(stream)  # what it did not take would be tried again at the end
         return FAILED
     if not isinstance(error, SystemExit):
-        for leaf in islice(causes, MOST_CAUSES):
+        # Exceptions of a crash that are shown whole. Mostly it is one, and all else is
+        # cancelled.
+        for leaf in islice(causes, 4):
             error.add_note("".join(traceback.format_exception(leaf)))
     raise error
 

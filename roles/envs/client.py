@@ -40,6 +40,7 @@ from roles.envs.base import (
     check_pins,
     environment_places,
     evaluates_nothing,
+    runs_python,
 )
 from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
@@ -66,7 +67,7 @@ from roles.envs.frames import (
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import LengthTargets, TextModel
 from roles.envs.turns import Heard
-from roles.envs.wasm import USED_BY, prepare
+from roles.envs.wasm import prepare
 from roles.workers.calls import MAX_FRAME, MAX_ITEMS
 from roles.workers.client import Remote
 
@@ -396,16 +397,26 @@ async def open_environment_of(
     folder: str | None = None,
     *,
     trusted: bool = False,
+    takes_capsules: bool = True,
 ) -> AsyncIterator[ContainedEnvironment]:
     """The environments that ``run`` is trained on, as one, for the length of the block.
 
-    ``folder``, of the world's disk, holds the tokenizer of a run with a base; its files are
-    those that the run pins. ``trusted``: whether this machine's owner lets environments run
-    where nothing contains them.
+    ``folder``, of the world's disk, holds the tokenizer of a run with a base, and its capsules;
+    its files are those that the run pins. ``trusted``: whether this machine's owner lets
+    environments run where nothing contains them; ``takes_capsules``: whether it runs capsules.
     Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
     must not run here, or does not pay the same reward twice (`roles.envs.check`).
     """
     check_pins(run)  # before any of it is imported
+    capsules = [pin.name for pin in run.terms.environments if pin.is_capsule]
+    if capsules and not (takes_capsules or trusted):
+        raise ConfigError(
+            f"{capsules[0]} is code of the run's owner, which comes with its policies and runs"
+            " in an interpreter that reaches nothing of this machine: to lend it the CPU, start"
+            " the node with --accept-capsules"
+        )
+    if any(runs_python(pin.name) for pin in run.terms.environments):
+        await world.run_blocking(prepare, ("cpython",), cost=0.0)  # compiles it once
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         mix = open_mix(setup)
@@ -413,7 +424,7 @@ async def open_environment_of(
         yield LocalEnvironment(mix)
         return
     required = not trusted and not all(
-        evaluates_nothing(pin.name) for pin in run.terms.environments
+        pin.is_capsule or evaluates_nothing(pin.name) for pin in run.terms.environments
     )
     if required:
         _require(await world.containment(), setup)
@@ -454,7 +465,9 @@ def confinement_of(
     readable += [] if setup.model is None else [setup.model.folder]
     readable += [setup.modules] if setup.modules else []
     readable += [
-        f"{setup.folder}/{part.data.name}" for part in setup.parts if part.data is not None
+        f"{setup.place_of(part.data)}/{part.data.name}"
+        for part in setup.parts
+        if part.data is not None
     ]
     return Confinement(
         readable=tuple(dict.fromkeys(readable)),
@@ -511,5 +524,4 @@ def setup_of(
 def modules_for(parts: Sequence[EnvironmentPart]) -> str:
     """Compile the interpreters of wasm that these environments use, and return their folder.
     Raises `ConfigError`."""
-    used = dict.fromkeys(one for part in parts for one in USED_BY.get(part.name, ()))
-    return str(prepare(tuple(used))) if used else ""
+    return str(prepare(("cpython",))) if any(runs_python(part.name) for part in parts) else ""

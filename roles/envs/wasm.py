@@ -37,8 +37,6 @@ from roles.envs.installed import require
 WASMTIME: Final = "50.0.1"
 MODULES: Final = "SHOAL_WASM"
 """The environment variable that names another folder for compiled modules."""
-USED_BY: Final = {"code": ("cpython",), "math-python": ("cpython",)}
-"""What environments that come with Shoal need compiled."""
 LIMIT: Final = "limit"
 """The text of a program that exceeded a bound: fuel, memory or output, or that trapped."""
 FUEL: Final = 5_000_000_000
