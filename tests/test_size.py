@@ -49,7 +49,7 @@ LIMITS = {
     "roles/rl": 663,
     "roles/shared": 169,
     "roles/trainer": 3496,
-    "roles/trl": 345,
+    "roles/trl": 360,
     "roles/validator": 424,
     "roles/workers": 416,
     "sim": 606,
