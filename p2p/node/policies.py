@@ -31,7 +31,11 @@ def policy_topic(run_id: bytes) -> str:
 def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     """Return the peers that could relay policies: living members, with their capacity."""
     return [
-        RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
+        RosterEntry(
+            member.peer,
+            member.upload or UNKNOWN_UPLOAD,
+            any(addr.relay is not None for addr in member.addrs),
+        )
         for member in membership.members()
         if member.run == run_id
     ]
