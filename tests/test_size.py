@@ -18,19 +18,19 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2351,
+    "p2p": 2353,
     "p2p/cast": 1970,
     "p2p/circuit": 839,
     "p2p/dht": 2240,
     "p2p/gossip": 1145,
     "p2p/ledger": 1300,
     "p2p/membership": 2510,
-    "p2p/node": 4413,
-    "p2p/reach": 1044,
+    "p2p/node": 4437,
+    "p2p/reach": 1173,
     "p2p/sandbox": 875,
     "p2p/shardcast": 7018,
-    "p2p/swarm": 2041,
-    "p2p/transport": 2632,
+    "p2p/swarm": 2089,
+    "p2p/transport": 2783,
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2734,
-    "tests": 60695,
+    "tests": 60942,
 }
 
 NO_CODE = {

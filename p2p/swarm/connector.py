@@ -799,5 +799,6 @@ class Connector:
 
 
 def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
-    """Return the address with the peer's id, which a relay needs."""
-    return addr if addr.relay is None else addr.with_peer(peer)
+    """Return the address with the peer's id, which a relay needs, and a name of many."""
+    is_whole = addr.relay is None and addr.parts[0][0] != "dnsaddr"
+    return addr if is_whole else addr.with_peer(peer)

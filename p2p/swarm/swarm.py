@@ -84,10 +84,13 @@ ours carry a few a second."""
 MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
 of a core."""
-FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16}
+FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16, identify.PUSH_ID: 2}
 """Incoming streams of one peer served at a time, for protocols that need few; one more is
 reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
 end."""
+PUSH_PAUSE: Final = 5.0
+"""Seconds between two pushes of ours at least. Half of it between two of one peer: the net may
+bring them closer together."""
 IDENTIFY_TIMEOUT: Final = 10.0
 """Seconds for the peer to identify itself; without it we just know less."""
 
@@ -149,6 +152,8 @@ class SwarmHost:
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
+        self._pushed: BoundedDict[PeerId, float] = BoundedDict(4096)
+        """When peers last pushed."""
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
         self.network = CircuitNetwork(world, self, network)
@@ -173,6 +178,7 @@ class SwarmHost:
         )
         self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
         self.set_handler(identify.PING_ID, identify.serve_ping)
+        self.set_handler(identify.PUSH_ID, self._take_push)
         self.set_handler(STOP_ID, self.network.serve_stop)
         self._puncher = Puncher(world, self)
         if config.punch:
@@ -317,11 +323,18 @@ class SwarmHost:
 
     async def dial_direct(self, peer: PeerId) -> bool:
         """Dial the public addresses that a peer names, beside a circuit that there is. Return
-        True if there is a direct connection; the caller sets the deadline."""
+        True if there is a direct connection; the caller sets the deadline. No name server is
+        asked on a stranger's word."""
         door.check("peer", peer, PeerId)
         info = self.info(peer)
         named = () if info is None else info.listen_addrs
-        addrs = [one for one in named if one.relay is None and reach_of(one) == PUBLIC]
+        addrs = [
+            one
+            for one in named
+            if reach_of(one) == PUBLIC
+            and one.relay is None
+            and not one.parts[0][0].startswith("dns")
+        ]
         return await self._connector.dial_direct(peer, addrs[:MAX_ADDRS])
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
@@ -718,20 +731,56 @@ class SwarmHost:
         with trio.move_on_after(IDENTIFY_TIMEOUT):
             async with connection.open_stream(identify.PROTOCOL_ID) as stream:
                 info = await identify.receive_info(stream)
-            connection.learn(info.protocols)
-            if self._connector.usage(connection.peer) is None:
-                return  # it has gone meanwhile, and `_forget` will not be called again
-            self._infos[connection.peer] = info
-            self.news.notify_all()
+            if not self._learn(connection, info):
+                return
             if self._config.punch and connection.is_circuit and not connection.dialer:
                 self._spawn(
                     self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
                 )
-            seen = connection.remote_addr
-            reach = self._own_reach() if seen is None else reach_of(seen)
-            self._connector.gater.add_addrs(
-                connection.peer, info.listen_addrs, hosts.AddrSource.HEARSAY, reach
-            )
+
+    def _learn(self, connection: Connection, info: identify.PeerInfo) -> bool:
+        """Take what a peer says of itself. Return False if it has gone meanwhile, and
+        `_forget` will not be called again."""
+        peer, seen = connection.peer, connection.remote_addr
+        connection.learn(info.protocols)
+        if self._connector.usage(peer) is None:
+            return False
+        self._infos[peer] = info
+        self.news.notify_all()
+        reach = self._own_reach() if seen is None else reach_of(seen)
+        self._connector.gater.add_addrs(
+            peer, info.listen_addrs, hosts.AddrSource.HEARSAY, reach
+        )
+        return True
+
+    async def _take_push(self, stream: hosts.Stream) -> None:
+        """A peer says that something of it has changed. What it leaves out has not."""
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            news = await identify.receive_info(stream)
+            known, connection = self._infos.get(stream.peer), self._connector.live(stream.peer)
+            last = self._pushed.get(stream.peer, -math.inf)
+            if connection is None or self.world.now() < last + PUSH_PAUSE / 2:
+                return
+            self._pushed.renew(stream.peer, self.world.now())
+            self._learn(connection, news if known is None else known.updated(news))
+
+    async def _push(self) -> None:
+        """Tell connected peers whenever our addresses change, until cancelled."""
+        told = self.addrs
+        while True:
+            while told == self.addrs:
+                await self.news.wait()
+            told = self.addrs
+            for peer in self.connected:
+                info = self._infos.get(peer)
+                if info is not None and identify.PUSH_ID in info.protocols:
+                    self._spawn(self._on_behalf, None, self._push_to, peer)
+            await self._pause(PUSH_PAUSE)
+
+    async def _push_to(self, peer: PeerId) -> None:
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            async with await self.open_stream(peer, identify.PUSH_ID) as stream:
+                await self._serve_identify(stream)
 
     # Life.
 
@@ -774,6 +823,8 @@ class SwarmHost:
                 self._nursery = nursery
                 for listener in self._listeners:
                     self._spawn(self._accept_from, listener)
+                if self._config.identify:
+                    self._spawn(self._push)
                 try:
                     with self.watching(self.network.on_peer):
                         for addr in addrs:
