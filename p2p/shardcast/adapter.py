@@ -30,7 +30,7 @@ UP: Final = ".lora_B"
 """Ends of the names of A (rank, inputs) and B (outputs, rank), as PEFT calls them."""
 WEIGHT: Final = ".weight"
 MAX_RANK: Final = 4096
-MERGE_RATE: Final = 60e6
+MERGE_RATE: Final = 180e6
 """Bytes of policy per second of `merge_run_untrusted` at rank 16, one core: its modelled
 cost."""
 _VALUES: Final = 1 << 16

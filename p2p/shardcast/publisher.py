@@ -32,13 +32,10 @@ from p2p.shardcast.index import (
     digest_of,
 )
 from p2p.shardcast.layout import (
-    LENGTH_BYTES,
     CutSpan,
     Tensor,
     cut_files,
-    header_bytes,
     span_for,
-    tensors_untrusted,
 )
 from p2p.shardcast.manifest import (
     NO_POLICY,
@@ -55,7 +52,7 @@ from p2p.shardcast.patch import (
     is_alike,
     runs_of,
 )
-from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches
+from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches, tensors_of
 from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
 from p2p.world import DiskEntry, World
@@ -188,12 +185,8 @@ class Digester:
         return sorted(found, key=lambda entry: entry.path)
 
     async def _tensors(self, path: str, size: int) -> list[Tensor]:
-        """The tensors of a safetensors file; none of any other."""
         try:
-            length = header_bytes(await self._disk.read(path, 0, LENGTH_BYTES + 1), size)
-            if not length:
-                return []
-            return tensors_untrusted(await self._disk.read(path, LENGTH_BYTES, length), size)
+            return await tensors_of(self._disk, path, size)
         except BadMessage as error:
             raise LocalProtocolError(
                 f"{self._disk.locate(path)} cannot be published: {error}"
@@ -333,10 +326,12 @@ class PolicyPublisher:
             size = await self._write_patch(entry, digested.index, path, draft, most)
         return await self._digest_draft(draft, size)
 
-    async def _digest_draft(self, draft: str, size: int | None) -> Digested | None:
+    async def _digest_draft(
+        self, draft: str, size: int | None, tensors: Sequence[Tensor] = ()
+    ) -> Digested | None:
         if size is None:
             return None
-        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        cuts = cut_files([(size, tensors)], self._config.chunk_bytes or span_for(size))
         return await self._digester.hash(draft, [PolicyFile("", size)], cuts) if cuts else None
 
     async def _make_adapter(
@@ -375,7 +370,8 @@ class PolicyPublisher:
         for offset in range(0, size, PACKED_AHEAD):
             await self._disk.append(draft, await self._disk.read(path, offset, PACKED_AHEAD))
         await self._disk.append(draft, table)
-        return await self._digest_draft(draft, size + len(table))
+        tensors = await tensors_of(self._disk, path, size)
+        return await self._digest_draft(draft, size + len(table), tensors)
 
     async def _write_patch(
         self, base: StoredPolicy, index: Index, root: str, draft: str, most: int

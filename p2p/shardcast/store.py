@@ -79,7 +79,7 @@ from p2p.shardcast.stored import (
     decode_head_untrusted,
 )
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
-from p2p.world import OFF_LOOP, World
+from p2p.world import OFF_LOOP, Disk, World
 
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
@@ -351,23 +351,16 @@ class PolicyStore:
             raise BadMessage("it is for another policy of that version")
         return index, patch_runs_untrusted(table, index, room)
 
-    async def tensors(self, path: str, size: int) -> list[Tensor]:
-        """The tensors of a safetensors file; none of any other. Raises `BadMessage`."""
-        length = header_bytes(await self._disk.read(path, 0, LENGTH_BYTES + 1), size)
-        if not length:
-            return []
-        return tensors_untrusted(await self._disk.read(path, LENGTH_BYTES, length), size)
-
     async def read_adapter(self, path: str, size: int, base: StoredPolicy) -> AdapterFile:
         """The adapter in the first ``size`` bytes at ``path``, judged by the policy that it
         adds to. Raises `BadMessage`, `FileNotFoundError`."""
-        found = await self.tensors(path, size)
+        found = await tensors_of(self._disk, path, size)
         terms = b""
         for one in found:
             if one.name == LORA:
                 terms = await self._disk.read(path, one.start, min(one.end - one.start, 9))
         policy = [
-            await self.tensors(base.file(number), file.size)
+            await tensors_of(self._disk, base.file(number), file.size)
             for number, file in enumerate(base.index.files)
         ]
         return read_adapter_untrusted(path, found, terms, policy)
@@ -739,6 +732,14 @@ class PolicyStore:
                 and path not in known
             ):
                 await self._disk.remove(path)
+
+
+async def tensors_of(disk: Disk, path: str, size: int) -> list[Tensor]:
+    """The tensors of a safetensors file; none of any other. Raises `BadMessage`."""
+    length = header_bytes(await disk.read(path, 0, LENGTH_BYTES + 1), size)
+    return (
+        tensors_untrusted(await disk.read(path, LENGTH_BYTES, length), size) if length else []
+    )
 
 
 def batches(index: Index) -> Iterator[tuple[int, int]]:
