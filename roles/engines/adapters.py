@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from p2p.errors import BadMessage
+from p2p.shardcast.adapter import DOWN, LORA, UP
 from roles.models import safetensors
 from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor
@@ -22,11 +23,8 @@ DIGEST_BYTES: Final = 32
 NUMBERS: Final = "numbers"
 """In a checkpoint: the step, and the optimiser's updates."""
 WEIGHT: Final = "weight."
-LORA: Final = "lora"
-"""In the checkpoint of an adapter: rank and alpha."""
-DOWN: Final = ".lora_A"
-UP: Final = ".lora_B"
-"""Ends of the names of A (rank, inputs) and B (outputs, rank), as PEFT calls them."""
+TRAVELS: Final = ".lora"
+"""Behind the path of a policy: the adapter that SHARDCAST sends in its place."""
 
 
 @dataclass(frozen=True, slots=True)

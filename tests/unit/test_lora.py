@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from torch.func import functional_call
 
 from p2p.errors import ConfigError
+from p2p.shardcast import PolicyVersion
+from roles.engines.adapters import TRAVELS
 from roles.engines.base import EngineError, TrainingGroup
 from roles.engines.config import EngineConfig, memory_needed
 from roles.engines.torch import sampler
@@ -23,6 +26,7 @@ from roles.own.__main__ import main as run_main
 from roles.rl.learner import LearnerConfig, Lora
 from roles.rl.recipes import NETWORK
 from tests.model_folders import LLAMA, make_folder
+from tests.support.shardcast_town import Town, everybody
 from tests.unit.test_torch_families import (
     ENDS,
     SAMPLING,
@@ -141,6 +145,28 @@ def test_targets_learn_and_nothing_else(base: Path, tmp_path: Path) -> None:
     full.save(tmp_path / "full", None)
     small, large = ((tmp_path / name).stat().st_size for name in ("checkpoint", "full"))
     assert small < large / 2
+
+
+async def test_what_travels_leads_to_the_policy(base: Path, tmp_path: Path) -> None:
+    learner = begin(base, tmp_path / "none")
+    async with AsyncExitStack() as stack:
+        trainer, other = await everybody(Town(tmp_path), stack, 2)
+        learner.save(None, tmp_path / "0/v0")
+        await trainer.shardcast.publish(PolicyVersion(0), "v0")
+        for version in (1, 2):
+            learner.step(groups_of(learner))
+            learner.save(None, tmp_path / f"0/v{version}")
+            await other.shardcast.wait_policy(PolicyVersion(version - 1))
+            adapter = f"v{version}{TRAVELS}", PolicyVersion(0)
+            await trainer.shardcast.publish(
+                PolicyVersion(version), f"v{version}", adapter=adapter
+            )
+            (sent,) = trainer.shardcast.manifest(PolicyVersion(version)).patches
+            assert sent.is_adapter
+            await other.shardcast.wait_policy(PolicyVersion(version))
+        found = other.world.disk.locate(other.shardcast.weights(PolicyVersion(2)))
+    for name, weight in weights_of(tmp_path / "0/v2").items():
+        assert torch.equal(weight, weights_of(Path(found))[name])
 
 
 def test_what_lora_cannot_do_is_said_in_a_sentence(base: Path, tmp_path: Path) -> None:
