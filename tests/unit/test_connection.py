@@ -6,8 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
-from p2p.identity import KeyPair
+from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
 from p2p.transport.connection import ConnectionConfig, MuxedStream
@@ -29,13 +28,6 @@ async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 # Handshakes.
-
-
-async def test_both_sides_prove_who_they_are() -> None:
-    async with open_world(key=ALICE) as world:
-        one, other = await secure_pair(world, *memory_pair())
-        assert one.peer == BOB.peer_id
-        assert other.peer == ALICE.peer_id
 
 
 class Slow(trio.abc.HalfCloseableStream):
@@ -139,32 +131,7 @@ async def test_plaintext_on_offer_is_refused() -> None:
         await theirs.send_eof()
 
 
-async def test_the_wrong_peer_is_named() -> None:
-    carol = KeyPair(b"\x03" * 32)
-    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
-        one, other = memory_pair()
-
-        async def dial() -> None:
-            static = StaticKey.create(ALICE, world.entropy(32))
-            with pytest.raises(WrongPeer, match=str(BOB.peer_id)):
-                await secure(one, static, world.entropy, dialer=True, expected=carol.peer_id)
-            await one.aclose()
-
-        async def listen() -> None:
-            static = StaticKey.create(BOB, world.entropy(32))
-            with pytest.raises(RemoteProtocolError):
-                await secure(other, static, world.entropy, dialer=False)
-
-        nursery.start_soon(dial)
-        nursery.start_soon(listen)
-
-
 # Streams.
-
-
-async def test_streams_keep_trios_rules() -> None:
-    async with open_pair(ConnectionConfig(keepalive=float("inf"), yield_every=0)) as pair:
-        await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
 
 
 async def test_data_may_follow_the_proposal_at_once() -> None:
@@ -195,46 +162,6 @@ async def test_closing_before_the_answer_to_a_negotiation_loses_nothing() -> Non
         await ours.aclose()
         await pair.arrived.wait()
         assert await read_all(pair.accepted[0]) == b"fire and forget"
-
-
-@pytest.mark.parametrize("size", [1, 4 * KI, 64 * KI, 3 * MIB])
-async def test_what_is_sent_arrives(size: int) -> None:
-    data = (bytes(range(256)) * (6 * MIB // 256))[: 6 * MIB]
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        total = min(len(data), size * 200)
-
-        async def send() -> None:
-            for start in range(0, total, size):
-                await ours.send_all(data[start : min(total, start + size)])
-            await ours.send_eof()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send)
-            assert await read_all(theirs) == data[:total]
-
-
-async def test_a_slow_reader_stops_its_stream_and_no_other() -> None:
-    async with open_pair() as pair:
-        slow, _ = await pair.stream_pair()
-        quick, other = await pair.stream_pair()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(slow.send_all, bytes(64 * MIB))
-            await trio.testing.wait_all_tasks_blocked()
-            await quick.send_all(b"hello")
-            assert await other.receive_some() == b"hello"
-            nursery.cancel_scope.cancel()
-
-
-async def test_a_slow_reader_may_take_minutes(autojump_clock) -> None:
-    async with open_pair(ConnectionConfig(keepalive=30)) as pair:
-        ours, theirs = await pair.stream_pair()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.send_all, bytes(16 * MIB))
-            await pair.world.sleep(600)
-            received = 0
-            while received < 16 * MIB:
-                received += len(await theirs.receive_some())
 
 
 async def test_try_send_is_all_or_nothing() -> None:
@@ -274,32 +201,6 @@ async def test_what_has_arrived_can_be_read_after_everything_is_over() -> None:
 
 
 # Ends.
-
-
-async def test_closing_flushes_what_is_queued() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        await ours.send_all(bytes(200_000))
-        await ours.send_eof()
-        pair.alice.close()
-        assert len(await read_all(theirs)) == 200_000
-        await pair.alice.wait_closed()
-        await pair.bob.wait_closed()
-        assert pair.alice.failure is pair.bob.failure is None
-
-
-async def test_a_lost_connection_breaks_its_streams() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        await pair.raw[0].aclose()
-        for stream in (ours, theirs):
-            with pytest.raises(trio.BrokenResourceError):
-                await stream.receive_some()
-        await pair.alice.wait_closed()
-        await pair.bob.wait_closed()
-        assert not pair.alice.is_open
-        with pytest.raises(trio.BrokenResourceError):
-            pair.alice.open_stream(ECHO)
 
 
 async def test_breaking_yamux_ends_the_connection_with_a_reason() -> None:
@@ -388,25 +289,6 @@ async def test_a_stream_that_never_says_its_protocol_is_reset(autojump_clock) ->
         assert len(pair.bob.mux.stream_ids) == 1
         await pair.world.sleep(30)
         assert pair.bob.mux.stream_ids == ()
-
-
-async def test_sealing_buffers_are_shared_and_given_back() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.send_all, bytes(2 * MIB))
-            received = 0
-            while received < 2 * MIB:
-                received += len(await theirs.receive_some())
-        await trio.testing.wait_all_tasks_blocked()
-        assert 1 <= len(connection_module._buffers) <= connection_module._POOL
-
-
-async def test_a_connection_says_what_it_is() -> None:
-    async with open_pair() as pair:
-        await pair.stream_pair()
-        assert repr(pair.alice) == f"Connection(to {BOB.peer_id!r}, 1 streams)"
-        assert repr(pair.bob) == f"Connection(from {ALICE.peer_id!r}, 1 streams)"
 
 
 class Narrow(trio.abc.HalfCloseableStream):

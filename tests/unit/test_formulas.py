@@ -15,7 +15,7 @@ from roles.envs.formulas import may_read, read_arithmetic
 from roles.envs.questions import MathEnvironment
 from roles.envs.text import Message, TextTask
 from tests.counting import calls_at_most
-from tests.sweeps import swept
+from tests.sweeps import DEEP, swept
 
 DATA = b"".join(
     json.dumps({"question": f"What is {number}?", "answer": "1"}).encode() + b"\n"
@@ -164,14 +164,16 @@ HOSTILE = (
     "the answer is " * 500,
 )
 RIGHT = (r"$\frac{3}{2}$", "$y=2x+1$")
+BARE_FORMS = (r"\boxed{%s}", "$%s$", "%s")
 MOST_CALLS = 5_000_000
 """Calls for an answer. The worst below makes 1.6 million; one that computes has no end."""
 
 
-@pytest.mark.parametrize("said", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_answer_costs_much(said: str, environment: MathEnvironment) -> None:
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_no_answer_costs_much(number: int, environment: MathEnvironment) -> None:
     """A tower of four nines took 5 s, until the process was ended."""
-    for form, answer in product((r"\boxed{%s}", "$%s$", "%s"), RIGHT):
+    said, cases = HOSTILE[number], list(product(BARE_FORMS, RIGHT))
+    for form, answer in cases if DEEP else [cases[number % len(cases)]]:
         with calls_at_most(MOST_CALLS):
             assert paid(environment, answer, form.replace("%s", said)) == 0.0
 
@@ -243,13 +245,13 @@ def test_no_answer_is_evaluated_as_python() -> None:
     code = ("__import__('os').system('id')", "open('x','w')", r"\text{__import__('os')}")
     said = [
         *swept(HOSTILE, 12),
-        *code,
         "1/3",
         "2**8",
         "(1+2)*3",
         *swept([one for all in HONEST.values() for one in all], 8),
     ]
-    texts = [form.replace("%s", one) for form in (r"\boxed{%s}", "$%s$", "%s") for one in said]
+    texts = [form.replace("%s", one) for form in BARE_FORMS for one in code]
+    texts += [BARE_FORMS[place % 3].replace("%s", one) for place, one in enumerate(said)]
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps([DATA.decode(), texts]),

@@ -271,60 +271,13 @@ def test_eight_equal_peers_are_fed_near_the_bound() -> None:
         assert node.core.newest.version == 1
 
 
-def test_uneven_uplinks_are_used_by_their_strength() -> None:
-    uplinks = [40, 80, 80, 40, 40, 20, 20, 10, 10]
-    swarm = Swarm(8, up=lambda n: uplinks[n] * MBIT, down=lambda _: 100 * MBIT)
-    swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.45 * bound(32 * MIB, swarm)
-    strong, weak = swarm.peers[0], swarm.peers[7]
-    assert strong.core.stats.uploaded_as_relay > 3 * weak.core.stats.uploaded_as_relay
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 8, 16, 17, 33])
+@pytest.mark.parametrize("count", swept([1, 2, 5, 8, 16, 17, 33], 4))
 def test_any_number_of_peers(count: int) -> None:
     swarm = Swarm(count)
     swarm.publish(1, 8 * MIB, 64 * KI)
     swarm.run(60)
     assert swarm.time_to_all(1) <= (1.5 if count > 16 else 1.35) * bound(8 * MIB, swarm)
     assert swarm.origin.sent <= 1.1 * 8 * MIB
-
-
-def test_five_receivers_of_a_small_policy_feed_each_other() -> None:
-    swarm = Swarm(5)
-    for version in range(1, 6):
-        swarm.publish(version, 420_000, 32 * KI)
-        swarm.run(version)
-    assert swarm.origin.sent <= 1.1 * 5 * 420_000
-    for node in swarm.peers:
-        assert sorted(node.whole) == [1, 2, 3, 4, 5]
-    peers = sum(node.core.stats.from_peers for node in swarm.peers)
-    everything = peers + sum(node.core.stats.from_origin for node in swarm.peers)
-    assert peers / everything >= 0.7
-
-
-def test_a_relay_that_dies_midway_costs_little() -> None:
-    swarm = Swarm(8)
-    swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.15 * bound(32 * MIB, swarm)
-
-
-def test_a_relay_that_vanishes_without_a_word() -> None:
-    swarm = Swarm(8, detect=1000)
-    swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.at(3, lambda: swarm.kill(swarm.peers[2]))
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.2 * bound(32 * MIB, swarm)
-
-
-def test_a_relay_that_claims_much_and_drips() -> None:
-    swarm = Swarm(8)
-    swarm.peers[2].drips = True
-    swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.2 * bound(32 * MIB, swarm)
 
 
 def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
@@ -349,28 +302,6 @@ def test_the_dead_at_birth_do_not_stop_the_rest(count: int) -> None:
     swarm.publish(1, 8 * MIB, 64 * KI)
     swarm.run(60)
     assert swarm.time_to_all(1) <= 1.8 * bound(8 * MIB, swarm)
-
-
-def test_weak_lines_do_not_hold_up_the_others() -> None:
-    swarm = Swarm(24, down=lambda n: (5 if n % 4 == 1 else 40) * MBIT)
-    swarm.publish(1, 4 * MIB, 64 * KI)
-    swarm.run(60)
-    weak = [node for node in swarm.peers if node.down < 40 * MBIT]
-    assert max(node.whole[1] for node in swarm.peers if node not in weak) <= 3
-    assert max(node.whole[1] for node in weak) <= 1.25 * 4 * MIB / (5 * MBIT)
-    assert sum(node.core.stats.duplicates for node in swarm.peers) <= 0.06 * 24 * 4 * MIB
-
-
-def test_lines_of_every_kind_are_filled() -> None:
-    rates = [40, 100, 200, 50, 20, 10, 80]
-    swarm = Swarm(
-        24, up=lambda n: rates[n % 7] * MBIT, down=lambda n: max(40, 2 * rates[n % 7]) * MBIT
-    )
-    swarm.publish(1, 8 * MIB, 64 * KI)
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.3 * bound(8 * MIB, swarm)
-    assert swarm.origin.sent <= 1.02 * 8 * MIB
-    assert sum(node.core.stats.duplicates for node in swarm.peers) <= 0.03 * 24 * 8 * MIB
 
 
 def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
@@ -556,55 +487,6 @@ def test_a_liar_that_finds_a_restarted_origin_first_does_not_decide_what_is_give
     assert {*handout._doubted, *given, *handout._again} >= set(range(100, 255))
 
 
-def test_a_peer_that_boasts_of_all_does_not_keep_a_restarted_origin_from_giving() -> None:
-    swarm = Swarm(8)
-    roster, origin = swarm.roster, swarm.origin
-    assert roster is not None
-    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(2.0)
-    swarm.kill(origin)
-    swarm.run(10.0)
-    liar, *honest = swarm.peers
-    liar.alive = False
-    boast = Have(manifest.digest, ((0, 256),))
-    restart_origin(swarm, roster, manifest)
-    swarm.give(origin, ev.Heard(liar.peer, boast))
-    swarm.run(60)
-    assert max(node.whole[1] for node in honest) < 10 + 8
-
-
-def test_a_newcomer_outside_the_roster_pulls_from_peers() -> None:
-    swarm = Swarm(5, outsiders=1)
-    swarm.publish(1, 4 * MIB, 64 * KI)
-    swarm.run(30)
-    late = swarm.peers[-1]
-    assert 1 in late.whole
-    newcomer = swarm.nodes[late.peer]
-    assert newcomer.core.stats.from_origin <= 0.05 * 4 * MIB
-
-
-def test_a_late_joiner_hears_of_the_newest_when_it_connects() -> None:
-    swarm = Swarm(3, outsiders=1)
-    late = swarm.peers[-1]
-    late.alive = False
-    swarm.publish(1, MIB, 64 * KI)
-    swarm.run(10)
-    late.alive = True
-    neighbour = swarm.peers[0]
-    swarm.give(late, ev.PeerUp(neighbour.peer))
-    swarm.give(neighbour, ev.PeerUp(late.peer))
-    swarm.run(20)
-    assert late.whole[1] < 11
-    assert late.core.stats.from_origin == 0
-
-
-def test_the_origin_alone_is_enough() -> None:
-    swarm = Swarm(0, outsiders=2)
-    swarm.publish(1, 4 * MIB, 64 * KI)
-    swarm.run(30)
-    assert swarm.time_to_all(1) < 4
-
-
 def test_a_run_that_outpaces_its_links_still_delivers() -> None:
     swarm = Swarm(5)
     for version in range(1, 41):
@@ -615,21 +497,6 @@ def test_a_run_that_outpaces_its_links_still_delivers() -> None:
         assert 40 in node.whole
         assert len(node.whole) >= 8  # ten seconds carry about ten of them
         assert len(node.core.downloads) < 45
-
-
-@pytest.mark.deep
-def test_a_leaf_slower_than_the_run_is_not_starved() -> None:
-    swarm = Swarm(
-        5,
-        up=lambda n: (2 if n == 5 else 40) * MBIT,
-        down=lambda n: (10 if n == 5 else 40) * MBIT,
-    )
-    for version in range(1, 31):
-        swarm.publish(version, 2 * MIB, 64 * KI)
-        swarm.run(version)
-    slow = swarm.peers[-1]
-    assert len(slow.whole) >= 3
-    assert slow.core.stats.versions_skipped > 0
 
 
 def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
