@@ -40,7 +40,7 @@ LIMITS = {
     "roles/diloco": 3920,
     "roles/doctor": 708,
     "roles/engines": 5368,
-    "roles/envs": 3620,
+    "roles/envs": 3623,
     "roles/inference": 1335,
     "roles/ledger": 791,
     "roles/models": 1880,
