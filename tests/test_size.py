@@ -59,7 +59,7 @@ LIMITS = {
     "sim/node": 1435,
     "sim/run": 1172,
     "sim/studies": 3551,
-    "sim/workloads": 2734,
+    "sim/workloads": 2735,
     "tests": 61239,
 }
 
