@@ -146,6 +146,8 @@ class SwarmHost:
         self._listeners: list[Listener] = []
         self._mapped: tuple[Multiaddr, ...] = ()
         self._standing: dict[Multiaddr, bool | None] = {}
+        self._seen: BoundedDict[PeerId, Multiaddr] = BoundedDict(2)
+        """Where peers see what comes from the port at which we listen."""
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
@@ -275,7 +277,8 @@ class SwarmHost:
     @property
     def observed(self) -> tuple[Multiaddr, ...]:
         """Our own addresses as others may see them: the hosts at which peers see us, with the
-        ports at which we listen. Most routers keep the port."""
+        ports at which we listen, which most routers keep; first, if it is known, where they
+        see what comes from there."""
         ports = [
             listener.addr.host_port[1]
             for listener in self._listeners
@@ -288,7 +291,35 @@ class SwarmHost:
             if addr is not None and addr.relay is None and addr.parts[-1][0] == "tcp"
         ]
         likeliest = [host for host, _ in Counter(hosts).most_common(2)]
-        return tuple(Multiaddr.tcp(host, port) for host in likeliest for port in ports)
+        guesses = [Multiaddr.tcp(host, port) for host in likeliest for port in ports]
+        sure = () if self.is_symmetric else tuple(self._seen.values())
+        return tuple(dict.fromkeys((*sure, *guesses)))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if a router gives each connection from our port another one, as far as
+        `look_from` has shown: no two of such hosts can punch."""
+        return len(set(self._seen.values())) > 1
+
+    async def look_from(self, peer: PeerId) -> None:
+        """Connect to ``peer`` once more for a moment, from the port at which we listen, to
+        learn where it sees us there."""
+        places = [one for one in self.addrs_of(peer) if one.relay is None]
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            while (before := self.info(peer)) is None:
+                await self.news.wait()
+            if not places or not await self._connector.dial_from_port(
+                peer, max(places, key=reach_of)
+            ):
+                return
+            while (info := self.info(peer)) is before:
+                await self.news.wait()
+            seen = None if info is None else info.observed_addr
+            if seen is not None and seen.relay is None and seen.parts[-1][0] == "tcp":
+                self._seen.renew(peer, seen)
+                self.news.notify_all()
+            if (connection := self._connector.live(peer)) is not None:
+                connection.close()
 
     async def dial_direct(self, peer: PeerId) -> bool:
         """Dial the public addresses that a peer names, beside a circuit that there is. Return
