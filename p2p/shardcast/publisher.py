@@ -217,7 +217,7 @@ class PolicyPublisher:
         self._digester = Digester(world, config, store.cores)
         self._roster = roster
         self._believe = believe
-        self._told: dict[PeerId, int] | None = None
+        self._told: dict[PeerId, tuple[int, bool]] | None = None
         self._told_at = 0.0
         self._turn = trio.Lock()
 
@@ -298,7 +298,9 @@ class PolicyPublisher:
     async def _make_roster(self) -> Roster | None:
         local = self._world.signer.peer_id
         entries = self._believe([entry for entry in self._roster() if entry.peer != local])
-        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
+        ranks = {
+            entry.peer: (capacity_class(entry.upload), entry.is_closed) for entry in entries
+        }
         if ranks == self._told:
             return None
         last = self._statements.roster(local)
