@@ -102,6 +102,8 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
         ({"name": "two\nlines"}, "printable"),
         ({"sampling": {**write_table(NETWORK.sampling), "temperature": 1}}, "canonical"),
         ({"delivery": {"chunk_bytes": 1}}, "chunk_bytes must be 0, or from 4 KiB"),
+        ({"delivery": {"chunk_bytes": 0, "adapters": False}}, "canonical"),
+        ({"delivery": {"chunk_bytes": 0, "adapters": True}}, "they need a base"),
     ]
     for change, reason in changes:
         with pytest.raises(BadMessage, match=reason):
