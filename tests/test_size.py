@@ -40,7 +40,7 @@ LIMITS = {
     "roles/diloco": 3920,
     "roles/doctor": 708,
     "roles/engines": 5354,
-    "roles/envs": 3620,
+    "roles/envs": 3623,
     "roles/inference": 1335,
     "roles/ledger": 791,
     "roles/models": 1880,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2815,
-    "tests": 60477,
+    "tests": 60478,
 }
 
 NO_CODE = {
