@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2735,
-    "tests": 61244,
+    "tests": 61245,
 }
 
 NO_CODE = {

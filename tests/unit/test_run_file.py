@@ -274,7 +274,8 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
     """Its table has digests, for which JSON has no type."""
     folder = make_folder(tmp_path / "small")
     questions = tmp_path / "q.jsonl"
-    questions.write_bytes(b"content")
+    lines = (json.dumps({"question": str(n), "answer": "1"}) for n in range(64))
+    questions.write_text("\n".join(lines))
     draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
     draft.write_text(
         f'name = "mine"\ntrainers = ["{TRAINER.peer_id}"]\n'
@@ -302,7 +303,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
     weights = (folder / "model.safetensors").read_bytes()
     assert base["model.safetensors"] == hashlib.sha256(weights).hexdigest()
     (environment,) = shown["environments"]
-    assert environment["data"]["digest"] == hashlib.sha256(b"content").hexdigest()
+    assert environment["data"]["digest"] == hashlib.sha256(questions.read_bytes()).hexdigest()
 
 
 RECORD = Calibration(
