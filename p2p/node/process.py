@@ -102,14 +102,13 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     places = _FIELD.findall(str(record.msg))
     values = record.args if isinstance(record.args, tuple) else ()
     return {
-        name: value if _is_in_json(value) else str(value)
+        # An int (also a bool), or a float that is a number.
+        name: value
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        else str(value)
         for name, value in zip(places, values, strict=False)
         if name
     }
-
-
-def _is_in_json(value: object) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 try:

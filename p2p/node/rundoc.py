@@ -348,12 +348,12 @@ class RunBook:
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             self._warn(run, due, left)
-        was_guest, self._was_guest = self._was_guest, self._is_guest(run)
+        was_guest, self._was_guest = (
+            self._was_guest,
+            self.guests.is_guest(run, self._world.signer.peer_id),
+        )
         if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
-
-    def _is_guest(self, run: SignedRun) -> bool:
-        return self.guests.is_guest(run, self._world.signer.peer_id)
 
     def _warn(self, run: SignedRun, due: int, left: float) -> None:
         remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"

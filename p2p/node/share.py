@@ -76,7 +76,8 @@ class ShareConfig:
         if begin_end is None:
             return True
         begin, end = begin_end
-        return (_minute_of_day(wall) - begin) % _DAY < (end - begin) % _DAY
+        local = datetime.fromtimestamp(wall, UTC).astimezone()
+        return (60 * local.hour + local.minute - begin) % _DAY < (end - begin) % _DAY
 
 
 def _minutes(hours: str) -> tuple[int, int] | None:
@@ -86,11 +87,6 @@ def _minutes(hours: str) -> tuple[int, int] | None:
         return None
     first, second, third, fourth = map(int, found.groups())
     return 60 * first + second, 60 * third + fourth
-
-
-def _minute_of_day(wall: float) -> int:
-    local = datetime.fromtimestamp(wall, UTC).astimezone()
-    return 60 * local.hour + local.minute
 
 
 PAUSED: Final = "paused"

@@ -392,14 +392,12 @@ class Wiring:
         node, config = self._node, self._node.config.run
         addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
         pause = config.ask_interval
-        while addrs and not await self._ask_bootstrap(addrs) and not self._has_fellows():
+        members, run = node.membership.members, node.run.id
+        while addrs and not await self._ask_bootstrap(addrs):
+            if any(member.run == run for member in members()):
+                return
             await node.world.sleep_until(node.world.now() + pause)
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
-
-    def _has_fellows(self) -> bool:
-        """Return True if some member of this node's run is known."""
-        run = self._node.run.id
-        return any(member.run == run for member in self._node.membership.members())
 
     async def _ask_bootstrap(self, addrs: Sequence[Multiaddr]) -> bool:
         """Ask one after the other until one is of this run; whether one was. Raises
