@@ -34,7 +34,7 @@ LIMITS = {
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
-    "roles/chat": 561,
+    "roles/chat": 687,
     "roles/contract": 969,
     "roles/demo": 650,
     "roles/diloco": 3920,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2815,
-    "tests": 60185,
+    "tests": 60380,
 }
 
 NO_CODE = {
