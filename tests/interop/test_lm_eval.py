@@ -65,7 +65,7 @@ def test_ours_and_theirs_agree(
     task each figure lies in our interval, and choices by log-probability are the same."""
     rows = [
         {"question": f"What is {a} + {b}?", "answer": str(a + b)}
-        for a in range(2, 20) for b in range(2, 20)
+        for a in range(2, 14) for b in range(2, 14)
     ]  # fmt: skip
     questions = tmp_path / "additions.jsonl"
     questions.write_text("\n".join(map(json.dumps, rows)))
@@ -95,6 +95,6 @@ def test_ours_and_theirs_agree(
         theirs["additions"]["exact_match,last"], abs=1 / len(held_out)
     )
     assert both["lm_eval"]["choice"]["acc"] == theirs["choice"]["acc,none"]
-    assert len(held_out) == ours["tasks"] > 30
+    assert len(held_out) == ours["tasks"] > 12
     low, high = ours["greedy"]["low"], ours["greedy"]["high"]
     assert 0 < low <= theirs["additions"]["exact_match,last"] <= high
