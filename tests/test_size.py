@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2351,
-    "p2p/cast": 1970,
+    "p2p/cast": 1971,
     "p2p/circuit": 821,
     "p2p/dht": 2240,
     "p2p/gossip": 1145,
