@@ -36,6 +36,7 @@ _CODES: Final = {
     "dns": 53,
     "dns4": 54,
     "dns6": 55,
+    "dnsaddr": 56,
     "memory": 777,
     "p2p": 421,
     "p2p-circuit": 290,
@@ -48,6 +49,7 @@ _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8, _CIRCUIT: 0}
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PLACES = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
 _PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
+_PLACES |= {("dnsaddr",)}
 """The protocols of everything that can be dialled."""
 
 

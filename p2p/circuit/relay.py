@@ -44,6 +44,9 @@ PATIENCE: Final = 10.0
 """Seconds for one message of a handshake."""
 PIECE: Final = 16 * KI
 """Bytes that a relay holds for one direction of a circuit."""
+HASTE: Final = 8 * KI
+"""Bytes of each direction of a circuit that do not wait for other circuits: a handshake, and a
+first question."""
 STREAM_FAILURES: Final = (
     LimitExceeded,
     PeerUnreachable,
@@ -130,14 +133,19 @@ class Relay:
             target = message.peer
             if target is None:
                 raise BadMessage("a request for a circuit names no peer")
-            status = self._book.connect(stream.peer, target, self._world.now())
+            scope = trio.CancelScope()
+            source, now = stream.peer, self._world.now()
+            status = self._book.connect(source, target, now, scope.cancel)
             if status is not HopStatus.OK:
                 await _refuse(stream, status)
                 return
             try:
-                await self._connect(stream, target)
+                with scope:
+                    await self._connect(stream, target)
+                if scope.cancelled_caught:
+                    stream.reset()
             finally:
-                self._book.end(stream.peer, target)
+                self._book.end(source, target, scope.cancel)
         else:
             await _refuse(stream, HopStatus.UNEXPECTED_MESSAGE)
 
@@ -207,7 +215,8 @@ class Relay:
             for bucket, rate in ((pace, config.rate), (self._allowance, config.total_rate)):
                 bucket.refill(now, rate)
                 bucket.take(len(data))
-                delay = max(delay, -bucket.level / rate)
+                if bucket is pace or config.bytes - left > HASTE:
+                    delay = max(delay, -bucket.level / rate)
             if delay > 0.0:
                 await self._pause(delay)
             await sink.send_all(data)

@@ -60,6 +60,7 @@ from p2p.node.usage import (
     tell,
 )
 from p2p.node.wiring import is_member, relay_offers, seek_relays
+from p2p.reach.lan import Lan, open_lan
 from p2p.reach.nat import open_nat
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
@@ -129,6 +130,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="signed run file; without it a bootstrap peer hands it over")
     add("--bootstrap", action="append", type=multiaddr, metavar="ADDR", default=[],
         help="a member: /ip4/../tcp/../p2p/..")
+    add("--lan", action="store_true",
+        help="find members in the local network, and be found there (mDNS)")
     add("--listen", action="append", type=multiaddr, metavar="ADDR", default=[],
         help="default /ip4/0.0.0.0/tcp/0")
     add("--data", type=Path, metavar="DIR", default=DATA,
@@ -211,7 +214,8 @@ async def _run_node(start: Start) -> None:
             own, url = shown
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
-            asking = bool(config.bootstrap)
+            asking = ASKING if config.bootstrap else LOOKING if options.lan else ""
+            lan = await stack.enter_async_context(open_lan(host)) if options.lan else None
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
             joined = False
             nodes: list[Node] = []
@@ -227,9 +231,12 @@ async def _run_node(start: Start) -> None:
                         seek=partial(seek_relays, nodes),
                     )
                 )
-                if not has_run and not config.bootstrap:
+                if not has_run and not asking:
                     await trio.sleep_forever()
-                async with open_node(world, host, config, document=document, nat=nat) as node:
+                nearby = tuple if lan is None else lan.some
+                async with open_node(
+                    world, host, config, document=document, nearby=nearby, nat=nat
+                ) as node:
                     joined = True
                     nodes.append(node)
                     with suppress(PackageNotFoundError):  # a checkout that is not installed
@@ -237,6 +244,8 @@ async def _run_node(start: Start) -> None:
                     _report_run(options, node.run, host, has_run=has_run)
                     own.node = node
                     async with trio.open_nursery() as nursery:
+                        if lan is not None:
+                            nursery.start_soon(_meet_neighbours, node, lan)
                         if options.status is not None:
                             nursery.start_soon(
                                 _report_health, node, start.roles, max(options.status, 0.05)
@@ -280,7 +289,7 @@ def _read_document(path: Path) -> bytes:
 
 def _report_start(
     options: argparse.Namespace, host: Host, containment: Containment, url: str, *,
-    has_run: bool, asking: bool,
+    has_run: bool, asking: str,
 ) -> None:  # fmt: skip
     addrs = [str(addr) for addr in host.addrs]
     if options.json:
@@ -288,7 +297,7 @@ def _report_start(
             "peer": str(host.peer_id), "addrs": addrs, "roles": options.role,
             "data": str(options.data), "sandbox": containment.mechanism.value,
             **({"dashboard": url} if url else {}),
-            **({} if has_run else {"waits_for": ASKING if asking else NO_RUN}),
+            **({} if has_run else {"waits_for": asking or NO_RUN}),
         }  # fmt: skip
         tell(json.dumps({"event": "started", **fields}))
         return
@@ -297,7 +306,7 @@ def _report_start(
     lines.append(f"sandbox  {containment}")
     lines += [f"page     {url}"] if url else []
     if asking and not has_run:
-        lines.append(f"next     {ASKING}; nothing to do")
+        lines.append(f"next     {asking}; nothing to do")
     elif not has_run:
         lines.append(f"next     {NO_RUN}")
         lines.append("         (a run of your own: docs/runs.md)")
@@ -305,6 +314,7 @@ def _report_start(
 
 
 ASKING: Final = "asking the bootstrap peers for the run"
+LOOKING: Final = "looking for members of a run in the local network"
 NO_RUN: Final = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
 REACH: Final = {
     LOOPBACK: (
@@ -337,6 +347,14 @@ def _report_run(
         lines.append(f"next     others join with: shoal node --role {role} --bootstrap {best}")
         lines += [f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note]
     tell("\n".join(lines))
+
+
+async def _meet_neighbours(node: Node, lan: Lan) -> None:
+    """Join through peers in the local network whenever this node knows no other member."""
+    while True:
+        if lan.found and not node.membership.neighbours:
+            await node.membership.join(lan.some())
+        await lan.news.wait()
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:

@@ -21,7 +21,7 @@ differ.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -72,13 +72,15 @@ async def open_node(
     *,
     document: bytes | None = None,
     bootstrap: Sequence[Multiaddr] = (),
+    nearby: Callable[[], Sequence[Multiaddr]] = tuple,
     reader: RunReader = open_run_untrusted,
     nat: Nat | None = None,
 ) -> AsyncIterator[Node]:
     """A node in its run, for the length of the block.
 
     The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands
-    over (this waits for one, for ever if need be: the caller sets the deadline). Raises
+    over (this waits for one, for ever if need be: the caller sets the deadline). ``nearby``
+    returns peers that were found meanwhile, to ask them as well. Raises
     `ConfigError` when there is no document and no peer to ask, or when a document is void.
     """
     check_world(world)
@@ -95,14 +97,17 @@ async def open_node(
             f"the pinned run file of {book.expired.name!r} has expired: give the newer one with"
             " --run FILE, or --bootstrap ADDR of a member"
         )
-    if book.run is None and not bootstrap:
+    if book.run is None and not bootstrap and nearby is tuple:
         raise ConfigError(
             "this node knows no run: give it --run FILE, or --bootstrap ADDR of a member"
         )
     meter = StrangerMeter(world, upload=config.share.upload)
     book.serve(host, meter)
     serve_clock(world, host, meter)
-    run = book.run or await book.wait_for_document(host, bootstrap, config.run)
+    run = book.run
+    if run is None:
+        run = await book.wait_for_document(host, bootstrap, config.run, nearby)
+        bootstrap = (*bootstrap, *nearby())
     await book.guests.recall(run)
     await take_invite(world, book, run, config.run.invite)
     serve_admission(book, host, meter)

@@ -27,7 +27,11 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     # Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
     # home.
     return [
-        RosterEntry(member.peer, member.upload or 1_000_000)
+        RosterEntry(
+            member.peer,
+            member.upload or 1_000_000,
+            any(addr.relay is not None for addr in member.addrs),
+        )
         for member in membership.members()
         if member.run == run_id
     ]

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,6 +113,8 @@ STAMP_GRACE: Final = (600.0, 3_600.0)
 """Seconds at least and at most, after an edition that asks for more bits, in which those of the
 one before are enough."""
 
+MAX_SAID: Final = 256
+"""Peers whose last answer is remembered."""
 MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
 ``ask_interval`` on: a peer that starts within the first seconds is met at once, and one that is
@@ -693,24 +695,28 @@ class RunBook:
             logger.info("run.no_news peer=%s reason=%s", peer, error or type(error).__name__)
 
     async def wait_for_document(
-        self, host: Host, bootstrap: Sequence[Multiaddr], config: RunConfig
+        self,
+        host: Host,
+        bootstrap: Sequence[Multiaddr],
+        config: RunConfig,
+        nearby: Callable[[], Sequence[Multiaddr]] = tuple,
     ) -> SignedRun:
-        """Ask the bootstrap peers, in rounds further and further apart, until there is a
-        document.
+        """Ask the bootstrap peers, and those that ``nearby`` returns by then, in rounds further
+        and further apart, until there is a document.
 
         Of each peer a person reads one line, and another only when what is wrong has changed.
         Raises `ConfigError` when those that answer are in another run than this folder is of.
         """
-        pause, said = config.ask_interval, dict.fromkeys(bootstrap, "")
+        pause, said = config.ask_interval, BoundedDict[Multiaddr, str](MAX_SAID)
         while self._run is None:
             answers = Answers()
-            for addr in bootstrap:
+            for addr in (*bootstrap, *nearby()):
                 try:
                     cause = await self._ask_addr(host, addr, config.ask_timeout)
                 except OtherRun as error:
                     cause = f"what it sent cannot be used: {error}"
                     answers.note_stranger(addr, error)
-                if cause and cause != said[addr]:
+                if cause and cause != said.get(addr):
                     said[addr] = cause
                     logger.warning(
                         "no run from %s: %s; it is asked again, less and less often",

@@ -237,6 +237,9 @@ MAX_SEEDS: Final = 16
 """Members, taken from the DHT at random, through which a lonely node joins again. Two would
 do.
 """
+LEAF_UPLOAD: Final = 1
+"""Bytes per second that a node offers which is to be a leaf of SHARDCAST's forest: less than
+what any class has, but not 0, which stands for unknown."""
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
@@ -366,14 +369,21 @@ class Wiring:
             # Share of its uplink that a node offers to policies: a line filled to the brim
             # starves its own acknowledgements.
             carried = min(0.9 * rate, lent or math.inf) if rate else lent
+            if self._node.nat is not None and self._node.nat.needs_open_peers:
+                carried = LEAF_UPLOAD
             if carried:
                 self._node.membership.me.update(upload=int(carried))
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _tell_places(self, nat: Nat) -> None:
-        """Our heartbeat says how many peers we would relay for."""
+        """Our heartbeat says how many peers we would relay for, and that we pass no policies on
+        while few could take them from us."""
+        me, was_leaf = self._node.membership.me, False
         while True:
-            self._node.membership.me.update(slots=nat.places)
+            me.update(slots=nat.places)
+            if nat.needs_open_peers is not was_leaf:
+                was_leaf = not was_leaf
+                me.update(upload=LEAF_UPLOAD if was_leaf else 0)
             await nat.news.wait()
 
     async def _join(self) -> None:

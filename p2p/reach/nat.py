@@ -95,6 +95,11 @@ class Nat:
         return self._host.listens and self.reach is Reach.CLOSED
 
     @property
+    def needs_open_peers(self) -> bool:
+        """Whether only peers that can be dialled have direct connections with this host."""
+        return self.needs_relays and self._host.is_symmetric
+
+    @property
     def news(self) -> Notifier:
         """Notified when any of this may have changed."""
         return self._host.news
@@ -109,6 +114,16 @@ class Nat:
         while True:
             self._host.set_standing(self._autonat.standing)
             await self._autonat.news.wait()
+
+    async def look(self) -> None:
+        """Find out, whenever relays change, whether the router gives each connection another
+        port, until cancelled."""
+        asked: tuple[PeerId, ...] = ()
+        while True:
+            if self.relays != asked and self.needs_relays:
+                for relay in (asked := self.relays):
+                    await self._host.look_from(relay)
+            await self._host.news.wait()
 
 
 @asynccontextmanager
@@ -157,6 +172,7 @@ async def open_nat(
         keeper = RelayKeeper(host, lambda: nat.needs_relays, offers, seek)
         nursery = await stack.enter_async_context(open_bare_nursery())
         nursery.start_soon(nat.follow)
+        nursery.start_soon(nat.look)
         for addr in named:
             nursery.start_soon(keeper.keep_named, addr)
         if config.reach.find_relays:

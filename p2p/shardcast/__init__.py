@@ -5,6 +5,7 @@ The files, in the order in which to read them
 Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
 spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
 `delta` (what changed between two versions), `patch` (the deltas of a whole policy, as a file),
+`adapter` (low-rank sums to the version that a run began with),
 `chunkset` (some chunks of a version, or those of some files),
 `forest` (which peer forwards what to which), `messages`, `config`.
 

@@ -35,6 +35,9 @@ ANCHOR: Final = "planes-zstd1"
 PATCH: Final = "gap-ulp-zstd1"
 """The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
 of its own, each packed like a policy's."""
+ADAPTER: Final = "lora-sum-fp32"
+"""The encoding that adds products of small matrices to the version that a run began with
+(`p2p.shardcast.adapter`); it travels as a patch does."""
 _LEVEL: Final = 1
 _MAX_WINDOW: Final = MAX_SPAN
 """Largest zstd window of a chunk. The one-shot decoder needs no memory for it; others do."""

@@ -45,9 +45,15 @@ MAX_CLASS: Final = 31
 """The highest capacity class: 16 TiB/s, more than any line."""
 CLASS_UNIT: Final = 16 * KI
 """Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
-FOREST_RULE: Final = 2
+FOREST_RULE: Final = 3
 """The number of the rule by which `build_forest` makes stripes. Every roster carries it, since
 nodes that build different forests starve each other. It grows with each change of the rule."""
+PLAIN_RULE: Final = 2
+"""The rule before `CLOSED`. It makes the same forest where nobody needs rule 3, and older nodes
+know it."""
+CLOSED: Final = 32
+"""Bit of a row for a peer that nobody can dial. Such a peer is fed by any other with which it
+can punch; in class 0 it can punch with none, and is fed only by those that can be dialled."""
 _FEW_STRIPES: Final = 4
 """Stripes above `MESH` peers. More stripes mean shallower trees with more children each: 32
 peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07 with
@@ -81,6 +87,8 @@ class RosterEntry:
 
     peer: PeerId
     upload: float = 0.0
+    is_closed: bool = False
+    """True if nobody can dial it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +100,8 @@ class Roster:
     epoch: int
     peers: tuple[PeerId, ...]
     classes: tuple[int, ...]
+    closed: frozenset[int]
+    """Places of peers that nobody can dial; empty if all of them can punch."""
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     positions: dict[PeerId, int] = field(init=False, repr=False)
@@ -120,15 +130,26 @@ class Roster:
         """A roster of ``entries`` without the origin itself; the strongest `MAX_ROSTER` if
         there are more."""
         classes = {
-            e.peer: capacity_class(e.upload) for e in entries if e.peer != signer.peer_id
+            e.peer: (capacity_class(e.upload), e.is_closed)
+            for e in entries
+            if e.peer != signer.peer_id
         }
-        chosen = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:MAX_ROSTER]
+        chosen = sorted(classes.items(), key=lambda item: (-item[1][0], item[0]))[:MAX_ROSTER]
         chosen.sort()
-        rows = b"".join(peer.digest + bytes((rank,)) for peer, rank in chosen)
-        content = pack([FOREST_RULE, signer.peer_id.digest, run, epoch, rows])
-        peers, ranks = tuple(peer for peer, _ in chosen), tuple(rank for _, rank in chosen)
+        peers, ranks = tuple(peer for peer, _ in chosen), tuple(rank for _, (rank, _) in chosen)
+        closed = frozenset(
+            place for place, (_, (_, is_closed)) in enumerate(chosen) if is_closed
+        )
+        if all(ranks[place] for place in closed):
+            closed = frozenset()
+        rows = b"".join(
+            peer.digest + bytes((rank | CLOSED * (place in closed),))
+            for place, (peer, (rank, _)) in enumerate(chosen)
+        )
+        rule = FOREST_RULE if closed else PLAIN_RULE
+        content = pack([rule, signer.peer_id.digest, run, epoch, rows])
         signature = signer.sign(PROTOCOL_ID, content)
-        return cls(signer.peer_id, run, epoch, peers, ranks, content, signature)
+        return cls(signer.peer_id, run, epoch, peers, ranks, closed, content, signature)
 
     def encode(self) -> bytes:
         """The signed bytes."""
@@ -182,7 +203,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     if isinstance(first, bytes):
         # The rule of rosters from before they carried a number.
         raise OtherForestRule(1)
-    if type(first) is int and first != FOREST_RULE:
+    if type(first) is int and first not in (PLAIN_RULE, FOREST_RULE):
         raise OtherForestRule(first)  # the rest may be laid out otherwise
     _, author, named, epoch, rows = fields_untrusted(
         fields, int, bytes, bytes, int, bytes, what="roster"
@@ -201,11 +222,15 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     ends = range(ROSTER_ENTRY - 1, len(rows), ROSTER_ENTRY)
     peers = tuple(decode_peer_id_untrusted(rows[end - ROSTER_ENTRY + 1 : end]) for end in ends)
     classes = tuple(rows[end] for end in ends)
+    closed = frozenset[int]()
+    if first == FOREST_RULE:
+        closed = frozenset(place for place, rank in enumerate(classes) if rank & CLOSED)
+        classes = tuple(rank & ~CLOSED for rank in classes)
     if any(rank > MAX_CLASS for rank in classes):
         raise BadMessage("a capacity class is out of bounds")
     if any(a >= b for a, b in pairwise(peers)) or origin in peers:
         raise BadMessage("a roster must be sorted, without repetition and without its origin")
-    return Roster(origin, named, epoch, peers, classes, content, signature)
+    return Roster(origin, named, epoch, peers, classes, closed, content, signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +329,7 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
     count = len(roster.peers)
     order = _by_capacity(roster, version)
     if count <= MESH:
-        stripes = []
-        for root in order:
-            others = tuple((root + step) % count for step in range(1, count))
-            parent = tuple(-1 if place == root else root for place in range(count))
-            children = {root: others} if others else {}
-            stripes.append(Stripe(root, parent, children, {root: count - 1}))
+        stripes = [_star(roster, order, place) for place in order]
     else:
         # From 128 peers on 8 stripes pay: one level less of depth for each.
         most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
@@ -319,7 +339,7 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
             if len(order) < count
             else []
         )
-        stripes = [_tree([*order, *weak], group) for group in groups]
+        stripes = [_tree([*order, *weak], group, roster) for group in groups]
     return Forest(roster, tuple(stripes))
 
 
@@ -338,6 +358,27 @@ def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
     return sorted(
         capable, key=lambda p: (-roster.classes[p], digest_of(seed + roster.peers[p].digest))
     )
+
+
+def _star(roster: Roster, order: Sequence[int], root: int) -> Stripe:
+    """All others are the root's children, but those that it cannot reach: an open peer's."""
+    count = len(roster.peers)
+    others = [(root + step) % count for step in range(1, count)]
+    opened = [place for place in others if place in order and place not in roster.closed]
+    below = others if root in roster.closed and opened else []
+    below = [place for place in below if _needs_open(roster, place)]
+    parent = [-1 if place == root else root for place in range(count)]
+    for place in below:
+        parent[place] = opened[0]
+    children = {root: tuple(place for place in others if place not in below)}
+    children |= {opened[0]: tuple(below)} if below else {}
+    slots = {place: len(of) for place, of in children.items()}
+    return Stripe(root, tuple(parent), {p: of for p, of in children.items() if of}, slots)
+
+
+def _needs_open(roster: Roster, place: int) -> bool:
+    """Return True if only a peer that can be dialled can feed this one."""
+    return place in roster.closed and not roster.classes[place]
 
 
 def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
@@ -385,20 +426,24 @@ def _fair_slots(
     return fair
 
 
-def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:
+def _tree(order: Sequence[int], slots: dict[int, int], roster: Roster) -> Stripe:
     """Breadth first, in the order of strength: interior peers above, all others on the slots
-    that are left, so that peers with strong lines get chunks from the strong, and early."""
-    count, interior = len(order), list(slots)
-    root = interior[0]
-    leaves = [place for place in order if place not in slots]
+    that are left, so that peers with strong lines get chunks from the strong, and early. Those
+    that need an open parent choose first; open interior peers then stand below the others,
+    whose children would else be on their slots."""
+    count, (root, *inner) = len(order), list(slots)
+    if roster.closed:
+        inner.sort(key=lambda place: place not in roster.closed)
+    interior = [root, *inner]
     parent = [-1] * count
     children: dict[int, list[int]] = {place: [] for place in interior}
-    waiting = deque([*interior[1:], *leaves])
-    for place in interior:
-        while waiting and len(children[place]) < slots[place]:
-            child = waiting.popleft()
-            children[place].append(child)
-            parent[child] = place
+    free = [place for place in interior for _ in range(slots[place])]
+    leaves = [place for place in order if place not in slots]
+    leaves.sort(key=lambda place: not _needs_open(roster, place))
+    left = sorted(free[len(inner) :], key=lambda place: place in roster.closed)
+    for child, place in zip([*inner, *leaves], [*free[: len(inner)], *left], strict=False):
+        children[place].append(child)
+        parent[child] = place
     return Stripe(
         root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots
     )

@@ -10,8 +10,9 @@ and a third more chunks than a blind cut; tensors of 100 spans give one more in 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from p2p.errors import BadMessage
@@ -36,6 +37,10 @@ class Tensor:
     start: int
     end: int
     kind: int
+    name: str = field(default="", compare=False)
+    dtype: str = field(default="", compare=False)
+    shape: tuple[int, ...] = field(default=(), compare=False)
+    """Empty if it is not what its bytes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,9 @@ def tensors_untrusted(header: bytes, size: int) -> list[Tensor]:
         return []
     start = LENGTH_BYTES + len(header)
     tensors = [
-        _tensor(value, start) for name, value in described.items() if name != "__metadata__"
+        _tensor(name, value, start)
+        for name, value in described.items()
+        if name != "__metadata__"
     ]
     found = sorted((t for t in tensors if t is not None), key=lambda t: (t.start, t.end))
     if not found or len(found) < len(tensors):
@@ -101,7 +108,7 @@ def tensors_untrusted(header: bytes, size: int) -> list[Tensor]:
     return found
 
 
-def _tensor(value: Any, start: int) -> Tensor | None:
+def _tensor(name: str, value: Any, start: int) -> Tensor | None:
     if not isinstance(value, dict):
         return None
     span, dtype = value.get("data_offsets"), value.get("dtype")
@@ -110,8 +117,14 @@ def _tensor(value: Any, start: int) -> Tensor | None:
     begin, end = span
     if not (type(begin) is int and type(end) is int and 0 <= begin <= end < 1 << 63):
         return None
-    kind = _KINDS.get(dtype, 0)
-    return Tensor(start + begin, start + end, kind if kind and not (end - begin) % kind else 0)
+    kind, size = _KINDS.get(dtype, 0), end - begin
+    kind = kind if kind and not size % kind else 0
+    shape = value.get("shape")
+    if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape):
+        shape = []
+    if len(shape) > 8 or math.prod(shape) * kind != size:
+        shape = []
+    return Tensor(start + begin, start + end, kind, name, dtype, tuple(shape))
 
 
 def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[CutSpan]:

@@ -33,7 +33,7 @@ from p2p.policy import (
     NO_POLICY as NO_POLICY,
     PolicyVersion as PolicyVersion,
 )
-from p2p.shardcast.codec import ANCHOR, MAX_WIRE, PATCH
+from p2p.shardcast.codec import ADAPTER, ANCHOR, MAX_WIRE, PATCH
 from p2p.shardcast.index import (
     DIGEST_BYTES,
     MAX_CHUNKS,
@@ -83,14 +83,19 @@ class Encoding:
         return cls(ANCHOR, NO_POLICY, len(index), wire)
 
     @classmethod
-    def patch(cls, index: Index, base: PolicyVersion) -> Encoding:
+    def patch(cls, index: Index, base: PolicyVersion, name: str = PATCH) -> Encoding:
         """The entry for a patch on ``base``, of which ``index`` is the index."""
-        return cls(PATCH, base, len(index), index.size, index.digest)
+        return cls(name, base, len(index), index.size, index.digest)
 
     @property
     def is_anchor(self) -> bool:
         """True if it needs no other version."""
         return self.name == ANCHOR
+
+    @property
+    def is_adapter(self) -> bool:
+        """True if it needs the version that the run began with, and no other."""
+        return self.name == ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +184,15 @@ class Manifest:
     @property
     def patches(self) -> tuple[Encoding, ...]:
         """The encodings that need another version."""
-        return tuple(one for one in self.body.encodings if one.name == PATCH)
+        return tuple(one for one in self.body.encodings if one.name in (PATCH, ADAPTER))
 
     @property
     def handed_out(self) -> Encoding:
-        """The encoding that the origin hands out: the patch on the version before if there is
-        one, else the anchor. Others are pulled."""
+        """The encoding that the origin hands out: the adapter or the patch on the version
+        before if there is one, else the anchor. Others are pulled."""
         previous = self.body.previous_version
-        return next((one for one in self.patches if one.base == previous), self.anchor)
+        fit = (one for one in self.patches if one.is_adapter or one.base == previous)
+        return next(fit, self.anchor)
 
     def name_of(self, encoding: Encoding) -> bytes:
         """The digest by which messages name an encoding of this version."""

@@ -16,7 +16,7 @@ import trio
 
 from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
-from p2p.shardcast.codec import ENCODE_RATE, encode_chunk
+from p2p.shardcast.codec import ADAPTER, ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
@@ -32,13 +32,10 @@ from p2p.shardcast.index import (
     digest_of,
 )
 from p2p.shardcast.layout import (
-    LENGTH_BYTES,
     CutSpan,
     Tensor,
     cut_files,
-    header_bytes,
     span_for,
-    tensors_untrusted,
 )
 from p2p.shardcast.manifest import (
     NO_POLICY,
@@ -55,7 +52,7 @@ from p2p.shardcast.patch import (
     is_alike,
     runs_of,
 )
-from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches
+from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches, tensors_of
 from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
 from p2p.world import DiskEntry, World
@@ -188,12 +185,8 @@ class Digester:
         return sorted(found, key=lambda entry: entry.path)
 
     async def _tensors(self, path: str, size: int) -> list[Tensor]:
-        """The tensors of a safetensors file; none of any other."""
         try:
-            length = header_bytes(await self._disk.read(path, 0, LENGTH_BYTES + 1), size)
-            if not length:
-                return []
-            return tensors_untrusted(await self._disk.read(path, LENGTH_BYTES, length), size)
+            return await tensors_of(self._disk, path, size)
         except BadMessage as error:
             raise LocalProtocolError(
                 f"{self._disk.locate(path)} cannot be published: {error}"
@@ -224,7 +217,7 @@ class PolicyPublisher:
         self._digester = Digester(world, config, store.cores)
         self._roster = roster
         self._believe = believe
-        self._told: dict[PeerId, int] | None = None
+        self._told: dict[PeerId, tuple[int, bool]] | None = None
         self._told_at = 0.0
         self._turn = trio.Lock()
 
@@ -234,8 +227,10 @@ class PolicyPublisher:
         path: str,
         newest_out: Callable[[], Manifest | None],
         note: bytes = b"",
+        adapter: tuple[str, PolicyVersion] | None = None,
     ) -> ev.Publish | Manifest:
-        """Make a version durable; a `Manifest` if just this was published before.
+        """Make a version durable; a `Manifest` if just this was published before. With an
+        ``adapter``, a file and the version that it adds to, that travels if it leads there.
 
         ``newest_out`` is asked when it is our turn: the publication before this one has told
         the core by then. Raises `LocalProtocolError` rather than contradict what is out.
@@ -263,9 +258,14 @@ class PolicyPublisher:
                 manifest = newest  # signed before, and its files were gone since
             else:
                 encodings = [Encoding.anchor(index, digested.wire)]
-                patch = await self._make_patch(newest, digested, path, draft)
-                if patch is not None and newest is not None:
-                    encodings.append(Encoding.patch(patch.index, newest.version))
+                if adapter is not None:
+                    patch = await self._make_adapter(*adapter, digested, draft)
+                    if patch is not None:
+                        encodings.append(Encoding.patch(patch.index, adapter[1], ADAPTER))
+                if patch is None:
+                    patch = await self._make_patch(newest, digested, path, draft)
+                    if patch is not None and newest is not None:
+                        encodings.append(Encoding.patch(patch.index, newest.version))
                 manifest = ManifestBody(
                     self._run,
                     version,
@@ -298,7 +298,9 @@ class PolicyPublisher:
     async def _make_roster(self) -> Roster | None:
         local = self._world.signer.peer_id
         entries = self._believe([entry for entry in self._roster() if entry.peer != local])
-        ranks = {entry.peer: capacity_class(entry.upload) for entry in entries}
+        ranks = {
+            entry.peer: (capacity_class(entry.upload), entry.is_closed) for entry in entries
+        }
         if ranks == self._told:
             return None
         last = self._statements.roster(local)
@@ -324,10 +326,54 @@ class PolicyPublisher:
             # receivers more work, and room on their disks.
             most = int(0.8 * digested.wire)
             size = await self._write_patch(entry, digested.index, path, draft, most)
+        return await self._digest_draft(draft, size)
+
+    async def _digest_draft(
+        self, draft: str, size: int | None, tensors: Sequence[Tensor] = ()
+    ) -> Digested | None:
         if size is None:
             return None
-        cuts = cut_files([(size, ())], self._config.chunk_bytes or span_for(size))
+        cuts = cut_files([(size, tensors)], self._config.chunk_bytes or span_for(size))
         return await self._digester.hash(draft, [PolicyFile("", size)], cuts) if cuts else None
+
+    async def _make_adapter(
+        self, path: str, version: PolicyVersion, digested: Digested, draft: str
+    ) -> Digested | None:
+        """Make the adapter at ``path`` what travels, if what it leads to is what is published
+        and it is worth it."""
+        base, index = self._store.stored(version), digested.index
+        entries = await self._disk.walk(path, 1)
+        if base is None or not entries or not is_alike(base.index, index):
+            return None
+        size = entries[0].size
+        runs = runs_of(index)
+        table = encode_table(base.index, index, runs, [size, *[0] * (len(runs) - 1)])
+        if size + len(table) > 0.8 * digested.wire:
+            return None
+        right = 0
+
+        async def judge(run: SpanRun) -> None:
+            nonlocal right
+            _, mask = await self._store.merge_run(read, base, index, run)
+            right += mask.bit_count()
+
+        with base.pin():
+            try:
+                read = await self._store.read_adapter(path, size, base)
+            except BadMessage as error:
+                raise LocalProtocolError(
+                    f"{self._disk.locate(path)} is no adapter of version {version}: {error}"
+                ) from None
+            await self._store.cores.for_each(runs, judge)
+        if right < len(index):
+            logger.warning("adapter_differs version=%d: a patch is published", version)
+            return None
+        await self._disk.remove(f"{self._store.folder}/{DRAFT}")
+        for offset in range(0, size, PACKED_AHEAD):
+            await self._disk.append(draft, await self._disk.read(path, offset, PACKED_AHEAD))
+        await self._disk.append(draft, table)
+        tensors = await tensors_of(self._disk, path, size)
+        return await self._digest_draft(draft, size + len(table), tensors)
 
     async def _write_patch(
         self, base: StoredPolicy, index: Index, root: str, draft: str, most: int

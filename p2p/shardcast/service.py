@@ -254,7 +254,11 @@ class Shardcast:
             await self._written.wait()
 
     async def publish(
-        self, version: PolicyVersion, weights_path: str, note: bytes = b""
+        self,
+        version: PolicyVersion,
+        weights_path: str,
+        note: bytes = b"",
+        adapter: tuple[str, PolicyVersion] | None = None,
     ) -> Manifest:
         """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
         `World.disk`), with a ``note`` in its manifest: a digest, or nothing.
@@ -263,10 +267,12 @@ class Shardcast:
         stay unchanged while the version is kept. Hidden files are left out. Publishing the same
         content again gives the same manifest; another content under a version that is out, or a
         version older than the newest, raises `LocalProtocolError`: it would be equivocation. So
-        do links, a safetensors file that is cut off, and files that change meanwhile.
+        do links, a safetensors file that is cut off, and files that change meanwhile. An
+        ``adapter``, a file and the version that it adds to (`p2p.shardcast.adapter`), is what
+        travels to those who hold that version.
         """
         event = await self._publisher.prepare(
-            version, weights_path, lambda: self._core.newest, note
+            version, weights_path, lambda: self._core.newest, note, adapter
         )
         if isinstance(event, Manifest):
             return event

@@ -37,11 +37,21 @@ import trio
 from p2p.bounded import BoundedDict
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
+from p2p.shardcast.adapter import (
+    LORA,
+    MERGE_RATE,
+    AdapterFile,
+    Piece,
+    merge_run_untrusted,
+    read_adapter_untrusted,
+    rows_of,
+)
 from p2p.shardcast.chunkset import EMPTY, ChunkSet, Selection
 from p2p.shardcast.codec import ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of, right_mask
+from p2p.shardcast.layout import LENGTH_BYTES, Tensor, header_bytes, tensors_untrusted
 from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
@@ -53,6 +63,7 @@ from p2p.shardcast.patch import (
     APPLY_RATE,
     TAIL_BYTES,
     PatchRun,
+    SpanRun,
     apply_run_untrusted,
     decode_table_untrusted,
     is_alike,
@@ -68,7 +79,7 @@ from p2p.shardcast.stored import (
     decode_head_untrusted,
 )
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
-from p2p.world import OFF_LOOP, World
+from p2p.world import OFF_LOOP, Disk, World
 
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
@@ -307,6 +318,10 @@ class PolicyStore:
         with base.pin(), entry.pin():
             try:
                 index, runs = await self._read_patch(entry, base)
+                adapter = None
+                if entry.encoding.is_adapter:
+                    room = sum(row.wire for row in runs)
+                    adapter = await self.read_adapter(entry.weights, room, base)
             except (BadMessage, FileNotFoundError) as error:
                 logger.warning("patch_wrong version=%d reason=%s", entry.version, error)
                 return None
@@ -315,7 +330,9 @@ class PolicyStore:
             if made.is_whole:
                 return made
             await self._make_room(made)
-            await self.cores.for_each(runs, partial(self._patch_run, entry, base, made))
+            await self.cores.for_each(
+                runs, partial(self._patch_run, entry, base, made, adapter)
+            )
         await self._remove_if_forgotten(made)
         return made
 
@@ -334,21 +351,83 @@ class PolicyStore:
             raise BadMessage("it is for another policy of that version")
         return index, patch_runs_untrusted(table, index, room)
 
+    async def read_adapter(self, path: str, size: int, base: StoredPolicy) -> AdapterFile:
+        """The adapter in the first ``size`` bytes at ``path``, judged by the policy that it
+        adds to. Raises `BadMessage`, `FileNotFoundError`."""
+        found = await tensors_of(self._disk, path, size)
+        terms = b""
+        for one in found:
+            if one.name == LORA:
+                terms = await self._disk.read(path, one.start, min(one.end - one.start, 9))
+        policy = [
+            await tensors_of(self._disk, base.file(number), file.size)
+            for number, file in enumerate(base.index.files)
+        ]
+        return read_adapter_untrusted(path, found, terms, policy)
+
+    async def merge_run(
+        self, adapter: AdapterFile, base: StoredPolicy, index: Index, run: SpanRun
+    ) -> tuple[bytes, int]:
+        """The bytes of a run of the policy ``index``, and the mask of its spans that are
+        right."""
+        place = index.place(run.first)
+        first, end = place.offset, place.offset + run.size
+        try:
+            old = await self._disk.read(base.file(place.file), first, run.size)
+            pieces = []
+            for one in adapter.targets:
+                if one.file != place.file or one.place.end <= first or end <= one.place.start:
+                    continue
+                start, stop, skip, low, high = rows_of(one, first, end, adapter.rank)
+                down = await self._disk.read(
+                    adapter.path, one.down.start, one.down.end - one.down.start
+                )
+                up = await self._disk.read(adapter.path, low, high - low)
+                pieces.append(
+                    Piece(
+                        start - first,
+                        stop - first,
+                        skip,
+                        one.place.dtype,
+                        adapter.scale,
+                        adapter.rank,
+                        down,
+                        up,
+                        one.down.dtype,
+                    )
+                )
+        except FileNotFoundError:
+            return b"", 0
+        if len(old) != run.size:
+            return b"", 0
+        spans = index.spans[run.first : run.end]
+        return await self._compute(
+            merge_run_untrusted, run, spans, old, pieces, size=run.size, rate=MERGE_RATE
+        )
+
     async def _patch_run(
-        self, entry: StoredPolicy, base: StoredPolicy, made: StoredPolicy, row: PatchRun
+        self,
+        entry: StoredPolicy,
+        base: StoredPolicy,
+        made: StoredPolicy,
+        adapter: AdapterFile | None,
+        row: PatchRun,
     ) -> None:
         run, place = row.run, made.index.place(row.run.first)
-        wire = await self._disk.read(entry.weights, row.offset, row.wire)
-        try:
-            old = await self._disk.read(base.file(place.file), place.offset, run.size)
-        except FileNotFoundError:
-            return
-        if len(old) != run.size:
-            return
-        spans = made.index.spans[run.first : run.end]
-        raw, mask = await self._compute(
-            apply_run_untrusted, run, spans, old, wire, size=run.size, rate=APPLY_RATE
-        )
+        if adapter is not None:
+            raw, mask = await self.merge_run(adapter, base, made.index, run)
+        else:
+            wire = await self._disk.read(entry.weights, row.offset, row.wire)
+            try:
+                old = await self._disk.read(base.file(place.file), place.offset, run.size)
+            except FileNotFoundError:
+                return
+            if len(old) != run.size:
+                return
+            spans = made.index.spans[run.first : run.end]
+            raw, mask = await self._compute(
+                apply_run_untrusted, run, spans, old, wire, size=run.size, rate=APPLY_RATE
+            )
         # What came as chunks stays: it is right, and may be where this is wrong.
         right = ChunkSet(mask << run.first) - made.verified
         view, offsets = memoryview(raw), made.index.offsets
@@ -482,6 +561,7 @@ class PolicyStore:
         )
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
+        bases = {e.encoding.base for e in self._entries.values() if e.encoding.is_adapter}
         total, gone = sum(e.footprint for e in self._entries.values() if not e.stored), []
         patches: Counter[bytes] = Counter()
         for patch in self._entries.values():
@@ -491,11 +571,12 @@ class PolicyStore:
             size = entry.footprint + patches[entry.manifest.digest]
             total += size
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
-            if rank and full and not entry.pins:
+            if rank and full and not entry.pins and entry.version not in bases:
                 total -= size
                 gone.append(entry)
         # A patch stays as long as what it leads to: peers that are behind take it from here.
-        oldest = min((e.version for e in kept if e not in gone), default=NO_POLICY)
+        left = (e.version for e in kept if e not in gone and e.version not in bases)
+        oldest = min(left, default=NO_POLICY)
         gone += [
             e
             for e in self._entries.values()
@@ -651,6 +732,14 @@ class PolicyStore:
                 and path not in known
             ):
                 await self._disk.remove(path)
+
+
+async def tensors_of(disk: Disk, path: str, size: int) -> list[Tensor]:
+    """The tensors of a safetensors file; none of any other. Raises `BadMessage`."""
+    length = header_bytes(await disk.read(path, 0, LENGTH_BYTES + 1), size)
+    return (
+        tensors_untrusted(await disk.read(path, LENGTH_BYTES, length), size) if length else []
+    )
 
 
 def batches(index: Index) -> Iterator[tuple[int, int]]:

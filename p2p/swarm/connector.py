@@ -481,17 +481,23 @@ class Connector:
                 self._punched.pop(host, None)
         return self.is_direct(peer)
 
-    async def _punch_addr(self, peer: PeerId, addr: Multiaddr, is_client: bool) -> None:
+    async def dial_from_port(self, peer: PeerId, addr: Multiaddr) -> bool:
+        """Add a connection to ``peer``, from the port at which we listen. Return True if there
+        is one."""
+        return await self._punch_addr(peer, addr, True)
+
+    async def _punch_addr(self, peer: PeerId, addr: Multiaddr, is_client: bool) -> bool:
         group = group_of(addr)
         if not self._targets.begin(group, self._world.now()):
-            return
+            return False
         answered = False
         try:
             raw = await self._network.punch(addr)
             answered = True
-            await self._secure_punched(raw, peer, addr, is_client)
+            return await self._secure_punched(raw, peer, addr, is_client)
         except DIAL_FAILURES as error:
             logger.debug("a punch to %s failed: %s", addr, error)
+            return False
         finally:
             self._targets.end(group, self._world.now(), answered=answered)
 
@@ -501,7 +507,7 @@ class Connector:
         peer: PeerId,
         addr: Multiaddr | None,
         is_client: bool,
-    ) -> None:
+    ) -> bool:
         adopted = False
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT):
@@ -514,6 +520,7 @@ class Connector:
                 )
             if secured.peer == peer:
                 adopted = self._adopt(raw, secured, dialer=is_client, addr=addr)
+            return adopted
         finally:
             if not adopted:
                 await trio.aclose_forcefully(raw)
@@ -792,5 +799,6 @@ class Connector:
 
 
 def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
-    """Return the address with the peer's id, which a relay needs."""
-    return addr if addr.relay is None else addr.with_peer(peer)
+    """Return the address with the peer's id, which a relay needs, and a name of many."""
+    is_whole = addr.relay is None and addr.parts[0][0] != "dnsaddr"
+    return addr if is_whole else addr.with_peer(peer)

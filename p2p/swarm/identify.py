@@ -18,6 +18,7 @@ from p2p.wire import KI, FrameReader, frame
 from p2p.world import World
 
 PROTOCOL_ID: Final = ProtocolId("/ipfs/id/1.0.0")
+PUSH_ID: Final = ProtocolId("/ipfs/id/push/1.0.0")
 PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
 AGENT: Final = "shoal/0.1"
 PROTOCOL_VERSION: Final = "ipfs/0.1.0"
@@ -36,6 +37,15 @@ class PeerInfo:
     listen_addrs: tuple[Multiaddr, ...]
     observed_addr: Multiaddr | None
     """Our address as the peer sees it."""
+
+    def updated(self, news: PeerInfo) -> PeerInfo:
+        """The same, with what ``news`` says."""
+        return PeerInfo(
+            news.agent or self.agent,
+            news.protocols or self.protocols,
+            news.listen_addrs or self.listen_addrs,
+            news.observed_addr or self.observed_addr,
+        )
 
 
 def encode_info(

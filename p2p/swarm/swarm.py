@@ -36,7 +36,7 @@ from typing import Final
 import trio
 
 from p2p import door, host as hosts
-from p2p.bounded import TokenBucket
+from p2p.bounded import BoundedDict, TokenBucket
 from p2p.circuit.messages import DCUTR_ID, MAX_ADDRS, STOP_ID
 from p2p.circuit.network import CircuitNetwork
 from p2p.circuit.punch import Puncher
@@ -84,10 +84,13 @@ ours carry a few a second."""
 MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
 of a core."""
-FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16}
+FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16, identify.PUSH_ID: 2}
 """Incoming streams of one peer served at a time, for protocols that need few; one more is
 reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
 end."""
+PUSH_PAUSE: Final = 5.0
+"""Seconds between two pushes of ours at least. Half of it between two of one peer: the net may
+bring them closer together."""
 IDENTIFY_TIMEOUT: Final = 10.0
 """Seconds for the peer to identify itself; without it we just know less."""
 
@@ -143,10 +146,14 @@ class SwarmHost:
         self._listeners: list[Listener] = []
         self._mapped: tuple[Multiaddr, ...] = ()
         self._standing: dict[Multiaddr, bool | None] = {}
+        self._seen: BoundedDict[PeerId, Multiaddr] = BoundedDict(2)
+        """Where peers see what comes from the port at which we listen."""
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
+        self._pushed: BoundedDict[PeerId, float] = BoundedDict(4096)
+        """When peers last pushed."""
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
         self.network = CircuitNetwork(world, self, network)
@@ -171,6 +178,7 @@ class SwarmHost:
         )
         self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
         self.set_handler(identify.PING_ID, identify.serve_ping)
+        self.set_handler(identify.PUSH_ID, self._take_push)
         self.set_handler(STOP_ID, self.network.serve_stop)
         self._puncher = Puncher(world, self)
         if config.punch:
@@ -269,7 +277,8 @@ class SwarmHost:
     @property
     def observed(self) -> tuple[Multiaddr, ...]:
         """Our own addresses as others may see them: the hosts at which peers see us, with the
-        ports at which we listen. Most routers keep the port."""
+        ports at which we listen, which most routers keep; first, if it is known, where they
+        see what comes from there."""
         ports = [
             listener.addr.host_port[1]
             for listener in self._listeners
@@ -282,15 +291,50 @@ class SwarmHost:
             if addr is not None and addr.relay is None and addr.parts[-1][0] == "tcp"
         ]
         likeliest = [host for host, _ in Counter(hosts).most_common(2)]
-        return tuple(Multiaddr.tcp(host, port) for host in likeliest for port in ports)
+        guesses = [Multiaddr.tcp(host, port) for host in likeliest for port in ports]
+        sure = () if self.is_symmetric else tuple(self._seen.values())
+        return tuple(dict.fromkeys((*sure, *guesses)))
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if a router gives each connection from our port another one, as far as
+        `look_from` has shown: no two of such hosts can punch."""
+        return len(set(self._seen.values())) > 1
+
+    async def look_from(self, peer: PeerId) -> None:
+        """Connect to ``peer`` once more for a moment, from the port at which we listen, to
+        learn where it sees us there."""
+        places = [one for one in self.addrs_of(peer) if one.relay is None]
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            while (before := self.info(peer)) is None:
+                await self.news.wait()
+            if not places or not await self._connector.dial_from_port(
+                peer, max(places, key=reach_of)
+            ):
+                return
+            while (info := self.info(peer)) is before:
+                await self.news.wait()
+            seen = None if info is None else info.observed_addr
+            if seen is not None and seen.relay is None and seen.parts[-1][0] == "tcp":
+                self._seen.renew(peer, seen)
+                self.news.notify_all()
+            if (connection := self._connector.live(peer)) is not None:
+                connection.close()
 
     async def dial_direct(self, peer: PeerId) -> bool:
         """Dial the public addresses that a peer names, beside a circuit that there is. Return
-        True if there is a direct connection; the caller sets the deadline."""
+        True if there is a direct connection; the caller sets the deadline. No name server is
+        asked on a stranger's word."""
         door.check("peer", peer, PeerId)
         info = self.info(peer)
         named = () if info is None else info.listen_addrs
-        addrs = [one for one in named if one.relay is None and reach_of(one) == PUBLIC]
+        addrs = [
+            one
+            for one in named
+            if reach_of(one) == PUBLIC
+            and one.relay is None
+            and not one.parts[0][0].startswith("dns")
+        ]
         return await self._connector.dial_direct(peer, addrs[:MAX_ADDRS])
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
@@ -687,20 +731,56 @@ class SwarmHost:
         with trio.move_on_after(IDENTIFY_TIMEOUT):
             async with connection.open_stream(identify.PROTOCOL_ID) as stream:
                 info = await identify.receive_info(stream)
-            connection.learn(info.protocols)
-            if self._connector.usage(connection.peer) is None:
-                return  # it has gone meanwhile, and `_forget` will not be called again
-            self._infos[connection.peer] = info
-            self.news.notify_all()
+            if not self._learn(connection, info):
+                return
             if self._config.punch and connection.is_circuit and not connection.dialer:
                 self._spawn(
                     self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
                 )
-            seen = connection.remote_addr
-            reach = self._own_reach() if seen is None else reach_of(seen)
-            self._connector.gater.add_addrs(
-                connection.peer, info.listen_addrs, hosts.AddrSource.HEARSAY, reach
-            )
+
+    def _learn(self, connection: Connection, info: identify.PeerInfo) -> bool:
+        """Take what a peer says of itself. Return False if it has gone meanwhile, and
+        `_forget` will not be called again."""
+        peer, seen = connection.peer, connection.remote_addr
+        connection.learn(info.protocols)
+        if self._connector.usage(peer) is None:
+            return False
+        self._infos[peer] = info
+        self.news.notify_all()
+        reach = self._own_reach() if seen is None else reach_of(seen)
+        self._connector.gater.add_addrs(
+            peer, info.listen_addrs, hosts.AddrSource.HEARSAY, reach
+        )
+        return True
+
+    async def _take_push(self, stream: hosts.Stream) -> None:
+        """A peer says that something of it has changed. What it leaves out has not."""
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            news = await identify.receive_info(stream)
+            known, connection = self._infos.get(stream.peer), self._connector.live(stream.peer)
+            last = self._pushed.get(stream.peer, -math.inf)
+            if connection is None or self.world.now() < last + PUSH_PAUSE / 2:
+                return
+            self._pushed.renew(stream.peer, self.world.now())
+            self._learn(connection, news if known is None else known.updated(news))
+
+    async def _push(self) -> None:
+        """Tell connected peers whenever our addresses change, until cancelled."""
+        told = self.addrs
+        while True:
+            while told == self.addrs:
+                await self.news.wait()
+            told = self.addrs
+            for peer in self.connected:
+                info = self._infos.get(peer)
+                if info is not None and identify.PUSH_ID in info.protocols:
+                    self._spawn(self._on_behalf, None, self._push_to, peer)
+            await self._pause(PUSH_PAUSE)
+
+    async def _push_to(self, peer: PeerId) -> None:
+        with trio.move_on_after(IDENTIFY_TIMEOUT):
+            async with await self.open_stream(peer, identify.PUSH_ID) as stream:
+                await self._serve_identify(stream)
 
     # Life.
 
@@ -743,6 +823,8 @@ class SwarmHost:
                 self._nursery = nursery
                 for listener in self._listeners:
                     self._spawn(self._accept_from, listener)
+                if self._config.identify:
+                    self._spawn(self._push)
                 try:
                     with self.watching(self.network.on_peer):
                         for addr in addrs:

@@ -7,7 +7,7 @@ take are machines without I/O, with a map of their own.
 
 Drivers, ordinary trio code: `connection` carries one secured connection (one task reads, one
 writes) and has its streams, `upgrade` makes a connection's session of a raw stream.
-`dial` tries the addresses of one peer, staggered.
+`dial` tries the addresses of one peer, staggered; `dns` finds those behind a ``/dnsaddr``.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
 third. `wakeup` has what tasks wait for: an event that can be used again, and turns at costly

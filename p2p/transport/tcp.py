@@ -27,6 +27,7 @@ from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
 from p2p.transport.dial import stagger
+from p2p.transport.dns import resolve
 from p2p.wire import KI
 
 try:
@@ -367,7 +368,9 @@ def _detached(wrapped: trio.socket.SocketType) -> socket.socket:
 class TcpNetwork:
     """The internet."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_servers: Sequence[tuple[str, int]] = ()) -> None:
+        """``name_servers`` resolve ``/dnsaddr``: hosts and ports, by default this machine's."""
+        self._name_servers = tuple(name_servers)
         self._name_threads = trio.CapacityLimiter(DNS_THREADS)
         self._listeners: list[TcpListener] = []
 
@@ -386,11 +389,22 @@ class TcpNetwork:
         """
         check("addr", addr, Multiaddr)
         try:
+            if addr.parts[0][0] == "dnsaddr":
+                return await self._dial_any(await resolve(addr, self._name_servers))
             host, port = addr.host_port
             hosts = await self._look_up(addr.parts[0][0], host, port)
             return await _first(hosts, port)
         except (OSError, ValueError) as error:
             raise PeerUnreachable(f"{addr} does not answer: {error}") from error
+
+    async def _dial_any(self, addrs: Sequence[Multiaddr]) -> trio.abc.HalfCloseableStream:
+        """Connect to the first of the addresses of one peer that answers. Raises `OSError`."""
+        for addr in addrs:
+            try:
+                return await self.dial(addr)
+            except PeerUnreachable as error:
+                trouble = str(error)
+        raise OSError(trouble)
 
     async def _look_up(self, kind: str, host: str, port: int) -> list[str]:
         """The addresses of a host. Raises `OSError`."""

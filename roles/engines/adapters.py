@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from p2p.errors import BadMessage
+from p2p.shardcast.adapter import DOWN, LORA, UP
 from roles.models import safetensors
 from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor
@@ -22,11 +23,8 @@ DIGEST_BYTES: Final = 32
 NUMBERS: Final = "numbers"
 """In a checkpoint: the step, and the optimiser's updates."""
 WEIGHT: Final = "weight."
-LORA: Final = "lora"
-"""In the checkpoint of an adapter: rank and alpha."""
-DOWN: Final = ".lora_A"
-UP: Final = ".lora_B"
-"""Ends of the names of A (rank, inputs) and B (outputs, rank), as PEFT calls them."""
+TRAVELS: Final = ".lora"
+"""Behind the path of a policy: the adapter that SHARDCAST sends in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +53,15 @@ def read_adapter(checkpoint: Path) -> StoredAdapter | None:
             return None
         step, _ = struct.unpack("<qq", found[NUMBERS].data)
         rank, alpha = struct.unpack("<ff", found[LORA].data)
-    except (OSError, ValueError, KeyError, struct.error, BadMessage) as error:
+        rank = int(rank)
+    except (OSError, ArithmeticError, ValueError, KeyError, struct.error, BadMessage) as error:
         raise BadModel(f"{checkpoint} is no checkpoint of a learner: {error}") from None
     weights = {
         name.removeprefix(WEIGHT): raw
         for name, raw in found.items()
         if name.startswith(WEIGHT) and name.endswith((DOWN, UP))
     }
-    return StoredAdapter(step, int(rank), alpha, weights)
+    return StoredAdapter(step, rank, alpha, weights)
 
 
 def write_peft(adapter: StoredAdapter, base: str, folder: Path) -> None:

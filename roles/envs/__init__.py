@@ -12,7 +12,8 @@ travels, and whoever replays it asks the environment again.
 These come with Shoal: `sort` and `guess` for models without a base; for those with one
 `arithmetic`, `questions` (``math`` and ``math-exact``, from a file of this machine), `gym`
 (reasoning-gym), `code` (programs paid by tests) and, in turns, `calculator` and `python`.
-`wasm` runs code of strangers with fuel, the same everywhere. `answers` finds the final answer
+`wasm` runs code of strangers with fuel, the same everywhere, and `capsule` whole environments,
+which travel with a run. `answers` finds the final answer
 in a completion, and `formulas` compares it, where that is cheap. `check` tries the laws of all
 of them: rewards that repeat, answers that earn themselves; `examine` does it in two processes
 that differ in all that must not matter.

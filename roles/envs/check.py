@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -18,11 +18,14 @@ from typing import Any, Final
 import trio
 
 from roles.envs.answers import is_fragment, key
+from roles.envs.base import Task, TurnEnvironment
 from roles.envs.contained import EnvironmentFailed, call_contained
 from roles.envs.text import TextEnvironment, TextTask, TokenizedEnvironment, is_turns
 
 REPEATED: Final = 64
 """Tasks of an evaluation whose rewards are computed twice."""
+ROOM: Final = 64
+"""Tokens that may be said behind a turn."""
 SEEDS: Final = 4
 """Seeds whose tasks are made twice."""
 MOST_FRAGMENTS: Final = 24
@@ -76,22 +79,28 @@ def _difference(environment: Any) -> str:
     if isinstance(tasks, str):
         return ""
     tried = tasks[:: max(1, len(tasks) // REPEATED)][:REPEATED]
-    expect(environment, [(task, said) for task in tried for said in _sayings(task)])
+    expect(environment, [(task, said) for task in tried for said in _sayings(task)], talks=True)
     for task in tried:
         for said in _sayings(task):
-            first, second = (_paid(environment, task, said) for _ in range(2))
-            if repr(first) != repr(second):  # one nan is no other
-                return f"pays {first}, and then {second}, for one answer"
+            for what, call in (("pays", _paid), ("says", _heard)):
+                first, second = (repr(call(environment, task, said)) for _ in range(2))
+                if first != second:  # as text: one nan is no other
+                    return f"{what} {first:.200}, and then {second:.200}, for one answer"
     return ""
 
 
-def expect(environment: Any, answers: Iterable[tuple[Any, Any]]) -> None:
-    """Let an environment that would rather be asked together prepare rewards."""
-    if hasattr(environment, "expect"):
-        environment.expect(
-            ("reward", task, (said,) if is_turns(environment) else said, True)
-            for task, said in answers
-        )
+def expect(
+    environment: Any, answers: Sequence[tuple[Any, Any]], *, talks: bool = False
+) -> None:
+    """Let an environment that would rather be asked together prepare rewards; ``talks``: and
+    what it answers."""
+    if not hasattr(environment, "expect"):
+        return
+    is_one = not is_turns(environment)
+    environment.expect(("reward", task, said if is_one else (said,), True)
+                       for task, said in answers)  # fmt: skip
+    if talks and not is_one:
+        environment.expect(("respond", task, (said,)) for task, said in answers)
 
 
 def _sayings(task: Any) -> tuple[Any, ...]:
@@ -111,6 +120,15 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
 
     paid: float | str = _outcome(environment, pay)
     return paid
+
+
+def _heard(environment: Any, task: Any, said: Any) -> Any:
+    """Return what the model hears behind a turn, or what is raised; None of one turn."""
+    if isinstance(environment, TurnEnvironment) and isinstance(task, Task):
+        return _outcome(environment, partial(environment.respond, task, said, ROOM))
+    if is_turns(environment):
+        return _outcome(environment, partial(trio.run, environment.respond, task, (said,)))
+    return None
 
 
 def _outcome(environment: Any, work: Callable[[], Any]) -> Any:

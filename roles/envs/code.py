@@ -7,7 +7,7 @@ are of one of three kinds:
 - ``stdin``: ``[["1 2\\n", "3\\n"], ...]``, what a program reads and prints;
 - ``asserts``: ``{"setup": "import math", "lines": ["assert f(1) == 2", ...]}``.
 
-`convert` makes such lines of MBPP, HumanEval and APPS. The answer is the last fenced block of
+`convert` makes such lines of public collections. The answer is the last fenced block of
 what the model says. It runs in an interpreter of wasm with fuel (`roles.envs.wasm`), so that
 every node finds the same. Of ``calls`` and ``stdin`` the expected results stay outside of the
 interpreter: a program that looks for them, or forges the driver's lines, earns nothing by it.
@@ -18,9 +18,13 @@ could fake them, as everywhere. All tests must pass.
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
+import io
 import json
+import pickle
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
@@ -35,6 +39,8 @@ MAX_TESTS: Final = 64
 """Tests of a problem that are run: the first."""
 MAX_ANSWER: Final = 32 * 1024
 """Characters of an answer."""
+MAX_UNPACKED: Final = 64 * 1024 * 1024
+"""Bytes of the private tests of a row."""
 EVALUATION_TASKS: Final = 128
 EVALUATION_SEED: Final = "code 4242"
 FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -268,7 +274,8 @@ def _task_of(problem: Mapping[str, Any]) -> TextTask:
 
 
 def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the problem that a row of MBPP, HumanEval, APPS or TACO is.
+    """Return the problem that a row of MBPP, HumanEval, APPS, TACO, LiveCodeBench or GENESYS
+    (SYNTHETIC-1) is.
 
     Raises:
         ValueError: It is a row of neither.
@@ -298,4 +305,56 @@ def convert(row: Mapping[str, Any]) -> dict[str, Any]:
             solution = known[0] if known else ""
             return {"question": question, "starter": row.get("starter_code", ""),
                     "tests": tests, "solution": solution}  # fmt: skip
-    raise ValueError("is a row of neither MBPP, HumanEval, APPS nor TACO")
+        case {"question_content": str(question), "public_test_cases": str(shown)}:
+            # LiveCodeBench
+            hidden = _hidden(str(row.get("private_test_cases") or "[]"))
+            name = json.loads(str(row.get("metadata") or "{}")).get("func_name", "")
+            tests = _from_cases([*json.loads(shown), *hidden], name)
+            return {
+                "question": question,
+                "starter": row.get("starter_code", ""),
+                "tests": tests,
+            }
+        case {"verification_info": str(text), "prompt": str(question)}:  # GENESYS
+            if row.get("task_type") != "verifiable_code":
+                raise ValueError(f"is {row.get('task_type')!s:.40}, and no verifiable_code")
+            cases = json.loads(text)["test_cases"]
+            gold = str(row.get("gold_standard_solution") or "")
+            solution = (FENCE.findall(gold) or [gold])[-1]
+            return {"question": question, "tests": _from_cases(cases, ""), "solution": solution}
+    raise ValueError("is a row of neither MBPP, HumanEval, APPS, LiveCodeBench nor GENESYS")
+
+
+def _from_cases(cases: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return the tests of cases with ``input`` and ``output``; those of a function have their
+    arguments as JSON, each on a line."""
+    name = name or str(cases[0].get("fn_name") or "")
+    if not name:
+        return {"stdin": [[case["input"], case["output"]] for case in cases]}
+    given = [
+        [json.loads(line) for line in case["input"].splitlines()]
+        if isinstance(case["input"], str)
+        else case["input"]
+        for case in cases
+    ]
+    expected = (case["output"] for case in cases)
+    results = [json.loads(one) if isinstance(one, str) else one for one in expected]
+    return {
+        "calls": {"function": name, "cases": list(map(list, zip(given, results, strict=True)))}
+    }
+
+
+class _Plain(pickle.Unpickler):
+    """Reads texts and lists; what names a class or a function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"holds {module}.{name}, and no text")
+
+
+def _hidden(text: str) -> list[Any]:
+    """LiveCodeBench's private tests: JSON, or JSON pickled, compressed and in base64."""
+    if not text.startswith("["):
+        packed = zlib.decompressobj().decompress(base64.b64decode(text), MAX_UNPACKED)
+        text = _Plain(io.BytesIO(packed)).load()
+    found: list[Any] = json.loads(text)
+    return found

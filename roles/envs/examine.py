@@ -181,9 +181,7 @@ class _Trial:
             self._find("in the question", "the answer stands in every question")
         order = [(n, task, said) for n, task in enumerate(some) for said in _sayings(task)]
         order = order[::-1] if is_reversed else order
-        expect(self._environment, [(task, said) for _, task, said in order])
-        if is_turns(self._environment):
-            ahead(("respond", task, (said,)) for _, task, said in order)
+        expect(self._environment, [(task, said) for _, task, said in order], talks=True)
         for n, task, said in order:
             label = f"of task {n} and {str(said)[:40]!r}"
             self._watch.text = said if isinstance(said, str) and said in STRANGE else ""

@@ -178,11 +178,7 @@ class Interpreter:
         linker.define_unknown_imports_as_traps(self._module)
         code, is_void, is_over = 0, False, False
         try:
-            start = linker.instantiate(store, self._module).exports(store)["_start"]
-        except wasmtime.WasmtimeError as error:  # this machine's fault, and no program's
-            raise EnvironmentFailed(f"no interpreter can be started here: {error}") from error
-        try:
-            start(store)
+            self._start(store, linker)(store)
         except wasmtime.ExitTrap as error:
             code = int(error.code)
         except wasmtime.Trap as error:
@@ -191,9 +187,19 @@ class Interpreter:
         except (_Exceeded, wasmtime.WasmtimeError):
             is_over = True
         used = fuel - store.get_fuel()
+        linker.close()  # at once: what is left to the garbage collector keeps its memory
+        store.close()
         if is_over:
             return Outcome(LIMIT, -1, is_void, used)
         return Outcome(bytes(world.printed).decode(errors="replace"), code, False, used)
+
+    def _start(self, store: Any, linker: Any) -> Any:
+        try:
+            return linker.instantiate(store, self._module).exports(store)["_start"]
+        except self._wasmtime.Trap:  # its fuel is not enough for that
+            raise
+        except self._wasmtime.WasmtimeError as error:  # this machine's fault, and no program's
+            raise EnvironmentFailed(f"no interpreter can be started here: {error}") from error
 
 
 def _is_text(argv: Sequence[str]) -> bool:
@@ -352,17 +358,20 @@ def prepare(names: Sequence[str] = tuple(KINDS)) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"wasmtime cannot compile {missing[0]}: {done.stderr[-300:]}")
+    if folder.stat().st_mode & 0o005 != 0o005:  # in the sandbox another user reads it
+        folder.chmod(0o755)
     return folder
 
 
 def main() -> None:
     """Compile the interpreters that the command line names into the cache."""
     folder = modules_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:]:
         target = folder / _compiled_name(KINDS[name])
         partial = target.parent / f"{target.name}.{os.getpid()}"
         partial.write_bytes(Interpreter(name, folder).compiled())
+        partial.chmod(0o644)
         partial.replace(target)
 
 

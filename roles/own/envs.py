@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import pickle
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -119,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     packs = commands.add_parser("pack", help="make a capsule of a folder: one file for a run")
     packs.add_argument("folder", type=Path, help="with environment.py, as new --capsule makes")
     rows = commands.add_parser("convert", help="make problems of `code` of public collections")
-    rows.add_argument("file", type=Path, help="JSON lines of MBPP, HumanEval, APPS or TACO")
+    rows.add_argument("file", type=Path, help="JSON lines (docs/extending.md names them)")
     rows.add_argument("--out", type=Path, required=True, help="where the problems go")
     commands.add_parser("list", help="name the installed environments")
     check.add_argument("--kinds", default="", help="of tasks, by commas; left out: its own")
@@ -147,7 +149,8 @@ def _convert(options: argparse.Namespace) -> int:
     for number, line in enumerate(data.splitlines(), 1):
         try:
             found.append(json.dumps(convert(json.loads(line))))
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        except (LookupError, ValueError, TypeError, RecursionError, EOFError, MemoryError,
+                zlib.error, pickle.UnpicklingError, AttributeError) as error:  # fmt: skip
             bad.append(f"line {number} {error!s:.80}")
     _, refused = read_problems("\n".join(found).encode())
     write_text("--out", options.out, "\n".join(found) + "\n")

@@ -10,7 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import Disk
+from roles.engines.adapters import TRAVELS
 from roles.engines.base import Learner
 from roles.shared.durable import Durable
 
@@ -34,7 +36,9 @@ class PolicyFiles:
         *,
         base: str = "",
         checkpoint_every: int = 1,
+        adapters: bool = False,
     ) -> None:
+        """``adapters``: whether policies may travel as sums to the first one."""
         self.durable = durable
         self.checkpoint = 0
         """Step of the newest checkpoint, as far as this life knows."""
@@ -44,10 +48,17 @@ class PolicyFiles:
         self._disk = disk
         self._base = base
         self._every = checkpoint_every
+        self._sends_adapters = adapters
 
     def weights(self, step: int) -> str:
         """Where the policy of ``step`` is: a file, or of a run with a base a folder."""
         return f"{WEIGHTS}/{step:08d}{'' if self._base else '.safetensors'}"
+
+    def adapter(self, step: int) -> tuple[str, PolicyVersion] | None:
+        """Where that of ``step`` would be that travels in its place, and what it adds to."""
+        return (
+            (self.weights(step) + TRAVELS, PolicyVersion(0)) if self._sends_adapters else None
+        )
 
     async def open(self) -> int:
         """Bring the engine to its checkpoint, or to the first policy. Returns the step."""
@@ -87,6 +98,8 @@ class PolicyFiles:
 
     async def forget_before(self, step: int) -> None:
         """Remove the policy that is now too old, of which each step leaves one."""
-        if step >= KEPT_WEIGHTS:
-            old = self.weights(step - KEPT_WEIGHTS)
-            await self.durable.insist(partial(self._disk.remove, old))
+        old = self.weights(step - KEPT_WEIGHTS)
+        is_base = self._sends_adapters and step == KEPT_WEIGHTS
+        if step >= KEPT_WEIGHTS and not is_base:
+            for path in (old, old + TRAVELS):
+                await self.durable.insist(partial(self._disk.remove, path))

@@ -250,6 +250,7 @@ class Trainer:
                     durable,
                     base=folder or "",
                     checkpoint_every=config.checkpoint_every,
+                    adapters=run.terms.delivery.adapters,
                 )
                 self.session = TrainerSession(
                     *(node, sampling.steps, learner, learning, intake),

@@ -229,7 +229,13 @@ class TrainerSession:
         if node.shardcast.newest < version:
             weights = self._policies.weights(step)
             await self._policies.durable.insist(
-                partial(node.shardcast.publish, version, weights, self._note)
+                partial(
+                    node.shardcast.publish,
+                    version,
+                    weights,
+                    self._note,
+                    self._policies.adapter(step),
+                )
             )
         self.policy_bytes = node.shardcast.manifest(version).anchor.wire
         await self._policies.forget_before(step)

@@ -41,6 +41,8 @@ round trip; nothing is ever lost for good, because every wire here stands for a 
 connection."""
 RESET_BYTES: Final = 40
 """An IP and a TCP header without options, 20 bytes each."""
+HOLE: Final = 120 * SECOND
+"""Time for which a router lets in what answers an unanswered dial, as Linux does."""
 DEFAULT_LATENCY: Final = 0.02
 """Seconds one way, where no latency model says otherwise."""
 
@@ -87,9 +89,9 @@ class Endpoint:
     """A machine on the network, through all lives of its node."""
 
     __slots__ = (
-        "_make_rng", "_rng", "down_cost", "down_free", "host", "index", "lags", "lies",
-        "listeners", "name", "owner", "received", "region", "repeats", "sent", "silent",
-        "spec", "uneven", "up_cost", "up_free", "wires",
+        "_make_rng", "_rng", "down_cost", "down_free", "holes", "host", "index", "lags",
+        "lies", "listeners", "name", "owner", "punches", "received", "region", "repeats",
+        "sent", "silent", "spec", "uneven", "up_cost", "up_free", "wires",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +118,11 @@ class Endpoint:
         self.wires: dict[Wire, None] = {}
         self.host: LocalHost | None = None
         self.listeners: dict[int, LocalListener] = {}
+        self.holes: dict[tuple[int, int], int] = {}
+        """Until when its router lets in what comes from a machine and port to which it has
+        dialled from the port at which it listens."""
+        self.punches: dict[tuple[int, int], Any] = {}
+        """Such dials under way (`sim.node.network`)."""
         self.set_link(LinkSpec())
 
     @property
@@ -124,6 +131,28 @@ class Endpoint:
         if self._rng is None:
             self._rng = self._make_rng()
         return self._rng
+
+    @property
+    def ip(self) -> str:
+        """The address at which others see it: its own, or its router's."""
+        return f"{20 + self.index // 250}.{self.index % 250}.0.1"
+
+    def admits(self, machine: int, port: int, now: int) -> bool:
+        """Return True if its router lets in what comes from there to the port at which it
+        listens."""
+        kind = self.spec.nat
+        return not kind or (
+            kind != "symmetric"
+            and any(
+                now < until
+                and (
+                    kind == "cone"
+                    or (kind == "address" and there == machine)
+                    or (there, at) == (machine, port)
+                )
+                for (there, at), until in self.holes.items()
+            )
+        )
 
     def set_link(self, spec: LinkSpec) -> None:
         """The line of a machine that has sent nothing yet; later see
@@ -254,7 +283,12 @@ class Fabric:
 
     def reachable(self, src: Endpoint, dst: Endpoint) -> bool:
         """Return True if a dial from ``src`` gets any answer at all from ``dst``'s machine."""
-        if dst.silent or dst.spec.nat:
+        return dst.admits(src.index, 0, self._queue.now) and self.has_path(src, dst)
+
+    def has_path(self, src: Endpoint, dst: Endpoint) -> bool:
+        """Return True if packets come from ``src`` to ``dst``'s machine, or its router, and
+        back."""
+        if dst.silent:
             return False
         there, back = Direction(src, dst, 0), Direction(dst, src, 0)
         return not any(cut.covers(there) or cut.covers(back) for cut in self._cuts)

@@ -29,6 +29,11 @@ ACK_SHARE: Final = 0.03
 2.2 %, and real links took slightly more. Acks do not queue here (bench/links.md)."""
 ACKED_FROM: Final = 1448
 """Bytes from which a transfer is charged for acks; below, they ride on other packets."""
+NATS: Final = ("cone", "address", "port", "symmetric")
+"""Kinds of routers. None lets an unasked dialer in. Once the machine has dialled somebody from
+the port at which it listens, ``cone`` lets everybody come to that port, ``address`` whoever is
+at that address, and ``port`` what comes from that address and port. ``symmetric`` maps each
+connection to another port, so that nobody can be told where to dial."""
 MBIT: Final = 1_000_000
 """Bits of a megabit: providers count in powers of ten."""
 
@@ -51,14 +56,16 @@ class LinkSpec:
     """Probability that a transfer needs one retransmission timeout. TCP turns loss into
     delay."""
 
-    nat: bool = False
-    """True if no other machine can dial in."""
+    nat: str = ""
+    """Kind of the router in front of the machine, one of `NATS`; empty if there is none."""
 
     def __post_init__(self) -> None:
         if not (self.up > 0 and self.down > 0):
             raise ValueError("a link needs some upload and some download")
         if not 0 <= self.loss < 1 or self.jitter < 0:
             raise ValueError("loss is a probability below 1, jitter a number of seconds")
+        if self.nat not in ("", *NATS):
+            raise ValueError(f"a router is one of {', '.join(NATS)}, not {self.nat!r}")
 
 
 def cost_per_byte(mbit: float) -> float:
@@ -66,9 +73,9 @@ def cost_per_byte(mbit: float) -> float:
     return 8e9 / (mbit * MBIT * PAYLOAD_SHARE) if mbit != math.inf else 0.0
 
 
-def behind_nat(link: LinkSpec) -> LinkSpec:
-    """The same line behind a router that lets no dialer in."""
-    return replace(link, nat=True)
+def behind_nat(link: LinkSpec, kind: str = "port") -> LinkSpec:
+    """The same line behind a router that lets no unasked dialer in."""
+    return replace(link, nat=kind)
 
 
 def drawn_link(rng: Random, up: tuple[float, float], down_factor: float) -> LinkSpec:

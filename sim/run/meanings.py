@@ -57,6 +57,9 @@ MEANINGS: Final = {
     "join_seconds_100": "From joining until the last of the latecomers held the newest policy.",
     "origin_policies_sent": "What the origin sent, in policies, for each that it published.",
     "origin_policies_since_join": "What the origin sent after latecomers joined, in policies.",
+    "reserved_share": "Reservations of the nodes that nobody can dial, at relays that live, as"
+    " a share of the two that each wants.",
+    "direct_share": "Of the connections, the share that needs no relay.",
     "seconds_50": "From publication until half of the nodes held it.",
     "seconds_100": "From publication until the last node held it.",
     "seconds_mean": "From publication until a site held it, on average.",

@@ -5,11 +5,10 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
 
 - membership: `churn`, machines that come and go; `hostile`, members that attack
 - DHT: `dht`, records that must not be forged or lost
-- SHARDCAST: `policies`, real services, some nodes late, slow or lying (`participants`);
-  `spread`, one origin and many receivers, most of them behind NAT
+- SHARDCAST: `policies`, real services, some nodes late, slow or lying (`participants`)
 - `shoal push`: `cast`, one that pushes and many that pull later
-- whole nodes: `nodes`, on levels 1 to 3; `spine`, the demo's swarm; `soak`, weeks
-  of churn
+- whole nodes: `nodes`, on levels 1 to 3, also behind routers; `spine`, the demo's swarm;
+  `soak`, weeks of churn
 - pre-training: `diloco`, sites that come and go, and lie; `inner`, pretended inner steps
 
 `supervision` restarts a process whose disk has failed. How data flows: ``run`` adds nodes to

@@ -10,7 +10,8 @@ honestly and complain of every root. Of all others a share of ``overclaim`` clai
 ``overclaim_by`` times what it has. The last ``late_share`` of all join at ``late_at`` seconds.
 Lines are the scenario's ``[link]``, or drawn between ``up_low`` and ``up_high`` with downloads
 up to ``down_factor`` as wide; ``weak_share`` of the nodes have ``weak_down`` Mbit/s of
-download; ``nat_share`` cannot be dialled.
+download; ``nat_share`` are behind routers that filter by port, or, for ``symmetric_share`` of
+them, are symmetric.
 
 All nodes run the service unchanged and speak the real protocol. What lies and drips is the bulk
 stream below the service, so no code of the product knows that it may.
@@ -56,6 +57,7 @@ PARTICIPANT_PARAMETERS: Final = (
     "weak_share",
     "weak_down",
     "nat_share",
+    "symmetric_share",
     "holes",
     "boasters",
     "slanderers",
@@ -105,6 +107,12 @@ def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]
         link = _draw(scenario, rng)
         joins = scenario.parameter("late_at", 60.0) if number > late_from else 0.0
         participants[f"n{number}"] = Participant(link=link, claim=CLAIM * link.up, joins=joins)
+    behind = round(scenario.parameter("nat_share", 0.0) * (scenario.nodes - 1))
+    symmetric = round(scenario.parameter("symmetric_share", 0.0) * behind)
+    for place, name in enumerate(rng.sample(list(participants)[1:], behind)):
+        kind = "symmetric" if place < symmetric else "port"
+        link = behind_nat(participants[name].link, kind)
+        participants[name] = replace(participants[name], link=link)
     best = max(
         participant.claim for name, participant in participants.items() if name != ORIGIN
     )
@@ -145,7 +153,7 @@ def _draw(scenario: Scenario, rng: Random) -> LinkSpec:
         link = drawn_link(rng, uplinks, scenario.parameter("down_factor", 4.0))
     if rng.random() < scenario.parameter("weak_share", 0.0):
         link = replace(link, down=scenario.parameter("weak_down", 5.0))
-    return behind_nat(link) if rng.random() < scenario.parameter("nat_share", 0.0) else link
+    return link
 
 
 def dishonest_host(

@@ -106,6 +106,7 @@ ANSWER_NOBODY: Final = {
     "/libp2p/autonat/2/dial-request": "a status; dials cost the asker their bytes",
     "/libp2p/autonat/2/dial-back": "a status",
     "/ipfs/ping/1.0.0": "gives back what came",
+    "/ipfs/id/push/1.0.0": "answers nothing",
     "/ipfs/id/1.0.0": "the host's own, a message of half a kilobyte",
     "/yamux/1.0.0": "a transport",
     "/noise": "a transport",

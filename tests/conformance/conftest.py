@@ -160,15 +160,19 @@ def on_circuits(law: NetworkLaw) -> None:
     trio.run(main)
 
 
-def on_simulation(law: NetworkLaw) -> None:
+def on_simulation(
+    law: NetworkLaw, anywhere: str = "/memory/0", nowhere: str = "/memory/99"
+) -> None:
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:
             networks = [swarm.add(name, _idle).network for name in "ab"]
-            await law(
-                Networks(*networks, Multiaddr.parse("/memory/0"), Multiaddr.parse("/memory/99"))
-            )
+            await law(Networks(*networks, *map(Multiaddr.parse, (anywhere, nowhere))))
 
     run_simulation(main, seed=1, horizon=3600)
+
+
+def on_simulated_internet(law: NetworkLaw) -> None:
+    on_simulation(law, "/ip4/0.0.0.0/tcp/0", "/ip4/20.2.0.1/tcp/9")
 
 
 def simulated_hosts(law: HostLaw) -> None:
@@ -225,6 +229,7 @@ NETWORKS: dict[str, Callable[[NetworkLaw], None]] = {
     "memory": on_memory,
     "tcp": on_tcp,
     "simulated": on_simulation,
+    "simulated internet": on_simulated_internet,
     "circuits": on_circuits,
 }
 HOSTS: dict[str, Callable[[HostLaw], None]] = {

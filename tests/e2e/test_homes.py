@@ -21,9 +21,9 @@ LISTEN = ("--listen", "/ip4/0.0.0.0/tcp/0", "--json")
 
 
 @contextmanager
-def relay_at(machine: list[str], folder: Path) -> Iterator[str]:
+def relay_at(machine: list[str], folder: Path, number: int = 9) -> Iterator[str]:
     """A node that relays for strangers; gives its address."""
-    words = [*machine, sys.executable, "-m", "p2p.node", *write_relay(folder)]
+    words = [*machine, sys.executable, "-m", "p2p.node", *write_relay(folder, number)]
     node = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert node.stdout is not None
@@ -76,6 +76,41 @@ def test_two_homes_share_a_folder(
         assert puller.end() == 0
         assert contents(tmp_path / "out") == contents(what)
         assert len(puller.all_said("path")) == 1 + is_direct
+
+
+LOOK = """
+import sys, trio
+from p2p import open_host
+from p2p.identity import KeyPair
+from p2p.reach.nat import open_nat
+
+async def main():
+    key = KeyPair(bytes(32))
+    async with open_host(key=key, listen=["/ip4/0.0.0.0/tcp/0"]) as host:
+        places = [await host.connect_addr(addr) and addr for addr in sys.argv[1:]]
+        async with open_nat(host, key) as nat:
+            with trio.fail_after(60):
+                while len(host._seen) < 2:
+                    await host.news.wait()
+            print(nat.needs_open_peers)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.deep
+def test_a_host_knows_a_router_that_gives_each_connection_another_port(tmp_path: Path) -> None:
+    with town_of(("port", "symmetric")) as (town, [open_node, *homes]):
+        other = town.public("other", 10)
+        with relay_at(open_node, tmp_path) as one, relay_at(other, tmp_path, 10) as two:
+            said = [
+                subprocess.run(
+                    [*home, sys.executable, "-c", LOOK, one, two],
+                    check=True, capture_output=True, text=True,
+                ).stdout.strip()
+                for home in homes
+            ]  # fmt: skip
+    assert said == ["False", "True"]
 
 
 @pytest.mark.deep

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
+from p2p.shardcast.adapter import Piece, merge_run_untrusted, read_adapter_untrusted
 from p2p.shardcast.codec import decode_chunk_untrusted, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
@@ -24,6 +25,7 @@ from p2p.shardcast.index import (
     decode_index_untrusted,
     digest_of,
 )
+from p2p.shardcast.layout import tensors_untrusted
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Encoding,
@@ -51,6 +53,7 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
+from p2p.shardcast.patch import SpanRun
 from p2p.wire import pack
 from tests.support.foreign import BOMBS
 
@@ -247,3 +250,27 @@ def _about(message: Message) -> Message:
             MANIFEST.digest, *[getattr(message, name) for name in message.__slots__[1:]]
         )
     return message
+
+
+@given(st.binary(max_size=600), st.binary(max_size=9))
+def test_adapters_are_judged_whatever_they_are(header: bytes, terms: bytes) -> None:
+    target = b'{"a.weight":{"dtype":"BF16","shape":[4,2],"data_offsets":[0,16]}}'
+    policy = [tensors_untrusted(target, 8 + len(target) + 16)]
+    good = (
+        b'{"a.lora_A":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},"a.lora_B":{"dtype":"F32"'
+        b',"shape":[4,1],"data_offsets":[8,24]},"lora":{"dtype":"F32","shape":[2],"data_offsets":'
+        b"[24,32]}}"
+    )
+    at = len(header) % len(good)
+    for data in (header, good, good[:at] + header[:3] + good[at + 3 :]):
+        with contextlib.suppress(BadMessage):
+            found = tensors_untrusted(data, 8 + len(data) + 32)
+            read_adapter_untrusted("a", found, terms, policy)
+
+
+@given(st.binary(min_size=8, max_size=8), st.binary(min_size=16, max_size=16))
+def test_sums_of_any_bits_are_right_or_not(down: bytes, up: bytes) -> None:
+    run, span = SpanRun(0, 1, 16, 2), Span(digest_of(bytes(16)), 16, 2)
+    piece = Piece(0, 16, 0, "BF16", 1e30, 1, down, up, "F32")
+    raw, mask = merge_run_untrusted(run, [span], bytes(16), [piece])
+    assert mask == (raw == bytes(16))

@@ -19,6 +19,7 @@ import trio
 
 import p2p
 from p2p.reach.autonat import open_autonat
+from p2p.reach.lan import open_lan
 from p2p.wire import MIB
 from tests.support.foreign_nodes import (
     ECHO,
@@ -211,6 +212,21 @@ async def test_we_begin_a_punch_with_js_that_dialled_our_circuit(internet: None)
         ):
             assert json.loads(await next_line()) == {"echo": True, "limited": True}
             assert json.loads(await next_line()) == {"direct": True}
+
+
+async def test_js_and_we_find_each_other_by_mdns() -> None:
+    with trio.fail_after(PATIENCE), other_machine():
+        async with (
+            p2p.open_host(strict=True) as host,
+            open_lan(host) as lan,
+            talking(command("lan"), cwd=JS) as next_line,
+        ):
+            addr = p2p.Multiaddr.parse(json.loads(await next_line())["addr"])
+            place = str(host.addrs[0].transport)
+            said = json.loads(await next_line())
+            assert said == {"found": str(host.peer_id), "at": [place]}
+            while addr not in lan.found:
+                await lan.news.wait()
 
 
 def test_the_example_has_a_topic_with_js(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ than the address book holds. The form in which the hostile ones are judged is `p
 NAME --nodes 200 --duration 660`."""
 EVERYDAY = (
     "accuse_flood", "black_hole", "churn", "diloco", "ghost_mesh", "lab_warm_small",
-    "nat_majority",
 )  # fmt: skip
 """A quick one of each service; `test_spine.py` plays the spine, deep runs play all."""
 HOURS = ("soak_month", "thousand", "volunteers")

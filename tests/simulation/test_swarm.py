@@ -427,7 +427,7 @@ def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
 
 def test_a_node_behind_nat_can_dial_but_not_be_dialled() -> None:
     async def body(stage: Stage) -> None:
-        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(nat=True))
+        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(nat="port"))
         with pytest.raises(PeerUnreachable):
             await stage.hosts["a"].connect(stage.introduce("a", "b"))
         await stage.hosts["b"].connect(stage.introduce("b", "a"))

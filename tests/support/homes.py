@@ -145,10 +145,11 @@ def town_of(
         yield town, machines
 
 
-def write_relay(folder: Path) -> list[str]:
-    """Arguments of a node that relays for strangers."""
-    config = folder / "relay.toml"
+def write_relay(folder: Path, number: int = 9) -> list[str]:
+    """Arguments of a node at 11.77.0.``number`` that relays for strangers."""
+    config = folder / f"relay{number}.toml"
     config.write_text(
-        'listen = ["/ip4/11.77.0.9/tcp/4001"]\n[relay]\nstrangers = true\n', encoding="ascii"
+        f'listen = ["/ip4/11.77.0.{number}/tcp/4001"]\n[relay]\nstrangers = true\n',
+        encoding="ascii",
     )
-    return ["--config", str(config), "--data", str(folder / "relay"), "--json"]
+    return ["--config", str(config), "--data", str(folder / f"relay{number}"), "--json"]

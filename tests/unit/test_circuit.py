@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -384,28 +385,46 @@ def test_a_network_has_no_more_than_its_share() -> None:
     assert book.reserve(peers[0], "a", 1.0, is_member=True) is HopStatus.OK  # a renewal
 
 
+def stay() -> None:
+    """Ends no circuit."""
+
+
 def test_a_peer_has_no_more_circuits_than_its_share() -> None:
     book, (one, two, three) = book_of(3, per_peer=2)
-    answers = [book.connect(one, two, 100.0) for _ in range(3)]
+    answers = [book.connect(one, two, 100.0, stay) for _ in range(3)]
     assert answers == [HopStatus.OK, HopStatus.OK, HopStatus.RESOURCE_LIMIT_EXCEEDED]
-    assert book.connect(three, one, 100.0) is HopStatus.RESOURCE_LIMIT_EXCEEDED
-    book.end(one, two)
-    assert book.connect(three, one, 100.0) is HopStatus.OK
+    assert book.connect(three, one, 100.0, stay) is HopStatus.RESOURCE_LIMIT_EXCEEDED
+    book.end(one, two, stay)
+    assert book.connect(three, one, 100.0, stay) is HopStatus.OK
     assert book.circuits == 2
+
+
+def test_when_circuits_are_full_the_peer_with_the_most_makes_way() -> None:
+    book, (one, two, three, four) = book_of(4, circuits=3)
+    ended: list[int] = []
+    for number in range(3):
+        book.connect(one, two, 100.0, partial(ended.append, number))
+    assert book.connect(three, two, 100.0, stay) is HopStatus.OK
+    assert ended == [2]  # the newest of the greedy one
+    book.end(one, two, partial(ended.append, 2))
+    assert book.circuits == 3
+    assert book.connect(four, two, 100.0, stay) is HopStatus.OK
+    assert book.connect(one, two, 100.0, stay) is HopStatus.RESOURCE_LIMIT_EXCEEDED
+    assert ended == [2, 1]
 
 
 def test_reservations_expire() -> None:
     book, (one, two) = book_of(2)
-    assert book.connect(one, two, 3599.0) is HopStatus.OK
-    assert book.connect(one, two, 3600.0) is HopStatus.NO_RESERVATION
+    assert book.connect(one, two, 3599.0, stay) is HopStatus.OK
+    assert book.connect(one, two, 3600.0, stay) is HopStatus.NO_RESERVATION
 
 
 def test_who_asks_too_often_is_refused() -> None:
     book, (one, two) = book_of(2)
     answers = []
     for _ in range(20):
-        answers.append(book.connect(one, two, 100.0))
+        answers.append(book.connect(one, two, 100.0, stay))
         if answers[-1] is HopStatus.OK:
-            book.end(one, two)
+            book.end(one, two, stay)
     assert answers.count(HopStatus.OK) == 8
-    assert book.connect(one, two, 103.0) is HopStatus.OK
+    assert book.connect(one, two, 103.0, stay) is HopStatus.OK

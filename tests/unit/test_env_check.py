@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,11 @@ def test_a_reward_that_does_not_repeat_is_found() -> None:
         def task(self, seed: bytes, *, held_out: bool = False) -> Task:
             return super().task(bytes([next(calls) % 256]), held_out=held_out)
 
+    class Talks(Faulty):
+        async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
+            return f"no {next(calls)}" if said[-1] else None
+
+    assert "says 'no " in why_not_repeatable(Talks(lambda *_: 0.0))
     mix = MixedEnvironment({"sort": (1.0, SortEnvironment()), "moody": (1.0, Moody())})
     assert "makes two tasks of one seed" in why_not_repeatable(mix)
 

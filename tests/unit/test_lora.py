@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import struct
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,15 @@ import torch
 from torch.func import functional_call
 
 from p2p.errors import ConfigError
+from p2p.shardcast import PolicyVersion
+from roles.engines.adapters import (
+    DIGEST_BYTES,
+    LORA as LORA_NUMBERS,
+    NUMBERS,
+    SEAL,
+    TRAVELS,
+    read_adapter,
+)
 from roles.engines.base import EngineError, TrainingGroup
 from roles.engines.config import EngineConfig, memory_needed
 from roles.engines.torch import sampler
@@ -18,11 +29,15 @@ from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.lora import Adapter, merged
 from roles.engines.torch.model import TransformerModel
+from roles.models import safetensors
 from roles.models.bundle import read_config
+from roles.models.errors import BadModel
+from roles.models.safetensors import RawTensor
 from roles.own.__main__ import main as run_main
 from roles.rl.learner import LearnerConfig, Lora
 from roles.rl.recipes import NETWORK
 from tests.model_folders import LLAMA, make_folder
+from tests.support.shardcast_town import Town, everybody
 from tests.unit.test_torch_families import (
     ENDS,
     SAMPLING,
@@ -143,6 +158,28 @@ def test_targets_learn_and_nothing_else(base: Path, tmp_path: Path) -> None:
     assert small < large / 2
 
 
+async def test_what_travels_leads_to_the_policy(base: Path, tmp_path: Path) -> None:
+    learner = begin(base, tmp_path / "none")
+    async with AsyncExitStack() as stack:
+        trainer, other = await everybody(Town(tmp_path), stack, 2)
+        learner.save(None, tmp_path / "0/v0")
+        await trainer.shardcast.publish(PolicyVersion(0), "v0")
+        for version in (1, 2):
+            learner.step(groups_of(learner))
+            learner.save(None, tmp_path / f"0/v{version}")
+            await other.shardcast.wait_policy(PolicyVersion(version - 1))
+            adapter = f"v{version}{TRAVELS}", PolicyVersion(0)
+            await trainer.shardcast.publish(
+                PolicyVersion(version), f"v{version}", adapter=adapter
+            )
+            (sent,) = trainer.shardcast.manifest(PolicyVersion(version)).patches
+            assert sent.is_adapter
+            await other.shardcast.wait_policy(PolicyVersion(version))
+        found = other.world.disk.locate(other.shardcast.weights(PolicyVersion(2)))
+    for name, weight in weights_of(tmp_path / "0/v2").items():
+        assert torch.equal(weight, weights_of(Path(found))[name])
+
+
 def test_what_lora_cannot_do_is_said_in_a_sentence(base: Path, tmp_path: Path) -> None:
     other = replace(CONFIG, learner=replace(LEARNER, lora=replace(LORA, targets=("qkv",))))
     with pytest.raises(ConfigError, match="targets 'qkv', and the model has down_proj, gate"):
@@ -199,3 +236,15 @@ def test_an_adapter_is_exported_for_peft(base: Path, tmp_path: Path) -> None:
         with opened.disable_adapter():
             assert float((opened(tokens).logits.flatten(0, 1) - exact).abs().max()) > 1e-2
     assert math.isclose(opened.peft_config["default"].lora_alpha, LORA.alpha)
+
+
+@pytest.mark.parametrize("rank", [math.nan, math.inf])
+def test_a_checkpoint_whose_rank_is_no_number_is_refused(rank: float, tmp_path: Path) -> None:
+    numbers = {
+        NUMBERS: RawTensor("U8", (16,), bytes(16)),
+        LORA_NUMBERS: RawTensor("U8", (8,), struct.pack("<ff", rank, 1.0)),
+    }
+    path = tmp_path / "checkpoint"
+    path.write_bytes(SEAL + bytes(DIGEST_BYTES) + safetensors.encode(numbers))
+    with pytest.raises(BadModel, match="is no checkpoint of a learner"):
+        read_adapter(path)

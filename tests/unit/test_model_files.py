@@ -31,7 +31,9 @@ def pin(name: str, data: bytes) -> FilePin:
 
 
 def run_with(base: tuple[FilePin, ...]) -> Any:
-    return SimpleNamespace(terms=SimpleNamespace(model=SimpleNamespace(base=base)))
+    return SimpleNamespace(
+        terms=SimpleNamespace(carried=base, model=SimpleNamespace(base=base))
+    )
 
 
 RUN = run_with(tuple(pin(name, data) for name, data in FILES.items()))

@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from p2p.node.node import Node, open_node
 from p2p.node.wiring import is_member, relay_offers, seek_relays
 from p2p.reach.core.verdict import Reach
 from p2p.reach.mapping import ReachConfig
+from p2p.swarm.identify import PUSH_ID, encode_info, send_info
 from p2p.swarm.swarm import SwarmConfig
 from tests.support.runs import RUN, TRAINER, VALIDATOR
 from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
@@ -222,5 +223,45 @@ def test_a_node_finds_the_relay_that_a_heartbeat_tells_of(tmp_path: Path) -> Non
                 place.with_peer(trainer.peer_id).through.with_peer(worker.peer_id)
             ]
             assert worker.health()["relays"] == [str(trainer.peer_id)]
+
+    run(main)
+
+
+def test_peers_hear_of_a_new_address_at_once() -> None:
+    """Identify push: both stay connected, and nobody asks."""
+
+    async def main() -> None:
+        async with open_host(key=KEYS[0]) as one, open_host(key=KEYS[1]) as two:
+            await one.connect_addr(two.addrs[0])
+            await until(two, lambda: two.info(one.peer_id) is not None)
+            await until(one, lambda: one.info(two.peer_id) is not None)
+            mapped = Multiaddr.tcp("8.0.0.1", 4001)
+            one.set_mapped(mapped)
+
+            def heard() -> bool:
+                info = two.info(one.peer_id)
+                return info is not None and mapped in info.listen_addrs
+
+            await until(two, heard)
+
+    run(main)
+
+
+def test_of_many_pushes_one_counts() -> None:
+    async def main() -> None:
+        async with open_host(key=KEYS[0]) as host, open_host(key=KEYS[1]) as enemy:
+            await enemy.connect_addr(host.addrs[0])
+            await until(host, lambda: host.info(enemy.peer_id) is not None)
+            for number in range(40):
+                place = Multiaddr.tcp(f"8.0.0.{number}", 4001)
+                info = encode_info(enemy.peer_id, [PUSH_ID], [place], None)
+                with suppress(trio.BrokenResourceError):
+                    async with await enemy.open_stream(host.peer_id, PUSH_ID) as stream:
+                        await send_info(stream, info)
+                        await stream.receive_some()
+            info_now = host.info(enemy.peer_id)
+            assert info_now is not None
+            assert info_now.listen_addrs == (Multiaddr.tcp("8.0.0.0", 4001),)
+            assert host.is_direct(enemy.peer_id)
 
     run(main)

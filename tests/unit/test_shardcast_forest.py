@@ -177,6 +177,34 @@ def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
         decode_roster_untrusted(forged.encode()[:-1] + b"\0", b"run", lambda *_: False)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 60), st.integers(0, 10**6))
+def test_only_open_peers_feed_those_that_can_punch_with_nobody(count: int, seed: int) -> None:
+    """A third is open, a third punches, a third does neither, as far as slots go round."""
+    entries = [
+        RosterEntry(peer, 0.0 if number % 3 == 2 else 1e6, number % 3 != 0)
+        for number, peer in enumerate(PEERS[:count])
+    ]
+    signed = Roster.sign(ORIGIN, b"run", 1, entries)
+    roster = decode_roster_untrusted(signed.encode(), b"run", verify)
+    assert (roster.classes, roster.closed) == (signed.classes, signed.closed)
+    kind = [PEERS.index(peer) % 3 for peer in roster.peers]
+    forest = build_forest(roster, PolicyVersion(seed))
+    for number, stripe in enumerate(forest.stripes):
+        assert sorted(reached(forest, number)) == sorted(roster.peers)
+        room = sum(stripe.slots.get(place, 0) for place in range(count) if kind[place] == 0)
+        fed = [kind[stripe.parent[place]] for place in range(count) if kind[place] == 2]
+        assert 2 not in fed
+        assert fed.count(0) >= min(len(fed), room - sum(k == 0 for k in kind))
+
+
+def test_a_swarm_in_which_all_can_punch_has_the_rosters_of_old() -> None:
+    entries = [RosterEntry(peer, 1e6) for peer in PEERS[:40]]
+    closed = [RosterEntry(peer, 1e6, is_closed=True) for peer in PEERS[:40]]
+    one, other = (Roster.sign(ORIGIN, b"run", 1, them) for them in (entries, closed))
+    assert one.content == other.content
+
+
 @pytest.mark.parametrize("rule", [0, 1, FOREST_RULE + 1, 10**6])
 def test_a_roster_for_another_rule_of_the_forest_is_refused_before_its_layout_is_read(
     rule: int,

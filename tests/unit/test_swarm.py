@@ -280,6 +280,7 @@ async def test_observed_and_listen_addresses_are_learnt() -> None:
         assert set(info.protocols) == {
             identify.PROTOCOL_ID,
             identify.PING_ID,
+            identify.PUSH_ID,
             STOP_ID,
             ECHO,
         }

@@ -1,9 +1,12 @@
 """Code of strangers as wasm: the same everywhere, bounded, and paid by what it does."""
 
+import base64
 import json
 import os
+import pickle
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,6 +152,16 @@ async def test_a_loop_in_one_test_costs_the_answer_no_more(adds: CodeEnvironment
     assert adds.results(task, looping) == [False, False]  # fuel is of the whole answer
 
 
+SUM = "print(sum(map(int, input().split())))"
+PLUS = "def plus(a, b): return a + b"
+
+
+def hidden(case: object) -> str:
+    """As LiveCodeBench keeps tests to itself."""
+    kept = case if callable(case) else json.dumps([case])
+    return base64.b64encode(zlib.compress(pickle.dumps(kept))).decode()
+
+
 async def test_rows_of_public_collections_become_problems() -> None:
     rows: Sequence[dict[str, Any]] = [
         {"task_id": 1, "text": "Add.", "code": ADD["solution"], "test_setup_code": "",
@@ -162,10 +175,24 @@ async def test_rows_of_public_collections_become_problems() -> None:
          "input_output": '{"inputs": ["1 2\\n"], "outputs": ["3\\n"]}', "starter_code": ""},
         {"problem_id": 4, "question": "Sum.", "solutions": '["def plus(a, b): return a + b"]',
          "input_output": '{"fn_name": "plus", "inputs": [[1, 2]], "outputs": [3]}'},
+        {"question_id": "5", "question_content": "Sum.", "starter_code": "",
+         "public_test_cases": '[{"input": "1 2", "output": "3", "testtype": "stdin"}]',
+         "private_test_cases": hidden({"input": "3 4", "output": "7", "testtype": "stdin"}),
+         "metadata": "{}"},
+        {"question_id": "6", "question_content": "Plus.", "starter_code": "def plus(a, b):",
+         "public_test_cases": '[{"input": "[1]\\n[2]", "output": "[1, 2]"}]',
+         "private_test_cases": "[]", "metadata": '{"func_name": "plus"}'},
+        {"problem_id": "7", "task_type": "verifiable_code", "prompt": "Sum.",
+         "gold_standard_solution": SUM, "metadata": "{}", "verification_info":
+         '{"test_cases": [{"input": "1 2", "output": "3", "type": "stdin_stdout"}]}'},
+        {"problem_id": "8", "task_type": "verifiable_code", "prompt": "Plus.",
+         "gold_standard_solution": f"So:\n```python\n{PLUS}\n```", "verification_info":
+         '{"test_cases": [{"fn_name": "plus", "input": [1, 2], "output": 3}]}'},
     ]  # fmt: skip
     problems = [convert(row) for row in rows]
     found, bad = read_problems("\n".join(map(json.dumps, problems)).encode())
-    assert (len(found), bad) == (5, [])
+    assert (len(found), bad) == (9, [])
+    problems[5]["solution"], problems[6]["solution"] = SUM, PLUS  # LiveCodeBench has none
     for problem in problems:
         environment = environment_of(problem)
         task = environment.task(b"s" * 32)
@@ -173,6 +200,10 @@ async def test_rows_of_public_collections_become_problems() -> None:
         assert await paid(environment, "x = 1", task) == 0
     with pytest.raises(ValueError, match="neither MBPP"):
         convert({"question": "?"})
+    with pytest.raises(ValueError, match="no verifiable_code"):
+        convert({"prompt": "?", "verification_info": "{}", "task_type": "llm_judgeable"})
+    with pytest.raises(ValueError, match="holds posix"):
+        convert({**rows[5], "private_test_cases": hidden(os.system)})
 
 
 @pytest.mark.parametrize(

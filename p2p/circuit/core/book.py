@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +69,8 @@ class RelayBook:
         self._config = config
         self._reserved: dict[PeerId, _Reservation] = {}
         """Oldest first."""
+        self._aborts: dict[PeerId, list[Callable[[], None]]] = {}
+        """What ends each circuit, by the peer that asked for it, oldest first."""
         self._circuits: Counter[PeerId] = Counter()
         """Circuits by peer; each counts for both of its ends."""
         self._requests: BoundedDict[PeerId, RateLimit] = BoundedDict(_MAX_COUNTED)
@@ -125,8 +128,14 @@ class RelayBook:
         """End the reservation of a peer that has no connection any more."""
         self._reserved.pop(peer, None)
 
-    def connect(self, source: PeerId, target: PeerId, now: float) -> HopStatus:
-        """Count a circuit in if it is allowed; `end` must follow if so."""
+    def connect(
+        self, source: PeerId, target: PeerId, now: float, abort: Callable[[], None]
+    ) -> HopStatus:
+        """Count a circuit in if it is allowed; `end` must follow if so.
+
+        When there are too many, the newest of the peer that asked for most is aborted, if that
+        peer has more than the new circuit gives to its own.
+        """
         if not self._may_ask(source, now):
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
         if source == target:
@@ -135,18 +144,25 @@ class RelayBook:
         if held is None or held.expires <= now:
             return HopStatus.NO_RESERVATION
         most = self._config.per_peer
-        if (
-            self.circuits >= self._config.circuits
-            or self._circuits[source] >= most
-            or self._circuits[target] >= most
-        ):
+        if self._circuits[source] >= most or self._circuits[target] >= most:
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
+        own = self._aborts.get(source, ())
+        if sum(map(len, self._aborts.values())) >= self._config.circuits:
+            crowd = max(self._aborts.values(), key=len)
+            if len(crowd) <= len(own) + 1:
+                return HopStatus.RESOURCE_LIMIT_EXCEEDED
+            crowd.pop()()
+        self._aborts.setdefault(source, []).append(abort)
         self._circuits[source] += 1
         self._circuits[target] += 1
         return HopStatus.OK
 
-    def end(self, source: PeerId, target: PeerId) -> None:
+    def end(self, source: PeerId, target: PeerId, abort: Callable[[], None]) -> None:
         """Count a circuit out."""
+        if abort in self._aborts[source]:
+            self._aborts[source].remove(abort)
+        if not self._aborts[source]:
+            del self._aborts[source]
         for peer in (source, target):
             self._circuits[peer] -= 1
             if not self._circuits[peer]:

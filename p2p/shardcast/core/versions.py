@@ -95,8 +95,17 @@ class Versions:
 
     def patches_since(self, version: int, newest: Manifest) -> list[Download]:
         """The patches by which a peer that holds ``version`` comes to the newest: it may not
-        have heard of the versions between. One that holds none needs no other than the newest.
+        have heard of the versions between. One that holds none needs no other than the newest,
+        and the base if that is an adapter.
         """
+        adapter = newest.handed_out
+        if adapter.is_adapter:
+            return [
+                d
+                for d in self.downloads.values()
+                if d.stored and not d.is_patch and version < d.manifest.version == adapter.base
+                if d.manifest.publisher == newest.publisher
+            ]
         return sorted(
             (
                 d
@@ -173,7 +182,9 @@ class Versions:
             if patch.is_anchor or name in self._over:
                 break
             chain[name], wire = (step, patch), wire + patch.wire
-            if patch.base in held and wire + held[patch.base] < fewest:
+            if patch.base in held and (
+                patch.is_adapter or wire + held[patch.base] < fewest
+            ):  # a base that is under way makes the next versions cheap as well
                 needed, fewest = dict(chain), wire + held[patch.base]
             step = known.get(patch.base)
         return needed

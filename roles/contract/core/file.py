@@ -333,6 +333,10 @@ class Delivery:
     chunk_bytes: int = 0
     """Raw bytes of a SHARDCAST chunk, 4 KiB to 4 MiB; 0: by the size of the policy."""
 
+    adapters: bool = False
+    """Whether policies travel as adapters of policy 0 if the trainer learns with ``[lora]``:
+    an older Shoal cannot read them."""
+
     def __post_init__(self) -> None:
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
             raise ValueError(
@@ -423,6 +427,8 @@ class Terms:
                 raise ValueError(
                     "length_targets and capsules ask in words: they need a model with a base"
                 )
+        if self.delivery.adapters and not self.model.base:
+            raise ValueError("adapters add to a model: in [delivery], they need a base")
         if self.calibration is not None:
             self._check_calibration(self.calibration)
         admission = self.admission
@@ -453,6 +459,8 @@ class Terms:
         assert isinstance(sampling, dict)
         if self.sampling.turns == 1:
             del sampling["turns"], sampling["heard"]
+        if not self.delivery.adapters:
+            table["delivery"] = {"chunk_bytes": self.delivery.chunk_bytes}
         return table
 
     @property

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from p2p.errors import ConfigError
+from p2p.shardcast.adapter import LORA
 from roles.contract.core.shape import Dtype
-from roles.engines.adapters import LORA, NUMBERS, WEIGHT
+from roles.engines.adapters import NUMBERS, TRAVELS, WEIGHT
 from roles.engines.base import (
     Answers,
     EngineError,
@@ -33,7 +34,7 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
 from roles.engines.torch.device import CPU, send_numbers
-from roles.engines.torch.files import load_weights
+from roles.engines.torch.files import load_weights, write_atomically
 from roles.engines.torch.gradient import (
     Aim,
     LearningBatch,
@@ -284,6 +285,8 @@ class TorchLearner(TrainedModel):
             return
         if weights is not None:
             write_policy(model, weights, self._base, is_base=self.step_number == 0)
+            if self._adapter is not None:
+                write_atomically(Path(f"{weights}{TRAVELS}"), self._adapter.encode())
         if checkpoint is not None:
             previous = Path(previous_generation(str(checkpoint)))
             write_checkpoint(checkpoint, previous, state)

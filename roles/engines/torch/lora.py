@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from p2p.errors import ConfigError
-from roles.engines.adapters import DOWN, UP
+from p2p.shardcast.adapter import DOWN, LORA, UP
 from roles.engines.torch.device import CPU
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sharding import put
+from roles.models import safetensors
+from roles.models.safetensors import RawTensor
 from roles.rl.learner import Lora
 
 _VALUES: Final = 1 << 16
@@ -109,6 +111,18 @@ class Adapter:
         for name, weight in self.weights.items():
             put(weight, found[name])
         self.merge()
+
+    def encode(self) -> bytes:
+        """What the policy is made of beside its base, as `p2p.shardcast.adapter` has it."""
+        terms = torch.tensor([self.lora.rank, self._scale])
+        return safetensors.encode(
+            {
+                name: RawTensor(
+                    "F32", tuple(one.shape), one.detach().cpu().contiguous().numpy().tobytes()
+                )
+                for name, one in (*self.weights.items(), (LORA, terms))
+            }
+        )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what learns."""

@@ -89,6 +89,7 @@ class Deployment:
         return {
             "membership": {"interval": HEARTBEAT},
             "dht": {"difficulty": STAMP_BITS},
+            "reach": {"map_port": False},
             "role": role,
         }
 

@@ -21,7 +21,7 @@ from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.spread import make_weights
+from sim.workloads.policies import make_weights
 from tests.simulation.storms import Broken
 
 ANNOUNCE: Final = ProtocolId("/storm/announce/1.0.0")
