@@ -8,27 +8,41 @@ file), ``stays`` (its last command runs on, until the page ends or types the sam
 Of a command's output a page shows the lines that matter, in their order. Numbers may differ;
 an id or an address stands for whatever the command printed in its place, in later commands
 too, and /home/you for the reader's home, /home/you/shoal for a checkout.
+
+A reader ``in_terminal`` sits before one of 80 x 24, which shows a view instead of lines: what a
+page shows need not come there, but each command must end well, and without a traceback.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser
 
 from tests.sweeps import DEEP
+from tests.terminal import COLUMNS, ROWS, STYLE
 
 ROOT: Final = Path(__file__).parent.parent
 PATIENCE: Final = 600
 """Seconds for what a command is to print; a run on a busy machine takes most of them."""
+TRIES: Final = 30
+"""How often somebody before a terminal types a command again that asks a node which starts."""
 LANGUAGES: Final = ("console", "js", "python", "toml")
 MARK: Final = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->\n\Z")
 NAMES: Final = r"/ip4/\S+|12D3Koo\w+|\b[0-9a-f]{8,}\b"
@@ -39,8 +53,9 @@ PARTS: Final = re.compile(rf"({NAMES})|(\d[\d,.]*)|(\s+)|(\.\.\.)")
 class Reader:
     """Somebody who follows one page, in a home of their own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, in_terminal: bool = False) -> None:
         self._home = home
+        self._in_terminal = in_terminal
         self._meant = {"/home/you": str(home), "/home/you/shoal": str(ROOT)}
         self._running: dict[str, subprocess.Popen[str]] = {}
         # What the page installs lies in this home, and models are not fetched for each home.
@@ -54,6 +69,8 @@ class Reader:
             "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the option: do not isolate
             "COLUMNS": "120",
         }  # fmt: skip
+        if in_terminal:
+            self._env |= {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm"}
 
     def follow(self, page: Path) -> int:
         """Play a page's blocks; returns how many were played."""
@@ -86,40 +103,59 @@ class Reader:
             stays = place == len(commands) and (kind == "stays" or rest == "stays")
             self._type(line.partition("  #")[0].strip(), shown.splitlines(), stays=stays)
 
-    def _type(self, command: str, shown: list[str], *, stays: bool) -> None:
+    def _type(self, command: str, shown: list[str], *, stays: bool, tries: int = TRIES) -> None:
         command = self._with_names(command)
         self._end(command)
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}" if stays else command],
-            cwd=self._home, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+        process, output = self._begin(f"exec {command}" if stays else command)
         self._running[command] = process
         watchdog = threading.Timer(PATIENCE, process.kill)
         watchdog.start()
+        said, lines = list[str](), _lines(output)
         try:
-            self._compare(command, process, [line for line in shown if line.strip() != "..."])
+            wanted = [line for line in shown if line.strip() not in ("", "...")]
+            for line in wanted[: 1 if stays and self._in_terminal else None]:
+                self._wait(command, line, lines, said)
+            rest = threading.Thread(target=lambda: said.extend(lines), daemon=True)
+            rest.start()  # a terminal that nobody reads stops who writes to it
             if not stays:
-                process.communicate()
+                process.wait()
+                rest.join()
                 del self._running[command]
-                assert process.returncode == 0, f"{command}: exit code {process.returncode}"
+                if process.returncode and self._in_terminal and self._running and tries:
+                    threading.Event().wait(PATIENCE / TRIES)  # a node that is not so far yet
+                    return self._type(command, shown, stays=False, tries=tries - 1)
+                told = f"{command}: exit code {process.returncode}\n{''.join(said)[-3000:]}"
+                assert process.returncode == 0, told
+                assert "Traceback" not in "".join(said), told
         finally:
             watchdog.cancel()
 
-    def _compare(self, command: str, process: subprocess.Popen[str], shown: list[str]) -> None:
-        """Read on until each shown line has come, in its order."""
-        assert process.stdout is not None
-        said: list[str] = []
-        for line in shown:
-            if not line.strip():
-                continue
-            pattern, names = self._pattern(line)
-            while True:
-                said.append(process.stdout.readline())
-                assert said[-1], f"$ {command}\nnever said: {line}\nbut: {''.join(said)}"
-                if found := pattern.fullmatch(said[-1].rstrip()):
-                    self._meant |= dict(zip(names, found.groups(), strict=True))
-                    break
+    def _begin(self, command: str) -> tuple[subprocess.Popen[str], IO[str]]:
+        start: Any = partial(
+            subprocess.Popen, ["bash", "-c", command], cwd=self._home, env=self._env, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        if not self._in_terminal:
+            process = start(
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            return process, process.stdout
+        screen, tty = pty.openpty()
+        fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        take = partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)
+        process = start(stdin=tty, stdout=tty, stderr=tty, preexec_fn=take)
+        os.close(tty)
+        return process, open(screen, encoding="utf-8", errors="replace")
+
+    def _wait(self, command: str, line: str, lines: Iterator[str], said: list[str]) -> None:
+        """Read on until a line of the page has come. A terminal may show all but this one."""
+        pattern, names = self._pattern(line)
+        before = [*said] if self._in_terminal else []
+        for one in chain(before, map(partial(_kept, said), lines)):
+            if found := pattern.fullmatch(one.rstrip()):
+                self._meant |= dict(zip(names, found.groups(), strict=True))
+                return
+        assert self._in_terminal, f"$ {command}\nnever said: {line}\nbut: {''.join(said)}"
 
     def _pattern(self, line: str) -> tuple[re.Pattern[str], list[str]]:
         """What a shown line stands for, and the names of the page that it gives a meaning."""
@@ -146,4 +182,16 @@ class Reader:
         if process := self._running.pop(command, None):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()
+
+
+def _kept(said: list[str], line: str) -> str:
+    said.append(line)
+    return line
+
+
+def _lines(output: IO[str]) -> Iterator[str]:
+    """Yield what a command says, without colours and movements of the cursor."""
+    with output, suppress(OSError, ValueError):  # the end of a terminal
+        for line in output:
+            yield from STYLE.sub("", line).replace("\r\n", "\n").splitlines(keepends=True)

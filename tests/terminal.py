@@ -21,7 +21,7 @@ PATIENCE = 240.0
 """Seconds for a command to say or do something, on a busy machine."""
 MOST = 8 << 20
 """Bytes that it may show before it shows what is waited for: ten minutes of a busy view."""
-_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
@@ -45,7 +45,7 @@ class Terminal:
     @property
     def said(self) -> str:
         """All that it has shown, without colours and movements of the cursor."""
-        return _STYLE.sub("", self._said.decode(errors="replace")).replace("\r", "\n")
+        return STYLE.sub("", self._said.decode(errors="replace")).replace("\r", "\n")
 
     def _read(self) -> bool:
         """Take what it shows next; False at its end."""

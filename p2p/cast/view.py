@@ -165,5 +165,6 @@ def _line(state: CastState) -> str:
         share = ""  # a pusher has all of it
     if state.waits_for:
         return f"{share}{state.waits_for}"
-    rest = "" if share else f"{_done(state)}  "
+    done = "" if share else _done(state)
+    rest = f"{done}  " if done else ""
     return f"{share}{_rate(state) or '0.0 MB/s  '}{rest}{_swarm(state)}"

@@ -96,6 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--env", metavar="NAME[=FILE]|FILE",
         help="environment, or a JSONL file of questions and answers (those of the run)",
     )  # fmt: skip
+    parser.add_argument(
+        "--lm-eval", metavar="TASK", action="append", default=[],
+        help="lm-eval's task of this name, or a YAML file of one (pip install lm-eval)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chat", action="store_true", help="lm-eval's through the model's chat template"
+    )
     parser.add_argument("--policy", type=whole_number(0, 2**53), metavar="N", help="of a run")
     parser.add_argument(
         "--tasks", type=whole_number(1, 2**20), metavar="N", help="the first N (all)"
@@ -116,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
+    if options.lm_eval:
+        return _main_of_lm_eval(options)
     results = []
     for folder, found in _models(options):
         voice = open_voice(found, folder, options.device, has_words=False)
@@ -128,6 +137,29 @@ def _main(options: argparse.Namespace) -> int:
             say(json.dumps(asdict(result)))
         return 0
     Console().print(_table(results, options.k))
+    return 0
+
+
+def _main_of_lm_eval(options: argparse.Namespace) -> int:
+    from roles.chat import harness
+
+    table = Table("model", "task", "metric", "value", "error", box=None)
+    for folder, found in _models(options):
+        voice = open_voice(found, folder, options.device)
+        rows = harness.measure(voice, options.lm_eval, options.tasks, is_chat=options.chat)
+        if options.json:
+            say(json.dumps({"model": found.label, "lm_eval": rows}))
+        for task, row in rows.items():
+            for metric in row:
+                name, _, kind = metric.partition(",")
+                error = row.get(f"{name}_stderr{',' * bool(kind)}{kind}")
+                if not name.endswith("_stderr") and name != "sample_len":
+                    table.add_row(
+                        found.label, task, metric, f"{row[metric]:.4f}",
+                        "" if error is None else f"{error:.4f}",
+                    )  # fmt: skip
+    if not options.json:
+        Console().print(table)
     return 0
 
 

@@ -20,6 +20,8 @@ from roles.models.ends import read_end_tokens
 from roles.models.errors import BadModel
 
 try:
+    import torch
+
     from roles.engines.torch.device import find_device
     from roles.engines.torch.files import load_weights
     from roles.engines.torch.hosted import new_model
@@ -125,6 +127,17 @@ class Voice:
             yield from sampler.under_way().values()
         for _, group in sampler.take_ended():
             yield group.completions[0].tokens
+
+    def likelihood(self, prompt: Sequence[int], rest: Sequence[int]) -> tuple[float, bool]:
+        """Return the log-probability of ``rest`` behind ``prompt``, and whether each of its
+        tokens is the most probable one. The front of a prompt that is too long is left out."""
+        tokens = torch.tensor([[*prompt, *rest]], device=self._device)[:, -self.context - 1 :]
+        with torch.inference_mode():
+            hidden = self._model(tokens[:, :-1])[0, -len(rest) :]
+            found = self._model.logits(hidden).double().log_softmax(-1)
+        wanted = tokens[0, -len(rest) :]
+        is_greedy = bool((found.argmax(-1) == wanted).all())
+        return float(found.gather(1, wanted[:, None]).sum()), is_greedy
 
     def answers(
         self, tasks: Sequence[GroupTask], sampling: Sampling, ends: Sequence[int]

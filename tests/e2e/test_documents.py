@@ -38,6 +38,16 @@ def test_a_page_that_is_to_be_followed_can_be(page: Path, tmp_path: Path) -> Non
         pytest.skip("all its blocks are slow")
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_a_page_can_be_followed_in_a_terminal(page: Path, tmp_path: Path) -> None:
+    """Each command ends well, or goes on as it is to, before a screen of 80 x 24."""
+    for name in ("Qwen3-8B/model.bin", "texts/book.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("It was the best of times. " * 4000)
+    assert Reader(tmp_path, in_terminal=True).follow(page)
+
+
 SIGNING = [page for page in DOCUMENTS if "$ shoal run create" in page.read_text("utf-8")]
 
 
