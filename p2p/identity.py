@@ -30,8 +30,6 @@ _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
 """Bytes of a PeerId: 38, six of prefix and the key itself."""
 _SIGNATURE_PREFIX: Final = b"shoal-signature:"
-_DOMAINS: Final = 64
-"""Domains whose prefix is remembered: one for each kind of thing that a node signs."""
 
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
@@ -184,7 +182,8 @@ def signed_bytes(domain: str, payload: bytes) -> bytes:
     return payload if domain == FOREIGN else _domain_prefix(domain) + payload
 
 
-@functools.lru_cache(_DOMAINS)
+# Domains whose prefix is remembered: one for each kind of thing that a node signs.
+@functools.lru_cache(64)
 def _domain_prefix(domain: str) -> bytes:
     name = domain.encode()
     return _SIGNATURE_PREFIX + len(name).to_bytes(2, "big") + name

@@ -28,17 +28,12 @@ MAX_CONTACT: Final = KI
 needed."""
 MAX_VALUES_BYTES: Final = 64 * KI
 """Bytes of records in one reply: all 64 publishers of a membership key at 1 KiB each."""
-_MAX_CONTACTS_BYTES: Final = (BUCKET_SIZE + 1) * (MAX_CONTACT + 3)
-"""Bytes of all contacts of a reply and of the sender's own, each behind three bytes of
-msgpack."""
-MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + _MAX_CONTACTS_BYTES + KI
+# Bytes of all contacts of a reply and of the sender's own, each behind three bytes of msgpack.
+MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + (BUCKET_SIZE + 1) * (MAX_CONTACT + 3) + KI
 """Bytes of a message: a full reply with the longest contacts."""
 MAX_REQUEST_ID: Final = 2**32 - 1
 """Request ids are 32 bits: a node that asks a thousand times a second uses none twice in 49
 days."""
-CONTACT_CACHE: Final = 4 * KI
-"""Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again
-and again, and decoding one costs two hashes and its addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,9 @@ class Contact:
         return f"Contact({self.peer.short} at {self.id.hex()[:8]})"
 
 
-@lru_cache(maxsize=CONTACT_CACHE)
+# Decoded contacts that are remembered (about 2 MiB): a node meets the same few hundred again
+# and again, and decoding one costs two hashes and its addresses.
+@lru_cache(maxsize=4 * KI)
 def _decode_contact(blob: bytes) -> Contact:
     fields = fields_untrusted(unpack_untrusted(blob), bytes, bytes, list, what="contact")
     digest, nonce, addrs = fields

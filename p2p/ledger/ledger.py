@@ -42,10 +42,6 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 4 * MIB
 """A segment is closed when it is longer. Recovery rewrites at most one of them: some 50 ms."""
-CHECK_RATE: Final = 20e6
-"""Bytes per second that `read_segment` checks, for the simulator's clock (measured on one core:
-20 to 30).
-"""
 SYNCED: Final = "synced"
 """Name of the file that says how much of the ledger is on the disk
 (`p2p.ledger.core.chain`).
@@ -298,8 +294,10 @@ class Ledger:
 
     async def _check(self, data: bytes) -> Segment:
         author = self._world.signer.peer_id
+        # Bytes per second that `read_segment` checks, for the simulator's clock (measured on
+        # one core: 20 to 30).
         return await self._world.run_blocking(
-            read_segment, data, self._head, author, cost=len(data) / CHECK_RATE
+            read_segment, data, self._head, author, cost=len(data) / 20e6
         )
 
     def __repr__(self) -> str:

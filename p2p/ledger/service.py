@@ -229,7 +229,10 @@ class LedgerExchange:
     async def _ask_one(self, peer: PeerId) -> bool:
         """Learn from one peer, and pause; whether there was anything."""
         is_news = await self._ask(peer)
-        await self._check_own()
+        # If peers have entries of our own log that it lacks, it would sign their numbers again.
+        told = self._exchange.top(self._world.signer.peer_id)
+        if told >= 0 and told > (await self._own.opened()).head.seqno:
+            raise self._own.came_from_backup(told)
         await self._world.sleep_until(self._world.now() + ASK_BACK)
         return is_news
 
@@ -248,13 +251,6 @@ class LedgerExchange:
         except (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("ledger.no_answer peer=%s reason=%s", peer, error)
         return False
-
-    async def _check_own(self) -> None:
-        """Raise `StorageError` if peers have entries of our own log that it lacks: it would
-        sign their numbers again."""
-        told = self._exchange.top(self._world.signer.peer_id)
-        if told >= 0 and told > (await self._own.opened()).head.seqno:
-            raise self._own.came_from_backup(told)
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
         """Merge an answer and return True if it held news. Raise `BadMessage` at an entry

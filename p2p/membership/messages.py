@@ -49,10 +49,6 @@ MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
 _MEMO: Final = 1024
 """Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
 simulation, where nodes share a process, so does every beat."""
-_DIGEST_MEMO: Final = 2048
-"""Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
-most. The messages remembered name 20 each, mostly the same ones; with digests of their own they
-took 3 MiB."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
@@ -178,7 +174,10 @@ def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
     return tuple([_digest_untrusted(data[start : start + size]) for start in starts])
 
 
-@functools.lru_cache(_DIGEST_MEMO)
+# Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
+# most. The messages remembered name 20 each, mostly the same ones; with digests of their own
+# they took 3 MiB.
+@functools.lru_cache(2048)
 def _digest_untrusted(data: bytes) -> Digest:
     digest = Digest._make(_DIGEST.unpack(data))
     if digest.seqno > MAX_SEQNO or not NO_POLICY <= digest.policy <= MAX_POLICY:

@@ -265,7 +265,7 @@ async def open_membership(
         check_function("is_stamped", is_stamped, 2)
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
-    await _write_ceiling(world, first + SEQNO_BLOCK)
+    await world.disk.replace(SEQNO_PATH, str(first + SEQNO_BLOCK).encode())
     core = MembershipCore(
         world.signer,
         config,
@@ -322,7 +322,3 @@ async def _read_ceiling(world: World) -> int:
     except FileNotFoundError:
         return 0
     return min(int(text), MAX_SEQNO // 2) if text.isdigit() and len(text) < 20 else 0
-
-
-async def _write_ceiling(world: World, ceiling: int) -> None:
-    await world.disk.replace(SEQNO_PATH, str(ceiling).encode())

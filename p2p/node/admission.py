@@ -210,8 +210,6 @@ MAX_EXPIRY: Final = 2**37
 """Seconds since 1970: the year 6325, as of run files."""
 ID_CHARS: Final = 16
 """Characters of an invite's id: the beginning of its public key, by which it is revoked."""
-RUN_BYTES: Final = 32
-"""Bytes of a run's id."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the inviter's."""
 
@@ -355,7 +353,8 @@ def decode_invite_untrusted(text: str) -> Invite:
     run, inviter, role, uses, expiry, secret, signature = fields_untrusted(
         unpack_untrusted(data), bytes, bytes, str, int, int, bytes, bytes, what="invite"
     )
-    if len(run) != RUN_BYTES or len(secret) != SEED_BYTES:
+    # Bytes of a run's id.
+    if len(run) != 32 or len(secret) != SEED_BYTES:
         raise BadMessage("the invite's run or secret has the wrong length")
     key = KeyPair(secret).peer_id
     author = decode_peer_id_untrusted(inviter)

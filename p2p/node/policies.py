@@ -7,18 +7,12 @@ run document and no DHT.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.gossip import Validity
 from p2p.identity import PeerId
 from p2p.membership import Membership
 from p2p.shardcast import RosterEntry, Shardcast
-
-UNKNOWN_UPLOAD: Final = 1_000_000
-"""Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
-home.
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +24,10 @@ def policy_topic(run_id: bytes) -> str:
 
 def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     """Return the peers that could relay policies: living members, with their capacity."""
+    # Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
+    # home.
     return [
-        RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
+        RosterEntry(member.peer, member.upload or 1_000_000)
         for member in membership.members()
         if member.run == run_id
     ]

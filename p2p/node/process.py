@@ -102,14 +102,13 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     places = _FIELD.findall(str(record.msg))
     values = record.args if isinstance(record.args, tuple) else ()
     return {
-        name: value if _is_in_json(value) else str(value)
+        # An int (also a bool), or a float that is a number.
+        name: value
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        else str(value)
         for name, value in zip(places, values, strict=False)
         if name
     }
-
-
-def _is_in_json(value: object) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 try:
@@ -119,12 +118,7 @@ except ImportError:
 
 GRACE: Final = 2.5
 """Seconds between the request to end and leaving at any price: a person waits 3."""
-LOG_BYTES: Final = 16 * MIB
-"""Size at which the log file is rotated; one older file is kept. A busy node writes as much in
-a day of ``info``."""
 LEVELS: Final = ("debug", "info", "warning", "error")
-GIT_SECONDS: Final = 10.0
-"""Seconds that git may take to say whether it ignores a path: it reads a few small files."""
 
 
 def check_platform() -> None:
@@ -187,8 +181,10 @@ def logging_to(
     Raises `StorageError` if there is no writing to ``path``.
     """
     try:
+        # Size at which the log file is rotated; one older file is kept. A busy node writes as
+        # much in a day of ``info``.
         to_file = logging.handlers.RotatingFileHandler(
-            path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
+            path, maxBytes=16 * MIB, backupCount=1, encoding="utf-8"
         )
     except OSError as error:
         raise StorageError(
@@ -243,9 +239,9 @@ def check_key_place(key: Path) -> None:
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        answer = subprocess.run(
-            ask, env=env, capture_output=True, timeout=GIT_SECONDS, check=False
-        )
+        # Seconds that git may take to say whether it ignores a path: it reads a few small
+        # files.
+        answer = subprocess.run(ask, env=env, capture_output=True, timeout=10.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode == 1:  # 0 is ignored, 128 no work tree

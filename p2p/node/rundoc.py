@@ -109,8 +109,6 @@ is.
 MAX_HINTS: Final = 64
 """Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
 
-STAMP_TIMES: Final = 10.0
-"""Times what a work stamp takes on average: a slow core, and one that is out of luck."""
 STAMP_GRACE: Final = (600.0, 3_600.0)
 """Seconds at least and at most, after an edition that asks for more bits, in which those of the
 one before are enough."""
@@ -350,12 +348,12 @@ class RunBook:
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             self._warn(run, due, left)
-        was_guest, self._was_guest = self._was_guest, self._is_guest(run)
+        was_guest, self._was_guest = (
+            self._was_guest,
+            self.guests.is_guest(run, self._world.signer.peer_id),
+        )
         if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
-
-    def _is_guest(self, run: SignedRun) -> bool:
-        return self.guests.is_guest(run, self._world.signer.peer_id)
 
     def _warn(self, run: SignedRun, due: int, left: float) -> None:
         remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"
@@ -529,7 +527,9 @@ class RunBook:
         before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
         if asked > before:
             least, most = STAMP_GRACE
-            time = min(max(least, STAMP_TIMES * work_cost(asked)), most)
+            # Times what a work stamp takes on average: a slow core, and one that is out of
+            # luck.
+            time = min(max(least, 10.0 * work_cost(asked)), most)
             self._stamp_grace = before, self._world.now() + time
 
     async def _keep(self) -> None:

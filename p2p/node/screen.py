@@ -34,8 +34,6 @@ WIDEST: Final = 80
 """Columns of the block, however wide the terminal is: longer lines are hard to read."""
 LABEL: Final = 9
 """Columns of a label and the gap behind it, as in what a node prints when it starts."""
-NARROW: Final = 40
-"""Columns below which labels stand in the text, since nine of 30 are too many."""
 LONGEST: Final = 3
 """Lines of one fact: a peer's reasons must not push the others off the screen."""
 ASCII: Final = str.maketrans(
@@ -79,7 +77,8 @@ def block(scene: Scene, columns: int, rows: int, encoding: str = "utf-8") -> lis
 
 def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
     text = _in_cells(shown(fact.text, encoding))
-    is_narrow = width < NARROW
+    # Columns below which labels stand in the text, since nine of 30 are too many.
+    is_narrow = width < 40
     first = f"{fact.label}: " if is_narrow else fact.label.ljust(LABEL)
     indent = "  " if is_narrow else " " * LABEL
     folded = textwrap.wrap(
@@ -137,8 +136,6 @@ def erase(before: int) -> str:
     return f"\r{up}\x1b[J" if before else ""
 
 
-REDRAW: Final = 1.0
-"""Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
 PIPED: Final = 60.0
 """Seconds between lines where nothing can be redrawn: 1,440 lines a day are read, 86,400 are
 not."""
@@ -250,7 +247,9 @@ class LiveScreen:
                 elif now() - printed >= PIPED or is_over:
                     printed = now()
                     await self._say(self._line)
-                due += REDRAW
+                # Seconds between looks at the node: a person sees that it lives, and it costs
+                # 0.1 ms.
+                due += 1.0
                 await self._node.world.sleep_until(due)
         finally:
             self._terminal.end()

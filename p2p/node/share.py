@@ -25,8 +25,6 @@ from p2p.world import World
 
 LEAST_RATE: Final = 16 * KI
 """Bytes per second. Below it a chunk of 4 MiB takes four minutes, and peers give it up."""
-MOST_RATE: Final = 1024.0**4
-"""Bytes per second: no machine's line carries a TiB, and heartbeats have whole numbers."""
 MINUTE: Final = 60.0
 """Seconds."""
 _DAY: Final = 24 * 60
@@ -53,7 +51,9 @@ class ShareConfig:
 
     def __post_init__(self) -> None:
         for name, rate in (("upload", self.upload), ("download", self.download)):
-            if rate and not LEAST_RATE <= rate <= MOST_RATE:
+            # Bytes per second: no machine's line carries a TiB, and heartbeats have whole
+            # numbers.
+            if rate and not LEAST_RATE <= rate <= 1024.0**4:
                 raise ValueError(
                     f"{name} is at least {LEAST_RATE} bytes per second and at most a TiB, or 0"
                     " for no limit"
@@ -76,7 +76,8 @@ class ShareConfig:
         if begin_end is None:
             return True
         begin, end = begin_end
-        return (_minute_of_day(wall) - begin) % _DAY < (end - begin) % _DAY
+        local = datetime.fromtimestamp(wall, UTC).astimezone()
+        return (60 * local.hour + local.minute - begin) % _DAY < (end - begin) % _DAY
 
 
 def _minutes(hours: str) -> tuple[int, int] | None:
@@ -86,11 +87,6 @@ def _minutes(hours: str) -> tuple[int, int] | None:
         return None
     first, second, third, fourth = map(int, found.groups())
     return 60 * first + second, 60 * third + fourth
-
-
-def _minute_of_day(wall: float) -> int:
-    local = datetime.fromtimestamp(wall, UTC).astimezone()
-    return 60 * local.hour + local.minute
 
 
 PAUSED: Final = "paused"

@@ -177,11 +177,9 @@ def _read_tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[obje
 def _read_mapping(kinds: tuple[Any, ...], value: object, where: str) -> dict[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{where} must be a table, not {_describe(value)}")
-    return {key: _read_any(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
-
-
-def _read_any(hint: Any, value: object, where: str) -> object:
-    return value if hint in (object, Any) else _read(hint, value, where)
+    if kinds[1] in (object, Any):
+        return dict(value)
+    return {key: _read(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _unknown(key: str, known: list[str], where: str) -> str:
@@ -246,7 +244,10 @@ def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:
 def _lines(table: Table, reasons: Mapping[str, str], path: str) -> Iterator[str]:
     late: list[tuple[str, Any]] = []
     for key, value in table.items():
-        if not path and (isinstance(value, Mapping) or _is_tables(value)):
+        is_tables = isinstance(value, list | tuple) and any(
+            isinstance(one, Mapping) for one in value
+        )
+        if not path and (isinstance(value, Mapping) or is_tables):
             late.append((key, value))
         elif value is not None:
             reason = reasons.get(f"{path}{key}", "")
@@ -260,10 +261,6 @@ def _lines(table: Table, reasons: Mapping[str, str], path: str) -> Iterator[str]
             yield ""
             yield f"{line:<{COLUMN - 1}} # {reason}" if reason else line
             yield from _lines(one, reasons, f"{key}.")
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value)
 
 
 def _value(value: object) -> str:

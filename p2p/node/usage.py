@@ -15,6 +15,7 @@ import errno
 import io
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -43,14 +44,8 @@ SOON: Final = 2.0
 """Seconds after which a silent command says what it waits for."""
 DATA: Final = Path("~/.shoal")
 """Default folder of a node's data (`expanded`)."""
-CLOSENESS: Final = 0.5
-"""Similarity, by difflib's ratio, from which a word is suggested: ``traner`` and ``trainer``
-have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
 STANDARD_OUTPUT: Final = Path("-")
 """Path that stands for standard output, in most commands."""
-MOST_CAUSES: Final = 4
-"""Most exceptions of a crash that are shown whole. Usually there is one, and all others are
-cancellations."""
 MAX_NAMED: Final = 40
 """Most known words that a sentence lists: all scenarios, commands and keys, but not the
 10,000 nodes of a swarm."""
@@ -59,16 +54,22 @@ MAX_NAMED: Final = 40
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
     """Return the end of a sentence about an unknown word: the nearest known word, or all."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=CLOSENESS)
+    # Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have
+    # 0.92, ``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5. Dashes make no likeness.
+    bare = {name.lstrip("-"): name for name in names}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {bare[near[0]]!r}?"
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
+_NO_CHOICE: Final = re.compile(r"argument (\S+): invalid choice: (.*?) \(choose from (.*)\)")
+
+
 class CommandParser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that answers an unknown option with the nearest known
-    one."""
+    """argparse's, and a command, option or value that there is not is answered with the nearest
+    that there is."""
 
     def format_help(self) -> str:
         """Return the help without the marks that code has in docstrings."""
@@ -80,6 +81,10 @@ class CommandParser(argparse.ArgumentParser):
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):
             message = f"there is no option {word}; {did_you_mean(word, self.known_options())}"
+        elif found := _NO_CHOICE.fullmatch(message):
+            what, word, known = found[1], found[2].strip("'"), found[3].replace("'", "")
+            kind = f"value of {what}" if what.startswith("-") else "command"
+            message = f"there is no {kind} {word!r}; {did_you_mean(word, known.split(', '))}"
         super().error(message)
 
     def known_options(self) -> list[str]:
@@ -253,7 +258,9 @@ def _judge(error: BaseException) -> int:
                 _leave(stream)  # what it did not take would be tried again at the end
         return FAILED
     if not isinstance(error, SystemExit):
-        for leaf in islice(causes, MOST_CAUSES):
+        # Exceptions of a crash that are shown whole. Mostly it is one, and all else is
+        # cancelled.
+        for leaf in islice(causes, 4):
             error.add_note("".join(traceback.format_exception(leaf)))
     raise error
 

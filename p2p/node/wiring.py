@@ -223,16 +223,11 @@ async def seek_relays(nodes: Sequence[Node]) -> None:
 
 
 async def _meet(host: Host, peer: PeerId) -> None:
-    with trio.move_on_after(MEETING), suppress(*PEER_TROUBLE):
+    # Seconds for a peer that may relay to answer.
+    with trio.move_on_after(5.0), suppress(*PEER_TROUBLE):
         await host.connect(peer)
 
 
-MEETING: Final = 5.0
-"""Seconds for a peer that may relay to answer."""
-RUN_ID_BYTES: Final = 32
-"""A run's id is a SHA-256 digest."""
-RUN_LIFETIME: Final = 1800.0
-"""Lifetime of such a record in seconds; the DHT renews it while we live."""
 MAX_RUN_LIFETIME: Final = 3600.0
 """The longest lifetime that is believed, in seconds: whoever takes places under a run's key
 must come back every hour to keep them."""
@@ -242,9 +237,6 @@ MAX_SEEDS: Final = 16
 """Members, taken from the DHT at random, through which a lonely node joins again. Two would
 do.
 """
-UPLOAD_SHARE: Final = 0.9
-"""Share of its uplink that a node offers to policies: a line filled to the brim starves its own
-acknowledgements."""
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
@@ -271,7 +263,8 @@ def _is_run_record(record: Record) -> bool:
         places_untrusted(record)
     except BadMessage:
         return False
-    return len(record.name) == RUN_ID_BYTES
+    # A run's id is a SHA-256 digest.
+    return len(record.name) == 32
 
 
 def _places(record: Record) -> tuple[Multiaddr, ...]:
@@ -370,7 +363,9 @@ class Wiring:
             self._node.membership.me.update(policy=int(newest))
             rate = self._node.shardcast.uplink_rate
             lent = self._node.config.share.upload
-            carried = min(UPLOAD_SHARE * rate, lent or math.inf) if rate else lent
+            # Share of its uplink that a node offers to policies: a line filled to the brim
+            # starves its own acknowledgements.
+            carried = min(0.9 * rate, lent or math.inf) if rate else lent
             if carried:
                 self._node.membership.me.update(upload=int(carried))
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
@@ -397,14 +392,12 @@ class Wiring:
         node, config = self._node, self._node.config.run
         addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
         pause = config.ask_interval
-        while addrs and not await self._ask_bootstrap(addrs) and not self._has_fellows():
+        members, run = node.membership.members, node.run.id
+        while addrs and not await self._ask_bootstrap(addrs):
+            if any(member.run == run for member in members()):
+                return
             await node.world.sleep_until(node.world.now() + pause)
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
-
-    def _has_fellows(self) -> bool:
-        """Return True if some member of this node's run is known."""
-        run = self._node.run.id
-        return any(member.run == run for member in self._node.membership.members())
 
     async def _ask_bootstrap(self, addrs: Sequence[Multiaddr]) -> bool:
         """Ask one after the other until one is of this run; whether one was. Raises
@@ -445,7 +438,8 @@ class Wiring:
 
     async def _publish(self) -> None:
         addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
-        await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), RUN_LIFETIME)
+        # Lifetime of such a record in seconds; the DHT renews it while we live.
+        await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)
 
     def _on_change(self, event: MemberEvent) -> None:
         """Losing our last neighbour is a reason to look into the DHT at once; a heartbeat may

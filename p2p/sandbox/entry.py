@@ -68,7 +68,9 @@ def main(argv: list[str]) -> None:
     for name, amount in limits.amounts.items():
         _limit(name, amount)
     if limits.cores:
-        _stay_on(limits.cores)
+        # Threads share them. Drawn, lest all workers of a machine share the same.
+        mine = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, Random().sample(mine, min(limits.cores, len(mine))))
     if limits.user:
         os.setgroups([])
         os.setresgid(limits.user, limits.user, limits.user)
@@ -97,12 +99,6 @@ def _limit(name: str, amount: int) -> None:
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
-
-
-def _stay_on(cores: int) -> None:
-    """Threads share them. Drawn, lest all workers of a machine share the same."""
-    mine = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, Random().sample(mine, min(cores, len(mine))))
 
 
 def _install(instructions: list[Instruction]) -> None:

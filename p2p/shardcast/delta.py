@@ -102,7 +102,15 @@ def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
     """
     if len(old) != len(new):
         raise ValueError(f"a delta from {len(old)} to {len(new)} bytes")
-    compressor = _compressor()
+    compressor = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters.from_level(
+            1,
+            strategy=zstandard.STRATEGY_FAST,
+            min_match=7,
+            hash_log=_HASH_LOG,
+            write_content_size=True,
+        )
+    )
     parts: list[bytes] = []
     for before, after in zip(_segments(old, kind), _segments(new, kind), strict=True):
         parts += _encode_segment(before, after, _is_signed(kind, len(old)), compressor)
@@ -165,7 +173,7 @@ def _encode_segment(old: _Values, new: _Values, signed: bool, compressor: Any) -
         dense = _put_steps(_steps(old, new, signed), compressor)
         candidates.append([bytes([Coding.DENSE]), *dense])
         candidates.append([bytes([Coding.FULL]), *_put_planes(new, compressor)])
-    return min(candidates, key=_wire_bytes)
+    return min(candidates, key=lambda parts: sum(map(len, parts)))
 
 
 def _decode_segment(old: _Values, out: _Values, signed: bool, reader: _Reader) -> None:
@@ -255,18 +263,6 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 
 
 # Planes
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters.from_level(
-            1,
-            strategy=zstandard.STRATEGY_FAST,
-            min_match=7,
-            hash_log=_HASH_LOG,
-            write_content_size=True,
-        )
-    )
 
 
 def _put_plane(stream: _U8, compressor: Any) -> list[bytes]:
@@ -388,7 +384,3 @@ class _Reader:
         if len(raw) != size:
             raise BadMessage("a plane is shorter than it claims")
         return np.frombuffer(raw, np.uint8)
-
-
-def _wire_bytes(parts: list[bytes]) -> int:
-    return sum(map(len, parts))

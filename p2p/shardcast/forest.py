@@ -304,7 +304,12 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
     count = len(roster.peers)
     order = _by_capacity(roster, version)
     if count <= MESH:
-        stripes = [_star(count, place) for place in order]
+        stripes = []
+        for root in order:
+            others = tuple((root + step) % count for step in range(1, count))
+            parent = tuple(-1 if place == root else root for place in range(count))
+            children = {root: others} if others else {}
+            stripes.append(Stripe(root, parent, children, {root: count - 1}))
     else:
         # From 128 peers on 8 stripes pay: one level less of depth for each.
         most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
@@ -333,12 +338,6 @@ def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
     return sorted(
         capable, key=lambda p: (-roster.classes[p], digest_of(seed + roster.peers[p].digest))
     )
-
-
-def _star(count: int, root: int) -> Stripe:
-    others = tuple((root + step) % count for step in range(1, count))
-    parent = tuple(-1 if place == root else root for place in range(count))
-    return Stripe(root, parent, {root: others} if others else {}, {root: count - 1})
 
 
 def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:

@@ -204,7 +204,10 @@ def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) ->
         raise BadMessage("an index has not as many spans as the manifest says")
     spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(memoryview(data)[at:]))
     if not all(
-        0 < span.size <= MAX_SPAN and span.kind in KINDS and _fits(span) for span in spans
+        0 < span.size <= MAX_SPAN
+        and span.kind in KINDS
+        and (not span.kind or span.size % span.kind == 0)
+        for span in spans
     ):
         raise BadMessage("a span's size or kind is out of bounds")
     index = Index._made(files, spans, data, digest)
@@ -214,10 +217,6 @@ def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) ->
     if index.starts[-1] + files[-1].size != size:
         raise BadMessage("an index has more spans than its files have bytes")
     return index
-
-
-def _fits(span: Span) -> bool:
-    return not span.kind or span.size % span.kind == 0
 
 
 def _decode_files_untrusted(data: bytes) -> tuple[tuple[PolicyFile, ...], int]:

@@ -294,12 +294,11 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
-def _fields_of(kind: type[Message]) -> dict[str, _Field]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name].__metadata__[0] for one in fields(kind)}
-
-
-_FIELDS: Final = {kind: _fields_of(kind) for kind in get_args(Message)}
+_FIELDS: Final[Mapping[type[Message], dict[str, _Field]]] = {
+    kind: {one.name: hints[one.name].__metadata__[0] for one in fields(kind)}
+    for kind in get_args(Message)
+    for hints in [get_type_hints(kind, include_extras=True)]
+}
 _KINDS: Final[Mapping[str, type[Message]]] = {kind.KIND: kind for kind in get_args(Message)}
 
 

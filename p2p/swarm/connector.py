@@ -60,13 +60,6 @@ from p2p.world import World, dawdle, lateness
 
 PUNCH_TIMEOUT: Final = 5.0
 """Seconds of one try to punch: a packet and its repetitions after one and three seconds."""
-CIRCUIT_GRACE: Final = 5.0
-"""Seconds between two looks at a circuit beside a new direct connection: it is closed when no
-stream is left on it."""
-CIRCUIT_LIFE: Final = 60.0
-"""The longest that it lives on, in seconds."""
-MAX_PUNCHED: Final = 4
-"""Accepted connections that are taken for those of one punch."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -111,9 +104,6 @@ brings, three quarters of a core."""
 OVERLOADED: Final = 0.4
 """Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
 """
-HANDSHAKES_OF_A_PASS: Final = 8
-"""Handshakes begun in one scheduler pass while others wait. A newcomer takes ten passes, and a
-connection can cost several times its handshake."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -140,7 +130,8 @@ class _Punched:
     """A hole that we punch as a client: who is there, and how many may still come of it."""
 
     peer: PeerId
-    left: int = MAX_PUNCHED
+    # Accepted connections that are taken for those of one punch.
+    left: int = 4
 
 
 class _Ready(trio.abc.AsyncResource):
@@ -656,7 +647,9 @@ class Connector:
         self._world.call_at(self._world.now() + delay, self._next_turn)
 
     def _next_turn(self) -> None:
-        for _ in range(HANDSHAKES_OF_A_PASS):
+        # Handshakes begun in one scheduler pass while others wait. A newcomer takes ten passes,
+        # and a connection can cost several times its handshake.
+        for _ in range(8):
             if not self._turns.waiting:
                 break
             delay = self._turns.take(self._world.now())
@@ -716,7 +709,8 @@ class Connector:
             for sibling in siblings:
                 if sibling.is_circuit and not sibling.is_replaced:
                     sibling.is_replaced = True
-                    self._retire_later(sibling, now + CIRCUIT_LIFE)
+                    # The longest that it lives on, in seconds.
+                    self._retire_later(sibling, now + 60.0)
         self._adopted.notify_all()
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
@@ -727,7 +721,9 @@ class Connector:
         return True
 
     def _retire_later(self, circuit: Connection, end: float) -> None:
-        due = self._world.now() + CIRCUIT_GRACE
+        # Seconds between two looks at a circuit beside a new direct connection: it is closed
+        # when no stream is left on it.
+        due = self._world.now() + 5.0
         self._world.call_at(due, partial(self._retire, circuit, end))
 
     def _retire(self, circuit: Connection, end: float) -> None:

@@ -23,9 +23,6 @@ AGENT: Final = "shoal/0.1"
 PROTOCOL_VERSION: Final = "ipfs/0.1.0"
 MAX_INFO: Final = 8 * KI
 """Bytes of an identify message, as in go-libp2p."""
-MAX_PROTOCOLS: Final = 128
-"""Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at most
-`MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24 MiB."""
 PING_BYTES: Final = 32
 """Bytes of a ping, by the specification: random, and echoed."""
 
@@ -74,7 +71,10 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
         if number == 2 and len(listen_addrs) < 16:
             addr = _dialable(as_bytes_untrusted(value, "a listen address"))
             listen_addrs += [addr] if addr else []
-        elif number == 3 and len(protocols) < MAX_PROTOCOLS:
+        # Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at
+        # most `MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24
+        # MiB.
+        elif number == 3 and len(protocols) < 128:
             protocol = as_text_untrusted(value, "a protocol")
             if protocol.isascii() and len(protocol) <= MAX_LINE:
                 # Interned: a thousand peers speak the same few dozen. Freed with the last of

@@ -78,13 +78,7 @@ MIN_OUTBOX: Final = 16 * KI
 """Bytes of messages that may always wait for one peer: with 1,024 connections two thirds of
 `MAX_WAITING`.
 """
-STUCK_SWEEPS: Final = 4
-"""Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is
-given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
-what it did not read."""
 
-LEAVE_TIMEOUT: Final = 5.0
-"""Seconds for a peer to read what is on its way over a connection that is being replaced."""
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
@@ -156,7 +150,9 @@ class Lane:
         overtakes what is still in the relay."""
         self.connection = self._stream = None
         try:
-            with trio.move_on_after(LEAVE_TIMEOUT), suppress(trio.BrokenResourceError):
+            # Seconds for a peer to read what is on its way over a connection that is being
+            # replaced.
+            with trio.move_on_after(5.0), suppress(trio.BrokenResourceError):
                 await stream.send_eof()
                 while await stream.receive_some():
                     pass
@@ -261,7 +257,10 @@ class Outbox:
         for lane in list(self._lanes.values()):
             if not lane.sweeps:
                 taken[lane.peer] = None
-            elif lane.waiting and lane.sweeps >= STUCK_SWEEPS:
+            # Sweeps (one each 15 s) without a message leaving, while some wait, after which a
+            # lane is given up: a peer that reads nothing for a minute holds up to 4 MiB of
+            # ours, and will not miss what it did not read.
+            elif lane.waiting and lane.sweeps >= 4:
                 self.close(lane)
             lane.sweeps += 1
         return list(taken)

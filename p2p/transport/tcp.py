@@ -50,8 +50,6 @@ DNS_TIMEOUT: Final = 5.0
 ACCEPT_BATCH: Final = 64
 """Connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as trio's
 server does, a backlog of 340 built up in a flood."""
-PUNCH_AGAIN: Final = (0.002, 0.04)
-"""Least and most seconds until a refused punch is tried again."""
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
@@ -453,7 +451,8 @@ class TcpNetwork:
             except BaseException:
                 sock.close()
                 raise
-            await trio.sleep(random.uniform(*PUNCH_AGAIN))  # noqa: TID251 - real routers
+            # Least and most seconds until a refused punch is tried again.
+            await trio.sleep(random.uniform(0.002, 0.04))  # noqa: TID251 - real routers
 
 
 async def _first(hosts: Sequence[str], port: int) -> TcpStream:

@@ -72,9 +72,9 @@ class Ration:
     system that compares two formulas up to one second."""
 
     patience: float = 30.0
-    """Seconds for all tasks, or all rewards, of one submission: 128 of 0.2 s each. It is what a
-    worker can cost its validator with an input on which the environment hangs; its turns are
-    charged for it."""
+    """Seconds for all tasks of a submission, or for the rewards of a few of its completions
+    (`roles.envs.client.PART`). `MOST_RATIONS` times as much is what a worker can cost its
+    validator with inputs on which the environment hangs; its turns are charged for it."""
 
     opening: float = 120.0
     """Seconds for the start of its process: the largest libraries take ten, on a busy machine.

@@ -18,8 +18,8 @@ Simulations have no processes; there, with their engine, the call is made in pla
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from p2p.world import World
 from roles.contract import Run
 from roles.contract.core.shape import MAX_CONTEXT
 from roles.envs.base import (
+    MOST_RATIONS,
     Environment,
     EnvironmentLimits,
     Ration,
@@ -49,7 +50,6 @@ from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
     Tally,
-    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -81,6 +81,10 @@ WORKER_ARGV: Final = ("roles.envs.worker",)
 MOST_DEATHS: Final = 4
 """Answers of one submission that may end a process each. What its author can cost a validator
 stays within some 5 CPU seconds for each; an environment that ends at most answers is broken."""
+
+PART: Final = 8
+"""Completions that an environment is asked about in one call: 8 programs without an end use up
+their fuel in 6 CPU seconds, within its patience also on a busy machine."""
 
 Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
@@ -153,11 +157,7 @@ class LocalEnvironment:
 
     async def hear(self, answers: Answers) -> list[Heard]:
         mix: Any = self._environment
-        return [
-            call_contained(mix, "respond", partial(mix.hear, task, tokens))
-            for task, given in answers
-            for tokens in given
-        ]
+        return [mix.hear(task, tokens) for task, given in answers for tokens in given]
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         return [task_of(self._environment, seed) for seed in seeds]
@@ -264,10 +264,14 @@ class WorkerEnvironment:
         )
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        turns = self._setup.turns
-        count = sum(len(given) for _, given in answers)
-        if turns is None or not count:
-            return [()] * count
+        if self._setup.turns is None:
+            return [() for _, given in answers for _ in given]
+        parts = await self._in_parts("hear", answers, self._hear, self._hear_before)
+        return [said for part in parts for said in part]
+
+    async def _hear(self, answers: Answers) -> list[Heard]:
+        turns, count = self._setup.turns, sum(len(given) for _, given in answers)
+        assert turns is not None
         read = partial(
             heard_untrusted, count=count, most=turns.heard, vocabulary=self._vocabulary
         )
@@ -276,6 +280,18 @@ class WorkerEnvironment:
             "hear", _rows(answers), read=read, max_items=min(MAX_ITEMS, items),
             patience=self._ration.for_turns(turns.most).patience,
         )  # fmt: skip
+
+    async def _hear_before(self, task: Task, tokens: Sequence[int], why: str) -> list[Heard]:
+        """Return what is said before the last turn, behind which a process ends: an honest
+        completion is over there."""
+        assert self._setup.turns is not None
+        is_end = self._setup.turns.end_tokens.__contains__
+        *_, before, _ = 0, 0, *(at for at, token in enumerate(tokens, 1) if is_end(token))
+        logger.warning("%s: such a completion is over, and void", why)
+        with suppress(EnvironmentDied):
+            (said,) = await self._hear([(task, [tokens[:before]])])
+            return [(*said, None)]
+        return [(None,)]
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
         count = sum(len(given) for _, given in answers)
@@ -293,10 +309,16 @@ class WorkerEnvironment:
 
     async def try_to_pay(self, answers: Answers) -> Payment:
         """Pay; what the environment raised on answers is not logged."""
-        try:
-            return await self._pay(answers)
-        except EnvironmentDied:
-            return await self._pay_singly(answers)
+
+        async def nothing(_task: Task, _tokens: Sequence[int], why: str) -> Payment:
+            payment = Payment()
+            payment.fail(why, "its process ended")
+            return payment
+
+        payment = Payment()
+        for part in await self._in_parts("rewards", answers, self._pay, nothing):
+            payment.add(part)
+        return payment
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
         """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
@@ -310,23 +332,38 @@ class WorkerEnvironment:
         items = count + ITEMS_AROUND
         return await self._ask("rewards", _rows(answers), read=read, max_items=items)
 
-    async def _pay_singly(self, answers: Answers) -> Payment:
-        """Pay one completion after the other, after a process has ended over all: those that
-        end one earn nothing, and no other pays for them. Raises `EnvironmentFailed` beyond
-        `MOST_DEATHS`, or if all together take too long."""
-        payment, deaths = Payment(), 0
-        until = self._world.now() + 2 * self._ration.patience  # starts of processes included
-        for task, tokens in ((task, tokens) for task, given in answers for tokens in given):
+    async def _in_parts(
+        self,
+        method: str,
+        answers: Answers,
+        ask: Callable[[Answers], Awaitable[T]],
+        without: Callable[[Task, Sequence[int], str], Awaitable[T]],
+    ) -> list[T]:
+        """Ask about a few completions at a time, each time with the patience of a call. Where a
+        process ends over them, ask about each alone: ``without`` says what is found of one that
+        ends a process again, and no other suffers for it.
+
+        Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if all together take too long.
+        """
+        found, deaths = list[T](), 0
+        until = self._world.now() + MOST_RATIONS * self._ration.patience
+        for part in _parts(answers):
             if self._world.now() > until:
-                raise self._failure("rewards", "its processes end, and it is too slow")
-            try:
-                payment.add(await self._pay([(task, [tokens])]))
-            except EnvironmentDied as error:
-                deaths += 1
-                if deaths > MOST_DEATHS:
-                    raise
-                payment.fail(str(error), "its process ended")
-        return payment
+                raise self._failure(method, "all of a submission together take too long")
+            with suppress(EnvironmentDied):
+                found.append(await ask(part))
+                continue
+            for task, tokens in ((task, tokens) for task, given in part for tokens in given):
+                if self._world.now() > until:
+                    raise self._failure(method, "its processes end, and it is too slow")
+                try:
+                    found.append(await ask([(task, [tokens])]))
+                except EnvironmentDied as error:
+                    deaths += 1
+                    if deaths > MOST_DEATHS:
+                        raise
+                    found.append(await without(task, tokens, str(error)))
+        return found
 
     async def _ask(
         self,
@@ -383,6 +420,23 @@ def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None
             " when asked again: it depends on more than task and text, and its author must"
             " mend it"
         )
+
+
+def _parts(answers: Answers) -> Iterator[Answers]:
+    """Yield the same in parts of `PART` completions."""
+    part, room = list[tuple[Task, list[Sequence[int]]]](), PART
+    for task, given in answers:
+        for at, tokens in enumerate(given):
+            if not room:
+                yield part
+                part, room = [], PART
+            if part and at and part[-1][0] is task:
+                part[-1][1].append(tokens)
+            else:
+                part.append((task, [tokens]))
+            room -= 1
+    if part:
+        yield part
 
 
 def _rows(answers: Answers) -> list[list[object]]:

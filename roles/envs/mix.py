@@ -28,7 +28,7 @@ from roles.envs.base import (
     TurnLimits,
     make_environment,
 )
-from roles.envs.contained import EnvironmentFailed
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import (
     ChatTokenizer,
@@ -104,7 +104,7 @@ class MixedEnvironment:
         turns: TurnLimits | None = None,
     ) -> None:
         """Weights and environments by their names in the run file."""
-        self._turns = turns
+        self._turns, self._failures = turns, Failures()
         self.name = " and ".join(parts)
         self._names = list(parts)
         self.environments = {name: environment for name, (_, environment) in parts.items()}
@@ -128,7 +128,7 @@ class MixedEnvironment:
         environment = self.environments.get(task.environment)
         if environment is None or self._turns is None:
             raise EnvironmentFailed(f"nothing answers in a task of {task.environment!r:.80}")
-        return hear(environment, task, tokens, self._turns)
+        return hear(environment, task, tokens, self._turns, self._failures.tell)
 
     def expect(self, method: str, answers: Sequence[tuple[Task, Sequence[Any]]]) -> None:
         """Let environments that would rather be asked together prepare what comes now."""

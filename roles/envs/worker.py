@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from p2p.errors import ConfigError, MissingDependency
@@ -20,7 +19,6 @@ from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
-    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -65,9 +63,8 @@ class EnvironmentServer:
 
     def hear(self, answers: list[Any]) -> list[object]:
         """Return what the environment says within each completion."""
-        mix = self._environment
         return [
-            call_contained(mix, "respond", partial(mix.hear, *one))
+            self._environment.hear(*one)
             for one in self._each("respond", answers, self._talking)
         ]
 

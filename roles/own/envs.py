@@ -159,11 +159,10 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _new(options: argparse.Namespace) -> int:
     name = options.name
-    if not re.fullmatch(r"[a-z][a-z0-9_]{1,39}", name) or name in environment_names():
-        raise ConfigError(
-            f"{name!r:.60} is no new name: small letters, digits and _, and none of"
-            f" {', '.join(environment_names())}"
-        )
+    if not re.fullmatch(r"[a-z][a-z0-9_]{1,39}", name):
+        raise ConfigError(f"{name!r:.60} cannot be a name: 2 to 40 small letters, digits and _")
+    if name in environment_names():
+        raise ConfigError(f"an environment called {name!r} is installed: take another name")
     folder = Path(name)
     if folder.exists():
         raise ConfigError(f"{folder.absolute()} is there already: take another name")

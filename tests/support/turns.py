@@ -18,7 +18,7 @@ from proofs.sampling import DrawRule
 from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
-from roles.engines.base import Completion, Group, GroupTask, Row, Sampling, Scored
+from roles.engines.base import Completion, Group, GroupTask, Row, Scored
 from roles.engines.torch import scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel
@@ -27,6 +27,7 @@ from roles.envs.base import Environment, Task, TurnLimits
 from roles.envs.client import LocalEnvironment
 from roles.envs.mix import MixedEnvironment
 from roles.envs.text import Message
+from roles.inference.places import OpenPlace
 from roles.models.bundle import read_config
 from roles.models.tokenizer import Tokenizer
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
@@ -98,7 +99,7 @@ def open_chat(folder: Path, dtype: Dtype) -> Talker:
     )
     ends = config.end_tokens
     run = make_turns_run(config.shape, ends=ends, draw=draw, dtype=dtype, limits=limits,
-                         heard=96, turns=4, max_new_tokens=48)  # fmt: skip
+                         heard=96, turns=4, max_new_tokens=48, submission=8)  # fmt: skip
     return Talker(run, model, Chat(folder, ends))
 
 
@@ -166,7 +167,7 @@ class Talker:
         ends = frozenset(terms.model.end_tokens)
         sampler = Sampler(model or self.model, ends, terms.model.draw, proves=True)
         sampler.add([task for _, task in asked.values()], run_sampling(self.run))
-        steps = 0
+        steps, void = 0, set[tuple[int, int]]()
         while sampler.has_work:
             while sampler.can_step:
                 sampler.step()
@@ -174,14 +175,13 @@ class Talker:
                 change(sampler, steps)
             rows = sampler.paused()
             heard = await local.hear([(asked[row.group][0], [row.tokens]) for row in rows])
-            sampler.hear(
-                [
-                    Row(row.group, row.slot, said[-1])
-                    for row, said in zip(rows, heard, strict=True)
-                ]
-            )
+            told = list(zip(rows, heard, strict=True))
+            void |= {(row.group, row.slot) for row, said in told if None in said}
+            sampler.hear([Row(row.group, row.slot, said[-1] or ()) for row, said in told])
         drawn = {group.group: group for _, group in sampler.take_ended()}
-        return tuple(with_heard(drawn[number], self.run) for number in asked)
+        tasks = [task for _, task in asked.values()]
+        place = OpenPlace(self.order, index, tasks, (), drawn, void)
+        return tuple(with_heard(group, self.run) for group in place.groups())
 
     def submit(self, index: int, groups: tuple[Group, ...]) -> Submission:
         content = encode_groups(groups)
@@ -193,15 +193,14 @@ class Talker:
 
     async def judge(self, index: int, groups: tuple[Group, ...]) -> Ruling:
         """Return what an honest scorer says of a place."""
-
-        async def score(tasks: Sequence[GroupTask], some: Sequence[Group]) -> list[Scored]:
-            how: Sampling = run_sampling(self.run)
-            terms = self.run.terms.model
-            ends = frozenset(terms.end_tokens)
-            return scorer.score(self.model, tasks, some, how, ends, terms.draw)
-
         submission = self.submit(index, groups)
-        return await check_place(self.run, self.local, score, submission, replay_all)
+        return await check_place(self.run, self.local, self.score, submission, replay_all)
+
+    async def score(self, tasks: Sequence[GroupTask], some: Sequence[Group]) -> list[Scored]:
+        """Run the model over groups."""
+        how, terms = run_sampling(self.run), self.run.terms.model
+        ends = frozenset(terms.end_tokens)
+        return scorer.score(self.model, tasks, some, how, ends, terms.draw)
 
 
 CHEATS = (

@@ -6,8 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import ProtocolNotSupported, RemoteProtocolError, WrongPeer
-from p2p.identity import KeyPair
+from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
 from p2p.transport.connection import ConnectionConfig, MuxedStream
@@ -130,26 +129,6 @@ async def test_plaintext_on_offer_is_refused() -> None:
         answer = await theirs.receive_some() + await theirs.receive_some()
         assert answer == line("/multistream/1.0.0") + line("na")
         await theirs.send_eof()
-
-
-async def test_the_wrong_peer_is_named() -> None:
-    carol = KeyPair(b"\x03" * 32)
-    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
-        one, other = memory_pair()
-
-        async def dial() -> None:
-            static = StaticKey.create(ALICE, world.entropy(32))
-            with pytest.raises(WrongPeer, match=str(BOB.peer_id)):
-                await secure(one, static, world.entropy, dialer=True, expected=carol.peer_id)
-            await one.aclose()
-
-        async def listen() -> None:
-            static = StaticKey.create(BOB, world.entropy(32))
-            with pytest.raises(RemoteProtocolError):
-                await secure(other, static, world.entropy, dialer=False)
-
-        nursery.start_soon(dial)
-        nursery.start_soon(listen)
 
 
 # Streams.
@@ -310,25 +289,6 @@ async def test_a_stream_that_never_says_its_protocol_is_reset(autojump_clock) ->
         assert len(pair.bob.mux.stream_ids) == 1
         await pair.world.sleep(30)
         assert pair.bob.mux.stream_ids == ()
-
-
-async def test_sealing_buffers_are_shared_and_given_back() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.send_all, bytes(2 * MIB))
-            received = 0
-            while received < 2 * MIB:
-                received += len(await theirs.receive_some())
-        await trio.testing.wait_all_tasks_blocked()
-        assert 1 <= len(connection_module._buffers) <= connection_module._POOL
-
-
-async def test_a_connection_says_what_it_is() -> None:
-    async with open_pair() as pair:
-        await pair.stream_pair()
-        assert repr(pair.alice) == f"Connection(to {BOB.peer_id!r}, 1 streams)"
-        assert repr(pair.bob) == f"Connection(from {ALICE.peer_id!r}, 1 streams)"
 
 
 class Narrow(trio.abc.HalfCloseableStream):

@@ -158,16 +158,6 @@ def keep(
     return store.put(key or place(each), each, each.encode(), WALL, now)
 
 
-def test_the_newest_sequence_number_wins() -> None:
-    store = RecordStore(0)
-    assert keep(store, record(seqno=2)) is StoreResult.NEW
-    assert keep(store, record(seqno=1, value=b"replayed")) is StoreResult.OLDER
-    assert keep(store, record(seqno=2)) is StoreResult.KNOWN
-    assert keep(store, record(seqno=3, value=b"new")) is StoreResult.NEW
-    assert [each.value for each in store.get(place(record()))] == [b"new"]
-    assert len(store) == 1
-
-
 def crowd(size: int, tens: int = 1) -> list[Record]:
     """Records of many publishers under one key; they are not verified here, so none is
     signed.
@@ -183,25 +173,6 @@ def crowd(size: int, tens: int = 1) -> list[Record]:
 
 def publishers(store: RecordStore) -> list[PeerId]:
     return sorted(each.publisher for each in store.get(place(record())))
-
-
-def test_many_publishers_share_a_key_up_to_a_limit() -> None:
-    store = RecordStore(0, secret=b"ours")
-    everybody = crowd(MAX_PUBLISHERS + 36)
-    assert [keep(store, each) for each in everybody[:MAX_PUBLISHERS]] == [
-        StoreResult.NEW
-    ] * MAX_PUBLISHERS
-    later = [keep(store, each) for each in everybody[MAX_PUBLISHERS:]]
-    assert set(later) == {
-        StoreResult.NEW,
-        StoreResult.FULL,
-    }, "a fair sample of all, not the first to come"
-    assert len(store.get(place(record()))) == MAX_PUBLISHERS
-    kept = dict.fromkeys(publishers(store))
-    for each in everybody:
-        renewal = keep(store, replace(each, seqno=9))
-        assert renewal is (StoreResult.NEW if each.publisher in kept else StoreResult.FULL)
-    assert publishers(store) == sorted(kept)
 
 
 def test_which_publishers_it_keeps_is_each_nodes_own_secret_and_not_a_matter_of_order() -> None:

@@ -11,7 +11,7 @@ import pytest
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import MAX_PUBLICATIONS
-from p2p.dht.core.events import Get, Join, Moved, SendIfConnected
+from p2p.dht.core.events import Join, Moved, SendIfConnected
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
     Contact,
@@ -74,18 +74,6 @@ def meet(swarm: Swarm, node: Node, other: Node) -> None:
             if isinstance(question.body, Ping):
                 pong = encode(question.request_id, other.core.own, Pong())
                 node.core.handle(Received(other.peer, pong, WALL + swarm.now), swarm.now)
-
-
-def test_everybody_meets_everybody_near() -> None:
-    swarm = joined(60)
-    nodes = list(swarm.nodes.values())
-    for node in nodes:
-        own = node.core.own.number
-        nearest = sorted(
-            (each.core.own for each in nodes if each is not node), key=lambda c: c.number ^ own
-        )[:10]
-        known = [node.core.contact_of(contact.peer) is not None for contact in nearest]
-        assert all(known)
 
 
 def test_many_publishers_under_one_name() -> None:
@@ -211,13 +199,6 @@ def store(record: Record, salt: int = 0) -> Store:
     return Store(record_key(record.namespace, record.name, salt), record.encode())
 
 
-def test_it_stores_what_is_signed(pair: tuple[Swarm, Node, Node]) -> None:
-    swarm, victim, other = pair
-    assert ask(swarm, victim, other, store(signed(other))) == [Stored(True)]
-    assert ask(swarm, victim, other, store(signed(other), salt=2)) == [Stored(True)]
-    assert victim.core.records >= 2
-
-
 def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node]) -> None:
     swarm, victim, other = pair
     forged = replace(signed(victim), value=b"lie")
@@ -273,14 +254,6 @@ def test_a_flood_is_answered_slowly(pair: tuple[Swarm, Node, Node]) -> None:
     assert sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000)) == 20
 
 
-def test_unasked_answers_change_nothing(pair: tuple[Swarm, Node, Node]) -> None:
-    swarm, victim, other = pair
-    strangers = tuple(node.core.own for node in Swarm(5, 99).nodes.values())
-    assert ask(swarm, victim, other, Nodes(strangers)) == []
-    assert ask(swarm, victim, other, Pong()) == []
-    assert victim.core.contacts == 0
-
-
 def test_who_asks_is_pinged_once_and_who_answers_is_known(
     pair: tuple[Swarm, Node, Node],
 ) -> None:
@@ -303,16 +276,6 @@ def test_who_asks_is_pinged_once_and_who_answers_is_known(
     assert victim.core.contact_of(other.peer) == other.core.own
 
 
-def test_an_operation_ends_at_its_timeout_whatever_happens() -> None:
-    swarm = joined(10, 13)
-    node, *others = swarm.nodes.values()
-    for other in others:
-        swarm.kill(other)
-    swarm.give(node, Get(555, "test", b"name"))
-    swarm.run(swarm.now + swarm.config.timeout + 0.1)
-    assert 555 in node.done
-
-
 def test_publications_are_bounded() -> None:
     swarm = Swarm(1, 14)
     (node,) = swarm.nodes.values()
@@ -324,19 +287,3 @@ def test_publications_are_bounded() -> None:
     swarm.put(node, b"in the place of our address", b"value")
     # we can be dialled again, and nobody is there to be told
     swarm.give(node, Moved((node.addr,)))
-
-
-def test_a_core_says_when_it_wants_to_be_woken() -> None:
-    swarm = joined(8, 15)
-    for node in swarm.nodes.values():
-        assert swarm.now <= node.core.next_deadline < swarm.now + 1000
-        assert node.core.handle(Tick(WALL + swarm.now), swarm.now) == []
-
-
-def test_find_node_names_the_nearest_but_not_the_asker() -> None:
-    swarm = joined(30, 16)
-    one, two, *_ = swarm.nodes.values()
-    (answer,) = ask(swarm, one, two, FindNode(two.core.own.id))
-    assert isinstance(answer, Nodes)
-    assert len(answer.contacts) == 20
-    assert two.core.own not in answer.contacts

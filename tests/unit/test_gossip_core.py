@@ -13,7 +13,6 @@ from p2p.gossip.config import LAZY, GossipConfig
 from p2p.gossip.core.caches import (
     MAX_CACHE_BYTES,
     MAX_RETRANSMISSIONS,
-    MESSAGE_COST,
     MessageCache,
     SeenCache,
 )
@@ -22,12 +21,11 @@ from p2p.gossip.core.events import (
     Deliver,
     Publish,
     Subscribe,
-    Unsubscribe,
     Validate,
     Validated,
     Validity,
 )
-from p2p.gossip.core.mesh import FLOOD_PUBLISH_BYTES, MAX_FLOOD_PUBLISH, MAX_TOPICS_OF_PEER
+from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.core.promises import MAX_ASKED
 from p2p.gossip.messages import (
     MAX_DATA,
@@ -189,11 +187,11 @@ def test_everybody_gets_everything_once_and_soon() -> None:
 def test_duplicates_are_bounded_by_the_degree_of_the_mesh() -> None:
     swarm = GossipSwarm(60, degree=20)
     before = swarm.count("duplicate")
-    for number in range(50):
+    for number in range(15):
         swarm.publish(number, b"news %d" % number)
         swarm.run(0.5)
-    assert swarm.count("accept") == 50 * 59
-    assert (swarm.count("duplicate") - before) / (50 * 59) < GossipConfig().high - 1
+    assert swarm.count("accept") == 15 * 59
+    assert (swarm.count("duplicate") - before) / (15 * 59) < GossipConfig().high - 1
 
 
 def test_lost_messages_are_asked_for() -> None:
@@ -223,12 +221,6 @@ def test_what_is_rejected_goes_no_further_than_one_hop() -> None:
 
 
 # One core.
-
-
-def test_a_new_connection_is_told_our_topics() -> None:
-    lone = Lone()
-    (rpc,) = rpcs(lone.do(PeerUp(peer_named(5))), peer_named(5))
-    assert rpc.subscriptions == [(TOPIC, True)]
 
 
 def test_nothing_is_passed_on_before_it_was_validated() -> None:
@@ -342,11 +334,6 @@ def test_a_peer_that_brought_news_is_left_an_interval_to_answer() -> None:
     assert rpc.iwant == [told]
 
 
-def test_ids_of_topics_that_we_do_not_hear_are_not_asked_for() -> None:
-    lone = Lone()
-    assert lone.hear(FRIEND, Rpc(ihave=[("other", [b"id"])])) == []
-
-
 def test_ids_are_asked_for_within_a_limit() -> None:
     lone = Lone()
     ids = [b"%d" % number for number in range(2000)]
@@ -388,41 +375,6 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
     assert told[3:] == [set(), set(), set()]
 
 
-def test_fanout_reaches_hearers_of_a_topic_that_we_do_not_hear() -> None:
-    lone = Lone()
-    for number in range(1, MAX_FLOOD_PUBLISH + 20):
-        lone.do(PeerUp(peer_named(number)))
-        lone.hear(peer_named(number), Rpc(subscriptions=[("elsewhere", True)]))
-    first = {
-        each.peer for each in lone.do(Publish("elsewhere", b"1")) if isinstance(each, Send)
-    }
-    assert len(first) == MAX_FLOOD_PUBLISH
-    second = {
-        each.peer for each in lone.do(Publish("elsewhere", b"2")) if isinstance(each, Send)
-    }
-    assert len(second & first) >= GossipConfig().degree
-    large = {
-        each.peer
-        for each in lone.do(Publish("elsewhere", bytes(MAX_DATA)))
-        if isinstance(each, Send)
-    }
-    assert len(large) == GossipConfig().degree + FLOOD_PUBLISH_BYTES // (
-        MAX_DATA + MESSAGE_COST
-    )
-    assert "elsewhere" not in lone.core.topics
-
-
-def test_leaving_a_topic_prunes_and_says_so() -> None:
-    lone = Lone()
-    lone.later(2)
-    effects = lone.do(Unsubscribe(TOPIC))
-    (rpc,) = rpcs(effects, FRIEND)
-    assert rpc.prune == [(TOPIC, 60)]
-    assert rpc.subscriptions == [(TOPIC, False)]
-    assert lone.core.topics == {}
-    assert lone.hear(FRIEND, Rpc(graft=[TOPIC])) == []
-
-
 def test_a_prune_is_respected_until_its_backoff_has_ended() -> None:
     lone = Lone()
     lone.later(2)
@@ -443,15 +395,6 @@ def test_a_full_mesh_refuses_a_graft_and_keeps_seats_for_those_that_we_dialled()
         lone.hear(peer, Rpc(subscriptions=[(TOPIC, True)], graft=[TOPIC]))
     assert len(lone.core.topics[TOPIC]) == GossipConfig().high
     assert lone.core.topics[TOPIC][-2:] == tuple(chosen[:2])
-
-
-def test_a_mesh_that_is_too_large_is_cut_back_to_the_degree() -> None:
-    lone = Lone(config=GossipConfig(degree=4, low=3, high=5), hearers=10)
-    for number in range(1, 6):
-        lone.hear(peer_named(number), Rpc(graft=[TOPIC]))
-    lone.core._mesh.meshes[TOPIC][peer_named(9)] = None
-    lone.later(1)
-    assert len(lone.core.topics[TOPIC]) == 4
 
 
 def test_subscriptions_of_one_peer_are_bounded() -> None:

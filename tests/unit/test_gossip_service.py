@@ -140,22 +140,6 @@ def test_a_restarted_node_is_heard_again() -> None:
     play(body)
 
 
-def test_same_seed_same_trace() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n2"].publish(TOPIC, b"version 1")
-        await stage.swarm.sleep(3)
-
-    assert play(body) == play(body)
-
-
-def test_those_that_a_node_dialled_are_known_to_its_mesh() -> None:
-    async def body(stage: Stage) -> None:
-        dialled = stage.services["n0"]._core._mesh._outbound
-        assert set(dialled) == {stage.swarm.nodes[name].peer_id for name in ("n1", "n3")}
-
-    play(body)
-
-
 def test_a_caller_hears_what_it_did_wrong_also_within_a_handler() -> None:
     """What a handler publishes waits for the effects of what it was given; its mistakes do
     not.

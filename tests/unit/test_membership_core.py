@@ -101,14 +101,6 @@ def test_a_small_swarm_knows_itself_after_a_few_intervals() -> None:
     assert not any(node.penalties for node in swarm.nodes.values())
 
 
-def test_neighbours_agree_that_they_are() -> None:
-    swarm = MembershipSwarm(40, seed=3)
-    swarm.run(8.2 * INTERVAL)  # what was said at the last beat has arrived
-    for node in swarm.nodes.values():
-        for peer in node.core.neighbours:
-            assert node.peer in swarm.nodes[peer].core.neighbours
-
-
 class PartialBeatSwarm(MembershipSwarm):
     """What ``choked`` sends reaches ``confidant`` only."""
 

@@ -11,7 +11,6 @@ from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import (
     FLUSH_DELAY,
     MEMORY,
-    NEWCOMER_DELAY,
     SECOND_WAVE,
     Dissemination,
 )
@@ -49,19 +48,6 @@ def test_one_end_of_each_link_goes_first(pair: tuple[int, int]) -> None:
         later = told(dissemination, 1.0 + SECOND_WAVE, peer_named(there))
         assert later == ([] if first[here] else [peer_named(there)])
     assert sorted(first.values()) == [False, True]
-
-
-def test_the_second_wave_spares_whom_the_rumour_came_from_meanwhile() -> None:
-    local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
-    dissemination = Dissemination(local)
-    dissemination.flood(words_of(99), suspected=True, source=local, now=1.0)
-    at_once = told(dissemination, 1.0, *neighbours)
-    waiting = [peer for peer in neighbours if peer not in at_once]
-    assert at_once
-    assert len(waiting) > 1
-    assert dissemination.is_known(peer_named(99), 1, suspected=True, source=waiting[0])
-    assert told(dissemination, 1.0 + SECOND_WAVE, *neighbours) == waiting[1:]
-    assert dissemination.flush_at == float("inf")
 
 
 def test_the_rumours_of_a_disaster_are_gathered() -> None:
@@ -115,27 +101,6 @@ def test_who_is_asked_for_a_peer_that_it_never_named_owes_nothing() -> None:
     for number in range(2 * MAX_ASKED):
         pull.sought(key_of(peer_named(number)), later)
     assert not pull.was_asked(key_of(peer_named(2 * MAX_ASKED - 1)))
-
-
-def test_news_cross_a_link_once_and_reach_everybody() -> None:
-    local, neighbours = peer_named(1), tuple(peer_named(number) for number in range(2, 12))
-    dissemination, newcomer = Dissemination(local), words_of(99)
-    source, named_it, *_ = (peer for peer in neighbours if _goes_second(local, peer))
-    dissemination.announce(newcomer.peer, source, 1.0)
-    first = dissemination.take_newcomers(1.0 + NEWCOMER_DELAY, neighbours)
-    at_once = [peer for peers, keys in first for peer in peers if keys == [newcomer.digest.key]]
-    assert at_once == [peer for peer in neighbours if not _goes_second(local, peer)]
-    assert dissemination.has_newcomers
-    dissemination.neighbour_knows((newcomer.digest,), named_it)
-    later = dissemination.take_newcomers(1.0 + 2 * NEWCOMER_DELAY, neighbours)
-    told_later = [peer for peers, _ in later for peer in peers]
-    assert {*at_once, *told_later} == {*neighbours} - {source, named_it}
-    assert not dissemination.has_newcomers
-    assert dissemination.flush_at == float("inf")
-
-
-def _goes_second(local: PeerId, peer: PeerId) -> bool:
-    return peer not in Dissemination(local)._goes_first([peer])
 
 
 def test_a_quota_holds_to_the_token_after_a_year() -> None:

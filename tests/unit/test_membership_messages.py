@@ -11,7 +11,6 @@ from p2p.membership.heartbeat import (
     MAX_SEQNO,
     MIN_INTERVAL,
     PROTOCOL_ID,
-    Digest,
     Heartbeat,
     Profile,
     SignedHeartbeat,
@@ -23,19 +22,7 @@ from p2p.membership.messages import (
     MAX_HEARTBEATS,
     MAX_HOPS,
     MAX_MEMBERSHIP_MESSAGE,
-    Beat,
-    Disconnect,
-    ForwardJoin,
-    Heartbeats,
-    Join,
-    Message,
-    Neighbor,
-    NeighborReply,
-    Newcomers,
-    Suspect,
-    Want,
     decode_message_untrusted,
-    encode_message,
 )
 from p2p.multiaddr import Multiaddr
 from p2p.policy import MAX_POLICY
@@ -185,26 +172,6 @@ def test_an_address_that_names_another_peer_is_refused() -> None:
     ]
     with pytest.raises(BadMessage):
         decode_heartbeat_untrusted(pack(fields) + signed.signature)
-
-
-def test_every_message_survives_the_wire() -> None:
-    signed = decode_heartbeat_untrusted(typical().wire)
-    digests = (signed.digest, Digest(b"8 bytes.", 7, -1))
-    messages: list[Message] = [
-        Beat(True, signed, digests),
-        Beat(False, signed),
-        Join(signed),
-        ForwardJoin(3, signed),
-        Neighbor(True, signed),
-        NeighborReply(False, signed),
-        Disconnect(),
-        Newcomers(digests),
-        Want((b"8 bytes.", b"others..")),
-        Heartbeats((signed, signed)),
-        Suspect((signed,)),
-    ]
-    for message in messages:
-        assert decode_message_untrusted(encode_message(message)) == message
 
 
 def test_limits_of_messages_hold() -> None:

@@ -11,6 +11,7 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.wire import KI, MIB
 from tests.shardcast_policies import pack_policy
+from tests.sweeps import swept
 from tests.unit.test_shardcast_core import RUN, Node, Swarm, bound
 
 POLICY = 16 * MIB
@@ -90,7 +91,7 @@ def brought_up(count: int, **options: object) -> PatchingSwarm:
     return swarm
 
 
-@pytest.mark.parametrize("count", [1, 8, 20])
+@pytest.mark.parametrize("count", swept([1, 8, 20], 2))
 def test_an_update_takes_the_time_of_its_patch(count: int) -> None:
     swarm = brought_up(count)
     sent, before = swarm.origin.sent, [came(node) for node in swarm.peers]

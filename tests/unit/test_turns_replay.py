@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,15 @@ import torch
 from p2p.identity import verify
 from proofs.checks import Evidence, Verdict, judge, judge_pool
 from roles.contract.core.shape import Dtype, Family
+from roles.engines.base import Scored
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.findings import NO_ANSWER
+from roles.ledger.repeating import Bystander, Outcome
+from roles.protocol.core.conviction import convict
+from roles.protocol.core.findings import HEARS_OTHER, NO_ANSWER, Finding
 from roles.protocol.core.groups import UNHEARD
-from roles.protocol.scorer import HEARS_OTHER
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, finding_against
 from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
 from tests.support.turns import (
@@ -32,8 +36,9 @@ from tests.support.turns import (
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)
-PLACES = int(os.environ.get("SHOAL_PLACES", "2"))
-"""Of the real model: 50 of them take 20 minutes of each dtype."""
+PLACES = int(os.environ.get("SHOAL_PLACES", "1"))
+"""Of the real model, 8 groups each: 13 make more than 100 groups, and take 5 to 15 minutes of
+CPU time for each dtype."""
 
 
 def make_model(seed: int = 5) -> TransformerModel:
@@ -86,7 +91,7 @@ async def test_of_2000_honest_submissions_none_is_refused(talker: Talker) -> Non
 
 
 async def recorded_of(talker: Talker, places: int) -> list[Evidence]:
-    """The evidence of honest groups, two of a place."""
+    """The evidence of the groups of honest places."""
     recorded = list[Evidence]()
     for index in range(places):
         recorded += (await talker.judge(index, await talker.draw(index))).evidence
@@ -107,10 +112,6 @@ def refused_of_2000(talker: Talker, recorded: list[Evidence]) -> int:
 @pytest.mark.parametrize("places", [2, pytest.param(10, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", CHEATS)
 async def test_no_cheat_is_accepted(talker: Talker, name: str, places: int) -> None:
-    await expect_no_cheat(talker, name, places)
-
-
-async def expect_no_cheat(talker: Talker, name: str, places: int) -> None:
     accepted = groups = 0
     for index in range(places):  # of two groups each
         claimed = await cheat(talker, name, index)
@@ -141,13 +142,16 @@ async def test_of_2000_honest_submissions_of_a_real_model_none_is_refused(
     with capsys.disabled():
         worst = max(one.mantissa_mean for one in recorded), max(one.gap_max for one in recorded)
         print(chat.run.terms.model.dtype, len(recorded), worst, refused)  # noqa: T201
-    assert (len(recorded), refused) == (2 * PLACES, 0)
+    assert (len(recorded), refused) == (8 * PLACES, 0)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CHEATS)
 async def test_no_cheat_of_a_real_model_is_accepted(chat: Talker, name: str) -> None:
-    await expect_no_cheat(chat, name, -(-PLACES // 5))
+    """Eight groups of a place."""
+    for index in range(-(-PLACES // 5)):
+        ruling = await chat.judge(index, await cheat(chat, name, index))
+        assert ruling.verdict is Verdict.REJECTED
 
 
 async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talker) -> None:
@@ -158,7 +162,70 @@ async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talke
     one, *rest = first.completions
     unheard = replace(first, completions=(replace(one, heard=UNHEARD), *rest))
     ruling = await talker.judge(0, (unheard, *more))
-    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_OTHER)
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_MORE)
+
+
+async def test_who_accepts_what_nobody_heard_is_accused_and_a_bystander_repeats_it(
+    talker: Talker, tmp_path: Path
+) -> None:
+    other = talker.with_environment(Talk(SHAPE.vocabulary, b"other"))
+    finding = Finding(HEARS_OTHER, 1.0, 0.0)
+    for is_true, groups in (
+        (True, await talker.draw(0, local=other)),
+        (False, await talker.draw(0)),
+    ):
+        ruling, submission = await talker.judge(0, groups), talker.submit(0, groups)
+        commitment = submission.commitment
+        stamped = replace(ruling, verdict=Verdict.ACCEPTED, reason="").sign(commitment, TRAINER)
+        assert finding_against(stamped, ruling) == (finding if is_true else None)
+        proof = convict(commitment, commitment.terms, stamped, submission, finding, verify)
+        (tmp_path / "proof").write_bytes(proof.to_bytes())
+        shelf: Any = Shelf(talker)
+        bystander = Bystander(talker.run, talker.local, shelf, shelf)
+        found = await bystander.look(tmp_path / "proof")
+        assert found.accused == TRAINER.peer_id
+        assert found.outcome is (Outcome.REPEATED if is_true else Outcome.REFUTED), found.why
+
+
+class Shelf:
+    """A bystander's engine, and where the policy lies."""
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    async def weights(self, _: object) -> str:
+        return "here"
+
+    async def load(self, _: str) -> None: ...
+
+    async def score(self, tasks: Any, groups: Any, _: object) -> list[Scored]:
+        return await self._talker.score(tasks, groups)
+
+
+async def test_a_completion_on_which_the_environment_raises_is_void_and_no_other(
+    talker: Talker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the scoring of the whole place. Where one machine fails alone, nobody is
+    struck."""
+
+    class Brittle(Talk):
+        def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+            if sum(tokens) % 5 == 0:
+                raise ValueError("a number that it cannot bear")
+            return super().respond(task, tokens, room)
+
+    brittle = replace(talker, environment=Brittle(SHAPE.vocabulary))
+    groups = await brittle.draw(0)
+    void = [one for group in groups for one in group.completions if one.heard == UNHEARD]
+    assert 0 < len(void) < 8
+    assert max(len(one.turns) for one in void) > 0
+    ruling = await brittle.judge(0, groups)
+    assert (ruling.verdict, ruling.reason) == (Verdict.ACCEPTED, "")
+    assert "cannot bear" in caplog.text
+    assert "such a completion is over" in caplog.text
+    assert (await talker.judge(0, groups)).reason == HEARS_MORE
+    ruling = await brittle.judge(0, await talker.draw(0))
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, ENVIRONMENT_FAILED)
 
 
 async def test_an_environment_that_contradicts_itself_is_at_fault_itself(

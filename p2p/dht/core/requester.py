@@ -69,11 +69,6 @@ class GetOperation:
     validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
     """Pairs (key, blob) that proved valid, so that copies cost no further signature check."""
 
-    @property
-    def ends_at(self) -> float:
-        """When it ends though lookups are left."""
-        return min(self.settles, self.times_out)
-
     def take(self, record: Record) -> None:
         """Keep a valid record if it is this publisher's newest."""
         if (record.namespace, record.name) != (self.namespace, self.name):
@@ -449,7 +444,9 @@ class Requester:
         while self._deadlines and self._deadlines[0][0] <= now:
             due, token = heappop(self._deadlines)
             operation = self._waiting.get(token)
-            unsettled = isinstance(operation, GetOperation) and due < operation.ends_at
+            unsettled = isinstance(operation, GetOperation) and due < min(
+                operation.settles, operation.times_out
+            )
             if operation is not None and not unsettled:
                 self._end(operation)
 

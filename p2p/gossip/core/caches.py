@@ -115,8 +115,6 @@ def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
 MAX_CACHE_BYTES: Final = 16 * MIB
 """Bytes of messages kept for IWANT. Beyond it new ones are not kept, and spread by the mesh
 alone."""
-MAX_CACHE_OF_AUTHOR: Final = MAX_CACHE_BYTES // 4
-"""Bytes kept of one author: an author that publishes too much leaves room for the others."""
 MESSAGE_COST: Final = 512
 """Bytes that a message counts for besides its data: its header, its objects, its place in the
 tables. Without it messages with no data would be kept without a limit, and one answer would
@@ -149,7 +147,9 @@ class MessageCache:
         """Keep a message in the newest window, if there is room for it and for its author."""
         size = size_of(message)
         share = self._bytes_of.get(message.author, 0) + size
-        full = self._bytes + size > MAX_CACHE_BYTES or share > MAX_CACHE_OF_AUTHOR
+        # Bytes kept of one author: an author that publishes too much leaves room for the
+        # others.
+        full = self._bytes + size > MAX_CACHE_BYTES or share > MAX_CACHE_BYTES // 4
         if message.id not in self._messages and not full:
             self._messages[message.id] = message
             self._windows[0].append(message)

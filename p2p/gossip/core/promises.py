@@ -34,9 +34,6 @@ MAX_PENALISED: Final = 4096
 """Peers with a penalty. It outlives the connection, or a new connection would wash it off. When
 there are too many the smallest penalty is forgotten: 4,096 minted names wash off only penalties
 that are smaller than theirs."""
-FIRST_DELIVERIES_DECAY: Final = 0.998
-"""Factor that first deliveries decay by at each heartbeat: half after 346. The memory must
-outlast the minutes between two policies."""
 
 
 class PeerScores:
@@ -100,7 +97,9 @@ class PeerScores:
         # 152 s.
         self._penalties = {peer: points for peer, points in decayed if points >= 0.1}
         for peer in self._first_deliveries:
-            self._first_deliveries[peer] *= FIRST_DELIVERIES_DECAY
+            # Factor that first deliveries decay by at each heartbeat: half after 346. The
+            # memory must outlast the minutes between two policies.
+            self._first_deliveries[peer] *= 0.998
 
 
 MAX_ASKED: Final = 128

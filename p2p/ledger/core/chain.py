@@ -49,8 +49,6 @@ MAX_BODY: Final = 64 * KI
 """Bytes an entry may say. A verdict has about 300; evidence goes by digest."""
 MAX_ENTRY: Final = MAX_BODY + KI
 """Bytes of a whole entry: body, kind, author, digests and signature."""
-MAX_FORK: Final = 2 * MAX_ENTRY + 16
-"""Bytes of a proof that a log forked: two entries and their framing."""
 MAX_BRIEF: Final = 112
 """Bytes of a signed head without its author: 9 of number, 34 of digest, 66 of signature, and
 the list's."""
@@ -241,7 +239,8 @@ def decode_statement_untrusted(data: bytes) -> Statement:
 def decode_fork_untrusted(data: bytes) -> Equivocation[Statement]:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The caller verifies the
     signatures."""
-    if len(data) > MAX_FORK:
+    # Bytes of a proof that a log forked: two entries and their framing.
+    if len(data) > 2 * MAX_ENTRY + 16:
         raise BadMessage(f"a ledger fork of {len(data)} bytes is too long")
     first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger fork")
     return Equivocation(decode_statement_untrusted(first), decode_statement_untrusted(second))

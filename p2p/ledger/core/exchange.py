@@ -57,11 +57,6 @@ LASTING: Final = ("ban", "lie")
 """Kinds of entries that are kept beyond the window: they say who lied."""
 MAX_LASTING: Final = 256
 """Most lasting entries of an author, the newest: as many as a trainer's proofs of bans."""
-MAX_LASTING_BODY: Final = 4 * KI
-"""Bytes of an entry that is kept so long; a trainer's have under 100."""
-MAX_HEADS: Final = 64
-"""Signed heads of one author that are kept beside its entries: those of five minutes. An entry
-that comes is held against them, too."""
 
 Span = tuple[int, int]
 """The first and the last of consecutive numbers."""
@@ -117,7 +112,9 @@ class Shelf:
         self._bytes = 0
         self._lasting: dict[int, Entry] = {}
         self._lasting_floor = -1
-        self._heads: BoundedDict[int, SignedHead] = BoundedDict(MAX_HEADS)
+        # Signed heads of one author that are kept beside its entries: those of five minutes. An
+        # entry that comes is held against them, too.
+        self._heads: BoundedDict[int, SignedHead] = BoundedDict(64)
         self._described = 0
         """Spans of a long list that the last question has named."""
 
@@ -214,7 +211,8 @@ class Shelf:
             self._window[seqno] = statement
             self._bytes += _size(statement)
             self.top = max(self.top, seqno)
-        is_short = len(statement.body) <= MAX_LASTING_BODY
+        # Bytes of an entry that is kept so long; a trainer's have under 100.
+        is_short = len(statement.body) <= 4 * KI
         if statement.kind in LASTING and is_short and seqno > self._lasting_floor:
             self._lasting[seqno] = statement
         self._heads.pop(seqno, None)

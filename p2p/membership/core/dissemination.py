@@ -49,9 +49,6 @@ MAX_NEWCOMERS: Final = 64
 MAX_FLOODS: Final = 4096
 """Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
 once still floods each only once."""
-_SUSPICION_MEMORY: Final = 2 * MAX_INTERVAL
-"""Seconds for which it is remembered when a peer was suspected: two intervals, as long as there
-are."""
 
 
 @dataclass(slots=True)
@@ -105,7 +102,9 @@ class Dissemination:
         suspected = self._suspected
         while suspected:
             oldest = next(iter(suspected))
-            if suspected[oldest] >= now - _SUSPICION_MEMORY and len(suspected) < MAX_FLOODS:
+            # Seconds for which it is remembered when a peer was suspected: two intervals, as
+            # long as there are.
+            if suspected[oldest] >= now - 2 * MAX_INTERVAL and len(suspected) < MAX_FLOODS:
                 break
             del suspected[oldest]
             self.unrefuted.pop(oldest, None)

@@ -14,9 +14,6 @@ from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 
-REFRESH_AGE: Final = 60.0
-"""Intervals after which a member's heartbeat is fetched again though nothing in its digest
-changed: as long before it is `stale` (120), time for several neighbours to name it."""
 BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several
 heartbeats: for what is old, and for `FEW_SEATS`."""
@@ -93,11 +90,14 @@ class Pull:
                 if room <= 0:
                     may_ask_unknown = not self._unknown.allows(1, now)
                 room -= 1
+            # Intervals after which a member's heartbeat is fetched again though nothing in its
+            # digest changed: as long before it is `stale` (120), time for several neighbours to
+            # name it.
             elif (
                 seqno <= member.seqno
                 or (
                     policy == member.policy
-                    and (not is_batch or now - member.seen <= REFRESH_AGE * member.interval)
+                    and (not is_batch or now - member.seen <= 60.0 * member.interval)
                     and ((watch := member.watch) is None or watch.liveness is Liveness.ALIVE)
                 )
                 or key in asked

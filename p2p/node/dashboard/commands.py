@@ -43,8 +43,6 @@ ASK_SECONDS: Final = 10.0
 """Seconds that a node may stay silent: it looks at itself each second, on a machine that may
 be busy. A stopped node (SIGSTOP) would never answer."""
 WIDE: Final = 24  # points of a curve that a line has room for
-MAX_EVENT: Final = 8 * MIB
-"""Most bytes of one event: twice the whole picture of 1,000 talkative peers."""
 
 
 Notes = Callable[[Path], list[tuple[str, str]]]
@@ -112,7 +110,7 @@ async def _order(path: str, options: argparse.Namespace) -> None:
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
     folder, *others = nodes_of(options)
     whole = json.loads(await read(folder, "/api/picture"))
-    whole["picture"]["facts"] += notes(folder)
+    whole["picture"]["facts"] += [*notes(folder), ("folder", str(folder.absolute()))]
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
     for other in () if options.json else others:
         says = json.loads(await read(other, "/api/picture"))["picture"]["says"]
@@ -230,7 +228,9 @@ async def following(
         async def hear() -> dict[str, Any] | None:
             while b"\n\n" not in waiting:
                 part = await receive()
-                if not part or len(waiting) > MAX_EVENT:
+                # Bytes of one event: twice the whole picture of 1,000 peers that say all they
+                # may.
+                if not part or len(waiting) > 8 * MIB:
                     return None
                 waiting.extend(part)
             event, _, rest = bytes(waiting).partition(b"\n\n")

@@ -67,8 +67,6 @@ logger = logging.getLogger(__name__)
 
 PAUSE: Final = "/api/pause"
 RESUME: Final = "/api/resume"
-_MAX_SOCKET: Final = 100  # bytes of its path: the kernels allow 108 and 104
-_TOKEN_BYTES: Final = 18  # random bytes of a token
 _HEADERS: Final = (
     # Nothing that the page shows can run, and it asks nobody but us.
     ("content-security-policy",
@@ -161,7 +159,8 @@ class Dashboard:
         where, bound = listeners[0].socket.getsockname()[:2]
         token = ""
         if not all(is_loopback(one.socket.getsockname()[0]) for one in listeners):
-            token = base64.urlsafe_b64encode(self._world.entropy(_TOKEN_BYTES)).decode()
+            # Random bytes of a token.
+            token = base64.urlsafe_b64encode(self._world.entropy(18)).decode()
         access = Access(token=token, name=host, cookie=f"shoal-{bound}")
         shown = f"[{where}]" if ":" in where else where
         query = f"?token={token}" if token else ""
@@ -303,7 +302,8 @@ def _listening(path: Path) -> Iterator[trio.SocketListener]:
     """Open a socket at ``path`` for this user alone, and remove it at the end. The folder's
     lock keeps other nodes out, so a socket that lies there was left by a killed one. Raises
     `OSError`."""
-    if len(os.fsencode(path)) > _MAX_SOCKET:
+    # Bytes of its path: the kernels allow 108 and 104.
+    if len(os.fsencode(path)) > 100:
         raise OSError("the path is too long for a socket")
     path.unlink(missing_ok=True)
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

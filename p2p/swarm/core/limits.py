@@ -111,16 +111,6 @@ class ResourceLimits:
         """
         return max(self.connections // 8, 8)
 
-    @property
-    def handshakes_per_host(self) -> int:
-        """Unfinished handshakes of one host: an eighth."""
-        return max(self.handshakes // 8, 1)
-
-    @property
-    def handshakes_per_network(self) -> int:
-        """Unfinished handshakes of one network: a quarter."""
-        return max(self.handshakes // 4, 1)
-
 
 # Where peers are.
 
@@ -319,9 +309,10 @@ class Budget:
         if group.limited:
             siblings = [one for one in self._handshakes if one.group.network == group.network]
             twins = [one for one in siblings if one.group.host == group.host]
-            if len(twins) >= limits.handshakes_per_host:
+            # One host has an eighth of the places, one network a quarter.
+            if len(twins) >= max(limits.handshakes // 8, 1):
                 return self._worst_handshake(twins)
-            if len(siblings) >= limits.handshakes_per_network:
+            if len(siblings) >= max(limits.handshakes // 4, 1):
                 return self._worst_handshake(siblings)
         if len(self._handshakes) < limits.handshakes:
             return None

@@ -731,7 +731,7 @@ def decode_run_untrusted(
     )
     if head[0] != FORMAT:
         remedy = (
-            "upgrade Shoal here (pip install --upgrade shoal)"
+            "upgrade Shoal here (git pull in its checkout)"
             if head[0] > FORMAT
             else "its owner signs the draft again with this version (shoal run create)"
         )

@@ -33,7 +33,6 @@ MAX_GONE: Final = 32  # peers that have gone and are still shown
 GONE_SECONDS: Final = 300.0  # for so long: who looks every few minutes sees who died
 MAX_TEXT: Final = 600  # characters of one text: a question with its answer, as people read it
 MAX_ROWS: Final = 40  # of one table; the largest come first
-MAX_SAMPLES: Final = 10  # questions with their answers of one role
 MAX_POINTS: Final = 512  # of one curve: as many as a phone has pixels across, twice over
 MAX_SERIES: Final = 64  # curves of one dashboard: ten of each role in a demo of six nodes
 
@@ -379,9 +378,10 @@ def _size_of(line: Sequence[Any]) -> tuple[float, str]:
 def _samples(rows: object) -> list[list[Any]] | None:
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         return None
+    # Questions with their answers of one role.
     samples = [
         [cell if isinstance(cell, int | float) else bounded_text(str(cell)) for cell in row]
-        for row in rows[:MAX_SAMPLES]
+        for row in rows[:10]
         if isinstance(row, Sequence) and len(row) in (3, 5)
     ]
     return samples or None
