@@ -146,18 +146,23 @@ class Watch:
         self.most = dict[tuple[str, str], int]()
         self.lost, self.trouble = Counter[str](), Counter[tuple[str, str]]()
 
-    def look(self) -> None:
-        """Note each node's memory in MiB, and what it has lost."""
+    def weigh(self) -> None:
+        """Note each node's memory in MiB."""
+        for name, child in self.nodes.children.items():
+            with contextlib.suppress(OSError):  # it has just been killed
+                assert child.process is not None
+                own, *workers = [Vitals.of(pid).mib for pid in family(child.process.pid)]
+                self.memory[name].append((own, sum(workers)))
+
+    def count(self) -> None:
+        """Note what nodes have lost. Called long after a restart: they read their counts from
+        disk, ledgers entry by entry, while they already say them."""
         for name, child in self.nodes.children.items():
             for key, value in kept(child.status).items() if child.status else ():
                 if (before := self.most.get((name, key), value)) > value:
                     print(f"{name}: {key} fell from {before} to {value}", file=sys.stderr)
                     self.lost[name] += before - value
                 self.most[name, key] = value
-            with contextlib.suppress(OSError):  # it has just been killed
-                assert child.process is not None
-                own, *workers = [Vitals.of(pid).mib for pid in family(child.process.pid)]
-                self.memory[name].append((own, sum(workers)))
 
     async def give(self, kind: str, name: str) -> None:
         """Give one node trouble, and end it."""
@@ -199,8 +204,9 @@ async def play(
 
         async def watch_for(seconds: float) -> None:
             for _ in range(round(seconds)):
-                watch.look()
+                watch.weigh()
                 await pause(1.0)
+            watch.count()
 
         try:
             await nodes.start()

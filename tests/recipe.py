@@ -7,6 +7,7 @@ where the page is not what the code says.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -22,9 +23,7 @@ HEAD: Final = """# Recipe
 Every number by which a run learns. `shoal run init` writes those that work for a model of its
 size. `python -m tests.recipe --write` makes this page from the code.
 
-- **Network**: {network}.
-- **Small**: {small}.
-- **Large**: {large}.
+{kinds}
 
 TRL: fields of `GRPOConfig`, with * of `AsyncGRPOConfig`. prime-rl: keys of its orchestrator
 (`o.`) and trainer (`t.`).
@@ -93,8 +92,13 @@ def place_of(options: object) -> tuple[str, str]:
 def page() -> str:
     """The whole page."""
     kinds = dict(zip(("network", "small", "large"), KINDS, strict=True))
-    about = {name: f"{kind.name}; {kind.source}" for name, kind in kinds.items()}
-    lines = [HEAD.format(**about), "## `[sampling]` of draft.toml: what nodes agree on"]
+    about = "\n".join(
+        textwrap.fill(
+            f"- **{name.title()}**: {kind.name}; {kind.source}.", 120, subsequent_indent="  "
+        )
+        for name, kind in kinds.items()
+    )
+    lines = [HEAD.format(kinds=about), "## `[sampling]` of draft.toml: what nodes agree on"]
     sampling = {name: kind.sampling for name, kind in kinds.items()}
     lines += table("roles/contract/core/sampling.py", "SamplingTerms", sampling, others=OTHERS)
     lines += ["\n## learner.toml: the trainer's alone"]

@@ -1,4 +1,5 @@
-"""What the command lines share: arguments, the files that are offered, ports, HTTP, the end."""
+"""Common parts of push, pull, serve and inspect: arguments, offered files, ports, HTTP, the
+end."""
 
 from __future__ import annotations
 
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
     from p2p.shardcast.http.library import Library
 
 STATE: Final = ".shoal"
-"""Where a puller keeps what it needs to go on: its key, and one link to each file."""
+"""Folder of a puller's state: its key, and a link to each file."""
 OUT: Final = "give this one its own --out"
 SOURCE: Final = "source"
-"""Name under which a pusher's files appear in its state: their real place is a mount of its
-disk."""
+"""Name under which a pusher's files appear in its state; a mount leads to their real place."""
 
 
 def existing(path: Path) -> Path:
@@ -49,22 +49,23 @@ def existing(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return what a path is called elsewhere: a snapshot of Hugging Face's cache by its
-    model's name, and not by 40 digits."""
+    """Return the name of a path on other machines; a snapshot of Hugging Face's cache has
+    its model's name, not 40 digits."""
     model = path.parent.parent.name.rpartition("--")[2]
     return model if path.parent.name == "snapshots" and is_name(model) else path.name
 
 
 def state_of(path: Path) -> Path:
-    """The folder where a pusher keeps its key: one for each path, so that the same command
-    makes the same ticket."""
+    """Return the folder of a pusher's key: one for each path, so that the same command makes
+    the same ticket."""
     base = expanded(Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state"))
     return base / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
 
 
 @asynccontextmanager
 async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str]]:
-    """A world over ``state`` in which ``path`` is mounted, and the name of that mount."""
+    """Return a world over ``state`` in which ``path`` is mounted, and the name of that
+    mount."""
     is_folder = path.is_dir()  # noqa: ASYNC240 - once, before anything else runs
     folder, source = (path, SOURCE) if is_folder else (path.parent, f"{SOURCE}/{path.name}")
     async with open_world(state, mounts={SOURCE: folder}) as world:
@@ -72,10 +73,10 @@ async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str
 
 
 class Changes:
-    """Tells a person, once for each file, that it is not what is offered any more."""
+    """Tells a person once for each file that it differs from what is offered."""
 
     def __init__(self, again: str, teller: Teller, lone: str = "") -> None:
-        """``lone`` is the name of what is offered if that is one file."""
+        """``lone`` is the name of the offered file if there is only one."""
         self._again = again
         self._teller = teller
         self._lone = lone
@@ -90,7 +91,7 @@ class Changes:
 
 
 async def join_secret(world: World) -> bytes:
-    """The join secret of this pusher; made once."""
+    """Return the join secret of this pusher; it is made once."""
     try:
         secret = await world.disk.read("secret")
     except FileNotFoundError:
@@ -138,7 +139,7 @@ chooses, since the ticket carries the port."""
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options that push and pull have in common."""
+    """Add the options that push and pull have in common."""
     add = parser.add_argument
     add("--listen", action="append", type=multiaddr, metavar="ADDR",
         help=f"multiaddr to listen at (default: {LISTEN})")  # fmt: skip
@@ -150,7 +151,7 @@ PUNCHING: Final = SwarmConfig(punch=True)
 
 
 def relay_addr(text: str) -> Multiaddr:
-    """The address of a relay, for argparse."""
+    """Parse the address of a relay, for argparse."""
     addr = multiaddr(text)
     if addr.peer_id is None or addr.relay is not None:
         raise argparse.ArgumentTypeError(f"{addr} must end in /p2p/ and the relay's id")
@@ -158,7 +159,7 @@ def relay_addr(text: str) -> Multiaddr:
 
 
 def duration(text: str) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``2h``, for argparse."""
+    """Parse ``90``, ``90s``, ``10m`` or ``2h`` into seconds, for argparse."""
     factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     number = text if factor is None else text[:-1]
     if not number.isascii() or not number.replace(".", "", 1).isdigit():
@@ -167,7 +168,7 @@ def duration(text: str) -> float:
 
 
 def ticket_of(text: str) -> Ticket:
-    """The ticket that a person gave. Raises `ConfigError`."""
+    """Parse a ticket. Raises `ConfigError`."""
     try:
         return decode_ticket_untrusted(text)
     except BadMessage as error:
@@ -192,7 +193,7 @@ def run_command(
 
 
 async def execute(command: str, version: PolicyVersion, path: Path, teller: Teller) -> None:
-    """Run what the person asked for; its failure is told, and ends nothing."""
+    """Run ``--exec``'s command. Its failure is reported and ends nothing."""
     env = {**os.environ, "SHOAL_VERSION": str(version), "SHOAL_PATH": str(path)}
     done = await trio.run_process(command, shell=True, env=env, check=False)
     teller.event("executed", f"executed exit status {done.returncode}", status=done.returncode)
@@ -202,7 +203,7 @@ async def execute(command: str, version: PolicyVersion, path: Path, teller: Tell
 async def offering(
     node: CastNode, address: tuple[str, int] | None, teller: Teller, changes: Changes
 ) -> AsyncIterator[None]:
-    """Offer what a node holds over HTTP for the length of the block, if there is an address."""
+    """Offer a node's versions over HTTP for the length of the block, if there is an address."""
     if address is None:
         yield
         return
@@ -228,7 +229,7 @@ async def serving(
 
 
 async def pass_on(world: World, seconds: float, teller: Teller) -> None:
-    """Serve others for a while after all is here, and say so."""
+    """Serve others for some seconds after everything is here, and say so."""
     if seconds:
         words = f"passing on for {seconds:g} s more (Ctrl-C ends it)"
         teller.event("passing_on", words, seconds=seconds)

@@ -1,9 +1,9 @@
-"""``shoal pull``: fetch what a ticket names, put it where a person wants it, give it on.
+"""``shoal pull``: fetch the content of a ticket, put it where a person wants it, pass it on.
 
-Files are linked, not copied: one copy on the disk, served from there and used from there. Each
-is linked under a temporary name first and renamed over what was there, so a program that reads
-``model.safetensors`` meanwhile sees the old one or the new one, whole. Where a disk knows no
-hard links (exFAT, some network folders) the files are copied.
+Files are linked, not copied: one copy on the disk is both served and used. Each is linked under
+a temporary name first and renamed over the old file, so a program that reads
+``model.safetensors`` meanwhile sees the old one or the new one, whole. On a disk without hard
+links (exFAT, some network folders) files are copied.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
 PULLING: Final = NatConfig(reach=ReachConfig(map_port=False))
-"""A pull is short: it opens no port of the router."""
+"""Reachability of a pull, which is short: it opens no port of the router."""
 _TEMPORARY: Final = ".shoal-part"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk on which there may be room later."""
@@ -170,10 +170,9 @@ def _put(source: Path, target: Path, out: Path) -> None:
 
 
 ROUND: Final = 15.0
-"""Seconds between two looks. Membership dials the same addresses by itself; this is for the
-person, who by then wonders."""
+"""Seconds between two reports to the person. Membership dials the same addresses by itself."""
 TIMEOUT: Final = 10.0
-"""Seconds for one address: a firewall that swallows packets gives no answer at all."""
+"""Timeout of one address, in seconds: a firewall that swallows packets never answers."""
 
 
 async def tell_unreachable(
@@ -182,11 +181,9 @@ async def tell_unreachable(
     teller: Teller,
     causes: dict[Multiaddr, str] | None = None,
 ) -> None:
-    """Until this node has a neighbour, say of each address why nothing comes from there, and
-    keep that in ``causes``.
-
-    Of each a person reads one line, and another only when what is wrong has changed.
-    """
+    """Report for each address why nothing comes from there, until this node has a neighbour,
+    and keep the reasons in ``causes``. A person reads one line for each, and another only
+    when the reason has changed."""
     said = {} if causes is None else causes
 
     async def look(addr: Multiaddr) -> None:
@@ -209,7 +206,7 @@ async def tell_unreachable(
 
 
 async def _cause(host: Host, addr: Multiaddr) -> str:
-    """Why ``addr`` cannot be dialled, or nothing if it can."""
+    """Return why ``addr`` cannot be dialled; empty if it can."""
     try:
         with trio.fail_after(TIMEOUT):
             await host.connect_addr(addr)
@@ -365,7 +362,7 @@ async def _pull_all(
 async def _wait(
     view: PullView, options: argparse.Namespace, wait: Callable[[], Awaitable[_T]]
 ) -> _T:
-    """Show how a pull gets on until ``wait`` returns; ask before what is there is replaced."""
+    """Show progress until ``wait`` returns; ask before files are replaced."""
     trouble: list[Replaces] = []
     try:
         return await view.show(wait)
@@ -377,7 +374,8 @@ async def _wait(
 
 
 async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
-    """Say that the pusher is reached through a relay, and when it is directly after that."""
+    """Report that the pusher is reached through a relay, and later that it is reached
+    directly."""
     told = "direct"
     while True:
         path = nat.path(pusher)
@@ -389,28 +387,28 @@ async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
 
 
 class PullView:
-    """Shows how a pull gets on, and what it waits for."""
+    """Shows the progress of a pull, and what it waits for."""
 
     def __init__(
         self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
         unreachable: Mapping[Multiaddr, str], *, asks: bool, ours: Collection[int],
     ) -> None:  # fmt: skip
-        """``unreachable`` says of each address why nothing comes from there."""
+        """``unreachable`` has the reason of each address from which nothing comes."""
         self.teller = teller
         self.asks = asks
-        """Whether files that are there may be replaced only after a question."""
+        """True if existing files may be replaced only after a question."""
         self.ours = ours
-        """Inodes of what earlier pulls have put there, which need none."""
+        """Inodes of the files that earlier pulls have written; they need no question."""
         self.last = CastState()
-        """What was shown last; it is updated in place."""
+        """Progress that was shown last; it is updated in place."""
         self._node = node
         self._ticket = ticket
         self._out = out
         self._unreachable = unreachable
 
     async def show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
-        """Show how it gets on until ``wait`` returns, and return what that does. Raises
-        `Unnameable`, `BadMessage` where no patience helps."""
+        """Show progress until ``wait`` returns, and return its result. Raises `Unnameable`
+        and `BadMessage`, where waiting does not help."""
         with self.teller.bars():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell)
@@ -442,7 +440,7 @@ class PullView:
             await node.world.sleep_until(due)
 
     def _cause(self, *, is_still: bool) -> str:
-        """What must happen before more comes."""
+        """Return what must happen before more arrives."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"
@@ -506,7 +504,7 @@ async def _deliver(
     teller: Teller,
     selection: Selection | None = None,
 ) -> list[Path]:
-    """`deliver`, tried again for as long as there is no room."""
+    """Run `deliver` again for as long as there is no room."""
     place = Path(node.world.disk.locate(weights))
     while True:
         try:
@@ -534,7 +532,7 @@ async def _restore(
 
 
 def _check_content(manifest: Manifest, ticket: Ticket) -> None:
-    """Raise `BadMessage` if the ticket's version is not what the ticket names."""
+    """Check that the version is the one that the ticket names. Raise `BadMessage` otherwise."""
     if manifest.version == ticket.version and manifest.digest != ticket.manifest:
         raise BadMessage(
             "the pusher has signed another content under the ticket's version: ask for a new"

@@ -56,19 +56,19 @@ from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
 _MAX_WAITED: Final = 100_000
-"""The most machines that a push may wait for: more than a roster names (4,096), so a larger
+"""Most machines that a push may wait for: more than a roster names (4,096), so a larger
 number is a typing mistake."""
 
 STABLE: Final = 1.0
 """Seconds between two looks at a folder of weights, which its trainer may still be writing."""
 BUILT: Final = "weights"
-"""Where a push of a folder of weights has its versions whole, in its state."""
+"""Folder in a push's state with whole versions of a folder of weights."""
 ROUTER_SECONDS: Final = 1.0
-"""The longest that a ticket waits for the router's answer: one that maps ports answers within a
-tenth of that."""
+"""Timeout of the router's answer, in seconds; one that maps ports answers within a tenth of
+that."""
 _LOOK: Final = 0.25
-"""Seconds between two looks at who has it whole. A puller that is done says so in a heartbeat,
-serves for five seconds and leaves: a slower look would miss it and wait for ever."""
+"""Seconds between two looks at which machines are done. A puller that is done says so in a
+heartbeat, serves for five seconds and leaves: a slower look would miss it."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -218,7 +218,8 @@ class Weights:
         return version
 
     def _build(self, number: int) -> None:
-        """Build a version, behind those since the last that is full or was built."""
+        """Build a version from the last one that is full or was built, and the deltas after
+        it."""
         chain = [number]
         while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._is_here:
             if not folder_of(self._root, chain[-1] - 1).is_dir():
@@ -235,19 +236,19 @@ class Weights:
 
 @dataclass(slots=True)
 class Given:
-    """What a push has done so far."""
+    """Progress of a push."""
 
     whole: set[PeerId] = field(default_factory=set)
-    """Machines that have it whole, those that have left since among them."""
+    """Machines that have the version whole, including those that have left."""
     stats: ShardcastStats = field(default_factory=ShardcastStats)
 
     @property
     def bytes(self) -> int:
-        """Bytes that the pusher gave."""
+        """Bytes that the pusher sent."""
         return self.stats.uploaded_as_origin
 
     def tell(self, teller: Teller) -> None:
-        """Say so, at the end."""
+        """Report the totals at the end."""
         teller.event(
             "ended", f"ended    {_machines(len(self.whole))} it whole, gave"
             f" {self.bytes / 1e6:,.1f} MB; the same command line goes on",

@@ -27,7 +27,8 @@ STOP_ID: Final = ProtocolId("/libp2p/circuit/relay/0.2.0/stop")
 DCUTR_ID: Final = ProtocolId("/libp2p/dcutr")
 MAX_MESSAGE: Final = 4 * KI
 MAX_ADDRS: Final = 4
-"""Addresses taken from one message: a peer makes us send as many SYNs."""
+"""Addresses that are taken from one message, and dialled: a bound on the SYNs that a peer
+can make us send."""
 _MAX_FIELDS: Final = 64
 _VOUCHER_DOMAIN: Final = b"libp2p-relay-rsvp"
 _VOUCHER_TYPE: Final = b"\x03\x02"
@@ -71,7 +72,7 @@ class HopStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of one circuit; 0 stands for none."""
+    """Limit of one circuit; 0 means unlimited."""
 
     seconds: int = 0
     bytes: int = 0
@@ -210,7 +211,7 @@ def decode_punch_untrusted(data: bytes) -> HolePunch:
 
 
 def _add_addr(addrs: list[Multiaddr], data: bytes) -> None:
-    """Append the address unless it is of a kind that we do not dial, or one too many."""
+    """Append the address, unless its kind is not dialled here or the list is full."""
     if len(addrs) < MAX_ADDRS:
         try:
             addrs.append(decode_multiaddr_untrusted(data))
@@ -246,7 +247,8 @@ def _reservation_untrusted(value: int | bytes, budget: FieldBudget) -> Reservati
 
 
 def sign_voucher(signer: Signer, peer: PeerId, expires: int) -> bytes:
-    """The relay's signed word that ``peer`` has a reservation (an envelope of libp2p)."""
+    """Return the relay's signed statement that ``peer`` has a reservation (libp2p's
+    envelope)."""
     payload = field(1, signer.peer_id) + field(2, peer) + field(3, expires)
     signature = signer.sign_raw(_signed(payload))
     key = field(1, 1) + field(2, signer.peer_id.public_key)
@@ -254,8 +256,8 @@ def sign_voucher(signer: Signer, peer: PeerId, expires: int) -> bytes:
 
 
 def check_voucher_untrusted(voucher: bytes, relay: PeerId, peer: PeerId) -> None:
-    """Raise `BadMessage`, and nothing else, unless ``relay`` signed that ``peer`` may have
-    circuits."""
+    """Check that ``relay`` signed that ``peer`` may have circuits. Raise `BadMessage`
+    otherwise, and nothing else."""
     key = payload = signature = b""
     budget = FieldBudget(_MAX_FIELDS)
     for number, value in fields_untrusted(voucher, budget):

@@ -31,14 +31,14 @@ from p2p.network import Listener, Network, PunchingNetwork
 from p2p.world import World
 
 BACKLOG: Final = 16
-"""Circuits that wait until they are accepted."""
+"""Circuits that wait to be accepted."""
 RENEWAL: Final = 120.0
-"""Seconds before its end at which a reservation is renewed, or half of its life if that is
+"""Seconds before its end at which a reservation is renewed; half of its life if that is
 less."""
 MIN_RENEWAL: Final = 15.0
 """Seconds between two renewals at least, whatever the relay says."""
 MAX_LIFE: Final = 7200.0
-"""Seconds of a reservation that are believed."""
+"""Longest life of a reservation that a relay is believed, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,41 +60,36 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         return False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, waiting while the relay takes nothing."""
         await self._stream.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when the stream to the relay has room."""
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """End the outgoing direction."""
         await self._stream.send_eof()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Return what came, or ``b""`` at the end."""
         return await self._stream.receive_some(max_bytes)
 
     async def aclose(self) -> None:
-        """Close both directions."""
         self.closed.set()
         await self._stream.aclose()
 
 
 class CircuitListener:
-    """Accepts circuits at one relay for as long as the reservation there is renewed."""
+    """Accepts circuits at one relay as long as its reservation is renewed."""
 
     def __init__(self, network: CircuitNetwork, addr: Multiaddr, relay: PeerId) -> None:
         self._network = network
         self._addr = addr
         self.relay = relay
         self.renew_at = 0.0
-        """When the reservation must be renewed, on the world's monotonic clock."""
+        """Time of the next renewal, on the world's monotonic clock."""
         self._send, self._receive = trio.open_memory_channel[CircuitStream | None](BACKLOG)
 
     @property
     def addr(self) -> Multiaddr:
-        """Where we can be dialled, through the relay."""
+        """Our address through the relay."""
         return self._addr
 
     def offer(self, stream: CircuitStream | None) -> bool:
@@ -137,7 +132,7 @@ class CircuitListener:
 
 
 class CircuitNetwork:
-    """All that a host dials and listens at: circuits, and what the network below reaches."""
+    """Dials and listens at circuits, and at what the network below reaches."""
 
     def __init__(self, world: World, host: CircuitHost, below: Network) -> None:
         self._world = world
@@ -146,12 +141,11 @@ class CircuitNetwork:
         self._listeners: dict[PeerId, CircuitListener] = {}
 
     def now(self) -> float:
-        """The world's monotonic time."""
         return self._world.now()
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """The relays at which there is a reservation."""
+        """Relays with a reservation."""
         return tuple(self._listeners)
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
@@ -236,7 +230,7 @@ class CircuitNetwork:
         return stream, answer
 
     async def serve_stop(self, stream: Stream) -> None:
-        """Take a circuit that a relay brings, and keep its stream open while it is in use."""
+        """Accept a circuit from a relay, and keep its stream open while it is in use."""
         message = None
         with trio.move_on_after(PATIENCE):
             message = decode_stop_untrusted(await receive_message(stream))
@@ -259,18 +253,18 @@ class CircuitNetwork:
             stream.reset()
 
     def on_peer(self, event: PeerEvent) -> None:
-        """A reservation ends with the last connection to its relay: ask for another."""
+        """Ask for a new reservation when the last connection to a relay has ended."""
         listener = self._listeners.get(event.peer)
         if listener is not None and event.state is PeerState.DISCONNECTED:
             listener.offer(None)
 
     async def release(self, relay: PeerId) -> None:
-        """Use the reservation at ``relay`` no more."""
+        """Give up the reservation at ``relay``."""
         if relay in self._listeners:
             await self._listeners[relay].aclose()
 
     def forget(self, listener: CircuitListener) -> None:
-        """The listener has closed."""
+        """Forget a listener that has closed."""
         if self._listeners.get(listener.relay) is listener:
             del self._listeners[listener.relay]
             self._host.protect("relays", self._listeners)

@@ -32,16 +32,16 @@ from p2p.world import World
 
 TRIES: Final = 3
 MAX_PUNCHES: Final = 8
-"""Punches of one host at a time."""
+"""Simultaneous punches of one host."""
 MIN_PORT: Final = 1024
 """Lowest port that a peer can make us dial: no router maps a client to a lower one."""
 
 PLAIN_TIMEOUT: Final = 2.0
 """Seconds for a plain dial before the first try: a peer with an open port needs no hole."""
 PAUSE: Final = 0.5
-"""Seconds between two tries: the other side's try has ended by then as well."""
+"""Seconds between two tries, in which the other side's try ends as well."""
 REST: Final = 600.0
-"""Seconds without a try after all have failed: as long as a circuit lives."""
+"""Seconds without a try after all have failed: the life of a circuit."""
 SERIES: Final = 60.0
 """Seconds within which tries belong together."""
 _MAX_REMEMBERED: Final = 1024
@@ -79,9 +79,9 @@ class Puncher:
         self._host = host
         self._busy: set[PeerId] = set()
         self._resting: BoundedDict[PeerId, float] = BoundedDict(_MAX_REMEMBERED)
-        """Peers with which all tries failed, and until when none is made."""
+        """Peers with which all tries failed, and the end of their rest."""
         self._tries: BoundedDict[PeerId, tuple[int, float]] = BoundedDict(_MAX_REMEMBERED)
-        """Tries that peers have begun, and when the last one was."""
+        """Number of tries that each peer has begun, and the time of the last."""
 
     async def upgrade(self, peer: PeerId) -> None:
         """Replace a circuit that we accepted from ``peer`` (part B)."""
@@ -137,7 +137,7 @@ class Puncher:
             self._busy.discard(peer)
 
     def _count(self, peer: PeerId) -> int:
-        """Return which try of ``peer`` this is."""
+        """Return the number of this try of ``peer``."""
         now = self._world.now()
         tries, last = self._tries.get(peer, (0, now))
         tries = tries + 1 if tries < TRIES and now < last + SERIES else 1
@@ -162,7 +162,7 @@ async def _receive(stream: Stream, kind: PunchType) -> tuple[Multiaddr, ...]:
 
 
 def _worth_dialling(addrs: Iterable[Multiaddr]) -> list[Multiaddr]:
-    """TCP addresses that a router may have given to a client."""
+    """Return the TCP addresses that a router may have given to a client."""
     return [
         addr
         for addr in addrs

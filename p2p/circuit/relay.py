@@ -43,7 +43,7 @@ from p2p.world import World
 PATIENCE: Final = 10.0
 """Seconds for one message of a handshake."""
 PIECE: Final = 16 * KI
-"""Bytes that a relay holds for one direction of a circuit."""
+"""Bytes buffered for one direction of a circuit."""
 HASTE: Final = 8 * KI
 """Bytes of each direction of a circuit that do not wait for other circuits: a handshake, and a
 first question."""
@@ -56,7 +56,7 @@ STREAM_FAILURES: Final = (
     trio.ClosedResourceError,
     trio.TooSlowError,
 )
-"""What a request on a stream of its own may raise."""
+"""Errors that a request on a stream of its own may raise."""
 
 
 class CircuitHost(Host, Protocol):
@@ -110,16 +110,16 @@ class Relay:
 
     @property
     def places(self) -> int:
-        """Reservations that are left."""
+        """Free reservations."""
         return self._config.reservations - len(self._book.reserved)
 
     def on_peer(self, event: PeerEvent) -> None:
-        """The reservations of a peer end with its last connection."""
+        """End a peer's reservations with its last connection."""
         if event.state is PeerState.DISCONNECTED:
             self._book.lost(event.peer)
 
     async def serve(self, stream: Stream) -> None:
-        """Answer one request, and carry the circuit that comes of it."""
+        """Answer one request, and carry the circuit that follows from it."""
         message = None
         with trio.move_on_after(PATIENCE):
             message = decode_hop_untrusted(await receive_message(stream))

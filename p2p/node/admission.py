@@ -1,38 +1,33 @@
-"""Who may do what: the run document, and invites for those whom it does not name.
+"""Admission: what each peer may do, by the run document, invites and work stamps.
 
-A run is a document that its owner signed; what is in it is the business of the package that
-registered its reader under the entry point group ``shoal.runs``. The node needs a name for the
-run, a version to never roll back, and answers.
+A run document is signed by its owner. Its content belongs to the package that registered its
+reader under the entry point group ``shoal.runs``. The node needs a name for the run, a version
+that never goes back, and answers.
 
-An invite is a line of text that admits so many identities to a run, until a day.
-
-The owner of a run, or one of the *inviters* that its run file names, signs what an invite is
-for: run, role, uses, expiry, and the public half of a key that is made for this invite alone.
-The text that a volunteer gets has the secret half besides. Its node signs its own `PeerId` with
-that, once, and forgets it: the result is a `Pass`, which says by two signatures who invited
-whom. Everyone judges it offline, with nothing but the run file, and it is of no use to another
-identity.
+An invite is a line of text that admits a number of identities to a run until a day. The owner,
+or one of the *inviters* that the run file names, signs its purpose: run, role, uses, expiry,
+and the public half of a key that is made for this invite alone. The text for the volunteer also
+has the secret half. The volunteer's node signs its own `PeerId` with the secret once and
+forgets it. The result is a `Pass`: two signatures that say who invited whom. Everybody judges
+it offline with the run file, and it is useless to another identity.
 
     owner --run file--> inviter --invite (text, secret)--> volunteer --pass (no secret)--> all
 
-One key an invite, and not one a use: bearers of one text would have to agree on who takes
-which. So uses are counted by who judges passes (`p2p.node.guests`): the first so many
-identities that a node meets are in, for good. All members hear all heartbeats, so they count
-the same ones; a text that is handed to too many at a time may have each count its own first.
+An invite has one key, not one for each use: bearers of one text would have to agree on who
+takes which. Therefore each judge of passes counts uses (`p2p.node.guests`): the first
+identities that a node meets are in for good. All members hear all heartbeats and so count the
+same ones; if a text is handed to too many at a time, nodes may count different ones first.
 
-Delegation is one step deep: an inviter is named by the owner's signature on an edition, and
-cannot name others. Editions take back, too: an invite, or all of an inviter's. And as no node
-can know when a pass was made, expiry ends what the invite admitted to, not only its use.
+Delegation is one step deep: inviters are named by the owner's signature on an edition, and
+cannot name others. A later edition can revoke an invite, or all invites of an inviter. Nobody
+can know when a pass was made, so expiry ends what the invite admitted to, not only its use.
 
-A heartbeat shows a *credential*: a place in the DHT, an invite, work for the run.
-
-In an open run everybody may come who pays. The stamp of the DHT (`p2p.dht.stamp`) is what a
-member pays, once for all runs. A run may ask those who submit work for another, its *work
-stamp*: of as many bits as its owner likes, bound to the run and the identity, so that ten fresh
-names cost ten stamps in each run. Whom the run file names, or an invite admits, pays neither.
-
-A heartbeat has one field for all of it, with the stamp of the DHT alone in the form that it
-always had.
+A heartbeat shows a *credential*: the stamp of the DHT, a pass, and a work stamp, each of which
+may be missing. In an open run every peer may join that pays. A member pays with the stamp of
+the DHT (`p2p.dht.stamp`), once for all runs. A run may demand a *work stamp* from those who
+submit work, with the number of bits that its owner chose, bound to run and identity: ten fresh
+names cost ten stamps in each run. Peers that the run file names or an invite admits pay
+neither. A credential of a DHT stamp alone has the form that it always had.
 """
 
 from __future__ import annotations
@@ -70,10 +65,10 @@ class OtherRun(UnusableEdition):
 
 
 class Capability(Enum):
-    """What a peer may be allowed to do in a run."""
+    """Permissions of a peer in a run."""
 
     GOSSIP = "gossip"
-    """Be a member: its heartbeats and messages are passed on, it gets a place in the forest."""
+    """Be a member: heartbeats and messages are passed on, the forest has a place for it."""
     TRAIN = "train"
     """Be a member of a run whose members all train, if it admits them by rule."""
     GENERATE = "generate"
@@ -86,42 +81,41 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestRules:
-    """What an edition says of those whom it does not name."""
+    """Rules of an edition for peers that it does not name."""
 
     inviters: tuple[PeerId, ...] = ()
-    """Who may invite besides the owner."""
+    """Peers that may invite besides the owner."""
     revoked: frozenset[str] = frozenset()
-    """Ids of invites that admit nobody any more."""
+    """Ids of revoked invites."""
     stamp_bits: int = 0
-    """Bits of the work stamp that those must show who submit work; 0 asks for none."""
+    """Bits of the work stamp that peers need to submit work; 0: none."""
 
 
 class SignedRun(Protocol):
     """A run as the node sees it. `roles.contract.Run` is one."""
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` has ``capability``, as of the newest document."""
+        """Return True if ``peer`` has ``capability``, by the newest edition."""
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must bring a work stamp: every peer may join, and the document does
-        not name this one.
-        """
+        """Return True if ``peer`` must show a work stamp: every peer may join, and the
+        document does not name this one."""
 
     @property
     def id(self) -> bytes:
-        """32 bytes that name the run for ever: a digest of its owner and its name."""
+        """Id of the run, 32 bytes: a digest of its owner and its name."""
 
     @property
     def name(self) -> str:
-        """What its owner calls it."""
+        """Name of the run."""
 
     @property
     def owner(self) -> PeerId:
-        """Whose signature the document bears."""
+        """Peer id of the signer."""
 
     @property
     def epoch(self) -> int:
-        """Grows with every edition of the document; a node never goes back."""
+        """Number of the edition; a node never goes back to a lower one."""
 
     @property
     def expiry(self) -> int:
@@ -133,31 +127,29 @@ class SignedRun(Protocol):
 
     @property
     def officers(self) -> tuple[PeerId, ...]:
-        """Trainers and validators: every member sends them heartbeats, and finds them."""
+        """Trainers and validators. Every member sends them heartbeats and finds them."""
 
     @property
     def document(self) -> bytes:
-        """The signed document itself: what is pinned on disk and handed to newcomers."""
+        """The signed document, as pinned on disk and handed to newcomers."""
 
     @property
     def digest(self) -> bytes:
-        """32 bytes of what its owner signed, however that is signed and encoded: two editions
-        of one epoch with two digests prove that their owner contradicts himself.
-        """
+        """Digest of what the owner signed, 32 bytes, whatever its encoding: two editions of
+        one epoch with different digests prove equivocation."""
 
     @property
     def guest_rules(self) -> GuestRules:
-        """Who may invite, which invites are void, and what work is asked for."""
+        """Rules for peers that the document does not name."""
 
     @property
     def joins_as(self) -> tuple[str, str]:
-        """The role that others join with, and in words who of them may; empty if all may."""
+        """Role that others join with, and in words who of them may; empty words if all may."""
 
     @property
     def components(self) -> dict[str, dict[str, object]]:
-        """Settings that must be the same on every node, by component (``shardcast``), over the
-        local ones.
-        """
+        """Settings that are equal on every node, by component (``shardcast``); they override
+        local ones."""
 
 
 def check_same_owner(pin: SignedRun | None, owner: PeerId) -> None:
@@ -203,21 +195,21 @@ class RunReader(Protocol):
 
 
 INVITE_DOMAIN: Final = "/shoal/invite/1.0.0"
-"""Domain of what the owner or an inviter signs."""
+"""Signature domain of grants."""
 PASS_DOMAIN: Final = "/shoal/pass/1.0.0"
-"""Domain of what the invite's own key signs."""
+"""Signature domain of passes."""
 PREFIX: Final = "shoal-invite-1:"
 """Beginning of the text of an invite; the rest is base64 as in URLs."""
 MAX_TEXT: Final = 1_024
-"""Characters of the text; an invite of an inviter takes 350."""
+"""Most characters of the text; an invite of an inviter takes 350."""
 MAX_PASS: Final = 288
-"""Bytes of a pass; one of an inviter takes 237."""
+"""Most bytes of a pass; one of an inviter takes 237."""
 MAX_USES: Final = 1_024
-"""Identities of one invite: a class, a club. More people than that are an open run."""
+"""Most identities of one invite: a class, a club. Larger groups want an open run."""
 MAX_EXPIRY: Final = 2**37
 """Seconds since 1970: the year 6325, as of run files."""
 ID_CHARS: Final = 16
-"""Characters of an invite's id: the head of its public key, by which it is taken back."""
+"""Characters of an invite's id: the beginning of its public key, by which it is revoked."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds that an honest clock may be ahead of the inviter's."""
 
@@ -226,8 +218,8 @@ ROLES: Final[Mapping[str, frozenset[Capability]]] = {
     "inference": frozenset({Capability.GOSSIP, Capability.GENERATE}),
     "trainer": frozenset({Capability.GOSSIP, Capability.TRAIN}),
 }
-"""What each role that can be invited may do. ``trainer``: of a run that pre-trains and admits
-members; officers are named in the run file."""
+"""Capabilities of each role that can be invited. ``trainer`` is for runs that pre-train and
+admit members; officers are named in the run file."""
 
 
 class Uninvited(BadMessage):
@@ -237,33 +229,33 @@ class Uninvited(BadMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What an invite is for, signed; the part of it that everybody may see."""
+    """Purpose of an invite, signed: its public part."""
 
     inviter: PeerId
-    """The run's owner, or one whom its run file lets invite."""
+    """The run's owner, or an inviter that the run file names."""
     role: str
     """One of `ROLES`."""
     uses: int
-    """How many identities it admits."""
+    """Number of identities that the invite admits."""
     expiry: int
-    """Seconds since 1970 at which all that it admitted to ends."""
+    """Seconds since 1970 at which everything that it admitted to ends."""
     key: PeerId
     """The public half of the invite's own key."""
     signature: bytes
-    """The inviter's."""
+    """Signature of the inviter."""
 
     @property
     def id(self) -> str:
-        """By what it is taken back."""
+        """Id by which the invite is revoked."""
         return self.key.public_key.hex()[:ID_CHARS]
 
     @property
     def until(self) -> str:
-        """Its end, for people."""
+        """Expiry, for people."""
         return f"{datetime.fromtimestamp(self.expiry, UTC):%Y-%m-%d %H:%M} UTC"
 
     def body(self, run: bytes) -> bytes:
-        """What is signed."""
+        """Return the signed list."""
         return pack(
             [run, self.inviter.digest, self.role, self.uses, self.expiry, self.key.digest]
         )
@@ -278,25 +270,25 @@ class Invite:
     secret: bytes
 
     def to_text(self) -> str:
-        """One line, for a volunteer."""
+        """Return the line for a volunteer."""
         one = self.grant
         terms = [one.inviter.digest, one.role, one.uses, one.expiry]
         data = pack([self.run, *terms, self.secret, one.signature])
         return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     def pass_for(self, peer: PeerId) -> Pass:
-        """What ``peer`` shows to others."""
+        """Return the pass of ``peer``."""
         signature = KeyPair(self.secret).sign(PASS_DOMAIN, _claim(self.run, peer))
         return Pass(self.grant, signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """That the bearer of an invite is one identity, and no other."""
+    """Proof that the bearer of an invite is one identity and no other."""
 
     grant: Grant
     signature: bytes
-    """Of the invite's own key, over run and identity."""
+    """Signature of the invite's own key over run and identity."""
 
     def to_bytes(self) -> bytes:
         """The form in heartbeats and on disk."""
@@ -305,8 +297,8 @@ class Pass:
         return pack([*terms, one.signature, self.signature])
 
     def check(self, run: bytes, peer: PeerId, verify: Verify) -> None:
-        """Raise `Uninvited` unless the inviter signed it for ``run``, and its bearer for
-        ``peer``."""
+        """Check both signatures: the inviter's for ``run`` and the bearer's for ``peer``.
+        Raise `Uninvited` otherwise."""
         check_grant(self.grant, run, verify)
         if not verify(self.grant.key, PASS_DOMAIN, _claim(run, peer), self.signature):
             raise Uninvited(
@@ -316,7 +308,7 @@ class Pass:
 
 
 def check_grant(grant: Grant, run: bytes, verify: Verify) -> None:
-    """Raise `Uninvited` unless its inviter signed it for this run."""
+    """Check that its inviter signed the grant for this run. Raise `Uninvited` otherwise."""
     if not verify(grant.inviter, INVITE_DOMAIN, grant.body(run), grant.signature):
         raise Uninvited(
             "the invite is forged, altered, or of another run: its signature is not that of"
@@ -327,7 +319,7 @@ def check_grant(grant: Grant, run: bytes, verify: Verify) -> None:
 def sign_invite(
     run: bytes, role: str, uses: int, expiry: int, secret: bytes, inviter: Signer
 ) -> Invite:
-    """An invite to ``run``. ``secret`` is 32 random bytes, of no other use. Raises
+    """Return an invite to ``run``. ``secret`` is 32 random bytes with no other use. Raises
     `ValueError`."""
     if role not in ROLES:
         raise ValueError(
@@ -404,25 +396,25 @@ def _claim(run: bytes, peer: PeerId) -> bytes:
 
 
 MAX_SHOWN: Final = MAX_PASS + 2 * NONCE_BYTES + 16
-"""Bytes of a credential: a pass, two nonces and framing."""
+"""Most bytes of a credential: a pass, two nonces and framing."""
 MAX_STAMP_BITS: Final = 40
-"""Beyond six days on one core a work stamp is a mistake in the run file."""
+"""Most bits of a work stamp: six days of one core. More is a mistake in the run file."""
 TRIES: Final = 1 << 20
-"""Nonces that are tried between two looks at the clock: half a second."""
+"""Nonces that are tried between two looks at the clock: half a second's work."""
 
 _WORK_DOMAIN: Final = b"shoal-run-stamp:1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The parts that there are; each is empty if the node needs none."""
+    """Parts of a credential. A part is empty if the node needs none."""
 
     stamp: bytes = b""
-    """The nonce of the DHT's stamp."""
+    """Nonce of the DHT's stamp."""
     invite: bytes = b""
-    """A `Pass`, encoded."""
+    """Encoded `Pass`."""
     work: bytes = b""
-    """The nonce of the run's work stamp."""
+    """Nonce of the run's work stamp."""
 
     def to_bytes(self) -> bytes:
         """The form in a heartbeat."""
@@ -447,7 +439,8 @@ def decode_credential_untrusted(data: bytes) -> Credential:
 
 
 def work_untrusted(data: bytes) -> bytes:
-    """The work stamp in what a peer shows; empty if there is none, whatever the bytes."""
+    """Return the work stamp in a peer's credential; empty if there is none, whatever the
+    bytes."""
     try:
         return decode_credential_untrusted(data).work
     except BadMessage:
@@ -455,19 +448,19 @@ def work_untrusted(data: bytes) -> bytes:
 
 
 def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
-    """How many zero bits the hash of a work stamp begins with; one hash."""
+    """Return the number of leading zero bits of a work stamp's hash; costs one hash."""
     if len(nonce) != NONCE_BYTES:
         return 0
     return zero_bits(_WORK_DOMAIN + run + peer.digest, nonce)
 
 
 def work_cost(bits: int, tries: int | None = None) -> float:
-    """CPU seconds that a work stamp takes on average, or so many tries of it."""
+    """Return the average CPU seconds of a work stamp, or of ``tries`` hashes."""
     expected = 1 << bits
     return SECONDS_PER_TRY * (expected if tries is None else min(expected, tries))
 
 
 def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:
-    """The first nonce worth ``bits`` of the `TRIES` from ``first`` on, or nothing: a pure
-    function, for a worker thread."""
+    """Return the first nonce worth ``bits`` among the `TRIES` from ``first`` on, or None: a
+    pure function, for a worker thread."""
     return find_nonce(_WORK_DOMAIN + run + peer.digest, bits, range(first, first + TRIES))

@@ -1,9 +1,9 @@
-"""What every command line of ours does alike: options checked first, errors ended in one place.
+"""Common parts of every command line: options are checked first, errors end in one place.
 
-A command that computes for an hour and cannot write its result then has wasted the hour, so
-every path it will write to is checked first. A word that is not known is answered with the
-nearest one that is. `interruptible` is the border of every command: what ends it there is a
-sentence and an exit code, and only a bug is a traceback.
+Each path that a command will write to is checked before the command begins: one that computes
+for an hour and cannot write its result has wasted the hour. An unknown word is answered with
+the nearest known one. `interruptible` is the border of every command: an error that arrives
+there becomes a sentence and an exit code, and only a bug is a traceback.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ INTERRUPTED: Final = 130
 UNHEARD: Final = 141
 """Exit code where the reader of standard output has gone: 128 and the number of SIGPIPE."""
 SOON: Final = 2.0
-"""Seconds after which a command that is silent says what it waits for: a person wonders."""
+"""Seconds after which a silent command says what it waits for."""
 DATA: Final = Path("~/.shoal")
-"""Where a node keeps its data unless it is told (`expanded`)."""
+"""Default folder of a node's data (`expanded`)."""
 STANDARD_OUTPUT: Final = Path("-")
-"""Stands for standard output where a file may be named, as in most commands."""
+"""Path that stands for standard output, in most commands."""
 MAX_NAMED: Final = 40
-"""Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of
-a swarm."""
+"""Most known words that a sentence lists: all scenarios, commands and keys, but not the
+10,000 nodes of a swarm."""
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
-    """The end of a sentence about a word that is not known: the nearest one, or all."""
+    """Return the end of a sentence about an unknown word: the nearest known word, or all."""
     names = sorted(known)
     # Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have
     # 0.92, ``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5. Dashes make no likeness.
@@ -189,11 +189,11 @@ def seconds(text: str) -> float:
 _JUDGED: Final = (
     KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError, BaseExceptionGroup
 )  # fmt: skip
-"""What may end a command without being a bug, or hold one too deep to be printed."""
+"""Exceptions that may end a command without being a bug, or hold one too deep to be printed."""
 
 
 BEGINS_AGAIN: Final = "interrupted: nothing is kept, and the same line begins again"
-"""What a command says after Ctrl-C that has no use for half of its work."""
+"""Sentence after Ctrl-C of a command that keeps nothing of half its work."""
 
 
 def interruptible(command: Callable[[], int], said: str = "") -> int:
@@ -240,7 +240,7 @@ def _with_flushed_output(command: Callable[[], int]) -> int:
 
 
 def _judge(error: BaseException) -> int:
-    """Answer what ended a command; the exit code. Raise what is a bug, and `SystemExit`."""
+    """Return the exit code for the error that ended a command. Raise bugs, and `SystemExit`."""
     causes = list(leaves(error))
     if all(isinstance(cause, ShoalError) for cause in causes):
         for message in dict.fromkeys(map(str, causes)):
@@ -273,7 +273,7 @@ def _is_surroundings(error: BaseException) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    """What the operating system says. What it says of no file is about an output."""
+    """Return the operating system's words. An error without a file name is about an output."""
     if isinstance(error, UnicodeEncodeError):
         return unencodable(error)
     if not isinstance(error, OSError) or error.strerror is None:
@@ -298,8 +298,8 @@ def _leave_unread() -> bool:
 
 
 def _prepare_output() -> None:
-    """Let every sign be written: what the encoding lacks comes as an escape. A stream that was
-    closed at the start (``>&-``) leads nowhere: its number would become a file's."""
+    """Escape the characters that an output's encoding lacks. Send a stream that was closed
+    at the start (``>&-``) nowhere: its number would become a file's."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -309,15 +309,15 @@ def _prepare_output() -> None:
 
 
 def _flush(stream: TextIO | None) -> None:
-    """Raises `OSError`, and does nothing with a stream that a test or a program has closed."""
+    """Flush ``stream`` unless a test or a program has closed it. Raises `OSError`."""
     with contextlib.suppress(ValueError):
         if stream is not None:
             stream.flush()
 
 
 def _leave(stream: TextIO | None) -> None:
-    """Let what is still to be written to ``stream`` go nowhere: nobody reads it, and Python
-    would complain of that at its end."""
+    """Discard what is still to be written to ``stream``: nobody reads it, and Python would
+    complain at its end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
@@ -325,18 +325,18 @@ def _leave(stream: TextIO | None) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether ``error`` is a `KeyboardInterrupt`, or a group of which one is: trio wraps what
-    it raises."""
+    """Return True if ``error`` is a `KeyboardInterrupt` or a group that contains one, as
+    trio wraps it."""
     return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
 def ignore_interrupts() -> None:
-    """Hear no further Ctrl-C: this process is ending."""
+    """Ignore further Ctrl-C: this process is ending."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def complain(error: object) -> None:
-    """Print one sentence on standard error, if somebody hears it."""
+    """Print one sentence on standard error, unless its reader has gone."""
     try:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
     except OSError:
@@ -344,17 +344,18 @@ def complain(error: object) -> None:
 
 
 def remark(text: str) -> None:
-    """Print on standard error what is no error, and a person should know."""
+    """Print a note on standard error that is no error."""
     print(f"note: {text}", file=sys.stderr)  # noqa: T201 - one sentence for people
 
 
 def say(text: str) -> None:
-    """Print the result of a command. If who listened has gone, `interruptible` ends it."""
+    """Print the result of a command. If the reader has gone, `interruptible` ends the
+    command."""
     print(text, flush=True)  # noqa: T201 - standard output is for results
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Print what a command says while it works. If who listened has gone, the work goes on."""
+    """Print progress of a command. If the reader has gone, the command goes on."""
     try:
         print(text, end=end, flush=True)  # noqa: T201 - standard output is for people here
     except BrokenPipeError:

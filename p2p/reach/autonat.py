@@ -57,19 +57,19 @@ from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 SERVERS: Final = 3
 """Peers that are asked about an address."""
 MAX_OWN: Final = 4
-"""Own addresses that are asked about."""
+"""Most own addresses that peers are asked about."""
 MAX_BUSY: Final = 16
-"""Requests of peers that are served at a time."""
+"""Peers' requests that are served at a time."""
 DATA_PIECE: Final = 4000
 """Bytes of dial data in one message."""
 MIN_DATA_PIECE: Final = 100
-"""Bytes of dial data that a message has on average at least: each costs us work."""
+"""Least average size of a message of dial data, in bytes: each message costs us work."""
 _MAX_COUNTED: Final = 4096
 _STRANGE: Final = tuple(
     ipaddress.IPv6Network(net)
     for net in ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16", "2001::/32")
 )
-"""Addresses of IPv6 that hold one of IPv4, which may be a private one."""
+"""IPv6 networks whose addresses contain an IPv4 address, which may be private."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,18 +80,18 @@ class AutonatConfig:
 
     enabled: bool = True
     private: bool = False
-    """Whether to ask about private addresses and to dial them: for a swarm in one network."""
+    """True to ask about private addresses and to dial them, for a swarm in one network."""
     interval: float = 3600.0
-    """Seconds until addresses are asked about again."""
+    """Seconds until peers are asked about the same addresses again."""
     pause: float = 60.0
-    """Seconds between two rounds at least, however often addresses change."""
+    """Least seconds between two rounds, however often addresses change."""
     rate: float = 1.0
     """Dials a second for all peers together, and 60 times as many at once."""
     peer_rate: float = 0.2
-    """The same for one peer, and for one network, and 12 at once: three rounds of ours."""
+    """Dials a second for one peer, and for one network, and 12 at once: three of our rounds."""
     delay: float = 3.0
-    """Seconds that a dial to somebody else's address is put off at most, by chance, so that
-    servers that a crowd asked do not dial at the same moment."""
+    """Longest random delay, in seconds, of a dial to an address that is not the client's
+    own, so that servers asked by a crowd do not dial at the same moment."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -109,7 +109,7 @@ class Autonat:
         self._config = config
         self._network = network
         self.news = Notifier()
-        """Notified when addresses were judged."""
+        """Notified when addresses have been judged."""
         self._nonces: dict[int, trio.Event] = {}
         self._standing: dict[Multiaddr, bool | None] = {}
         self._all = RateLimit(config.rate, 60 * config.rate)
@@ -120,16 +120,16 @@ class Autonat:
 
     @property
     def standing(self) -> dict[Multiaddr, bool | None]:
-        """Our own addresses: whether others can dial them, None if that is unknown."""
+        """Own addresses, and whether others can dial them; None if that is unknown."""
         return dict(self._standing)
 
     @property
     def reachable(self) -> tuple[Multiaddr, ...]:
-        """Our own addresses that others can dial."""
+        """Own addresses that others can dial."""
         return tuple(addr for addr, can in self._standing.items() if can)
 
     async def run(self) -> None:
-        """Ask whenever addresses change, and after a while, until cancelled."""
+        """Ask when addresses change and every ``interval``, until cancelled."""
         wait = self._config.pause
         while True:
             addrs, servers = self.candidates(), self._servers()
@@ -176,7 +176,7 @@ class Autonat:
         return [addr for addr in dict.fromkeys(places) if self._may_dial(addr)][:MAX_OWN]
 
     def _servers(self) -> list[PeerId]:
-        """Return peers that serve, by chance, each of another network."""
+        """Return random peers that serve AutoNAT, each in another network."""
         found: dict[str, list[PeerId]] = {}
         for peer in self._host.connected:
             info = self._host.info(peer)
@@ -216,7 +216,8 @@ class Autonat:
         return None
 
     async def serve_dial_back(self, stream: Stream) -> None:
-        """Take the number that a server brings. Who brings another one is not answered."""
+        """Take the secret number that a server brings. A server with another number is not
+        answered."""
         data = None
         with trio.move_on_after(PATIENCE):
             data = await FrameReceiver(stream, MAX_MESSAGE).receive()
@@ -320,7 +321,7 @@ async def _receive(receiver: FrameReceiver) -> Message:
 
 
 async def _receive_data(receiver: FrameReceiver, size: int) -> None:
-    """Receive dial data, and raise `BadMessage` unless there are ``size`` bytes in few
+    """Receive dial data. Raise `BadMessage` unless ``size`` bytes come in few enough
     messages."""
     left = size
     for _ in range(size // MIN_DATA_PIECE):

@@ -35,16 +35,16 @@ from p2p.wire import KI
 from p2p.world import World
 
 LEASE: Final = 3600
-"""Seconds that we ask for."""
+"""Lease that is asked for, in seconds."""
 RENEWAL: Final = 300.0
-"""Seconds between two renewals at most, however long the lease is."""
+"""Most seconds between two renewals, however long the lease is."""
 MAX_ANSWER: Final = 64 * KI
 """Bytes of an answer over HTTP. Descriptions of routers have up to 10 KB."""
 MAX_DATAGRAM: Final = 2 * KI
 HTTP_SECONDS: Final = 3.0
-"""Seconds for a request over HTTP; routers answer in 0.1."""
+"""Timeout of a request over HTTP, in seconds; routers answer in 0.1."""
 SSDP_SECONDS: Final = 3.0
-"""Seconds to find a router by UPnP, its description included."""
+"""Timeout of UPnP's discovery, in seconds, including the router's description."""
 
 _PCP_REQUEST: Final = struct.Struct(">BBHI16s12sB3xHH16s")
 _PCP_ANSWER: Final = struct.Struct(">BBxBII12x12sB3xHH16s")
@@ -64,20 +64,20 @@ class ReachConfig:
     """How a node makes itself reachable."""
 
     map_port: bool = True
-    """Whether to ask the home router to forward the port at which the node listens."""
+    """True to ask the home router to forward the node's listening port."""
 
     find_relays: bool = True
-    """Whether to find relays while nobody can dial this node."""
+    """True to find relays while nobody can dial this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Where the router listens."""
+    """Address of the router."""
 
     host: str | None
-    """Its IPv4 address. None if the system does not name it: it can be found by UPnP then."""
+    """IPv4 address; None if the system does not name it, and UPnP must find it."""
     port: int = 5351
-    """For PCP and NAT-PMP."""
+    """Port of PCP and NAT-PMP."""
     ssdp: tuple[str, int] = ("239.255.255.250", 1900)
 
 
@@ -86,14 +86,14 @@ class Answer:
     """A router's answer."""
 
     result: int
-    """0 if it granted the request, or its own number for why not."""
+    """0 if the request was granted, otherwise the router's error number."""
     host: IPv4Address = _NONE
     port: int = 0
     """External port."""
     seconds: int = 0
     """Length of the lease; 0 for one without end."""
     epoch: int | None = None
-    """Seconds since the router forgot its mappings, if it says so."""
+    """Seconds since the router lost its mappings, if it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def decode_ipv4_untrusted(text: str) -> IPv4Address:
 
 
 def _text_of(text: str, name: str) -> str:
-    """The text of the first element of that name, by searches in linear time."""
+    """Return the text of the first element ``name``, in linear time."""
     return text.partition(name)[2].partition(">")[2].partition("<")[0].strip()
 
 
@@ -275,7 +275,7 @@ async def _exchange(
 
 
 def _own_address(host: str | None) -> str:
-    """Our address on the way to the router. Sends nothing."""
+    """Return our address on the route to the router, without sending anything."""
     if host is None:
         raise _Unmapped("this system does not name its router")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -327,7 +327,8 @@ async def _nat_pmp(router: Router, port: int, wanted: int, seconds: int) -> Answ
 async def _upnp(
     any_port: Callable[[], int], router: Router, port: int, wanted: int, seconds: int
 ) -> Answer:
-    """Other machines' mappings are left alone: many routers would let us replace them."""
+    """Map a port by UPnP. Mappings of other machines are left alone, although many routers
+    would let us replace them."""
     service = await _find_service(router)
     own = _own_address(service.host)
 
@@ -413,7 +414,7 @@ async def _http(
 
 
 def home_router() -> Router:
-    """The default gateway, which Linux names in a file."""
+    """Return the default gateway, which Linux names in a file."""
     try:
         with open("/proc/net/route", encoding="ascii") as file:
             rows = [line.split() for line in file.read(MAX_ANSWER).splitlines()[1:]]
@@ -429,7 +430,7 @@ def home_router() -> Router:
 
 
 class PortMapping:
-    """One TCP port of this machine, which the router is asked to forward."""
+    """Mapping of one TCP port of this machine by the home router."""
 
     def __init__(self, world: World, port: int, router: Router | None = None) -> None:
         """``router`` is the default gateway unless it is given."""
@@ -443,16 +444,16 @@ class PortMapping:
             "UPnP": partial(_upnp, lambda: chance.randrange(1024, 65536)),
         }
         self._way = ""
-        """The one that worked last."""
+        """Protocol that worked last."""
         self._epoch = self._heard = 0.0
-        """What the router said last, and when."""
+        """Epoch in the router's last answer, and the time of that answer."""
         self.addr: Multiaddr | None = None
-        """Where the internet can dial us, as the router says."""
+        """Address at which the internet can dial us, according to the router."""
         self.said = ""
         """The router's answer for people."""
 
     async def renew(self) -> float:
-        """Ask for the mapping, or for more of it. Returns seconds until the next renewal."""
+        """Create or renew the mapping. Return the seconds until the next renewal."""
         router = self._router or home_router()
         wanted = self._port if self.addr is None else self.addr.host_port[1]
         refusals = []

@@ -33,7 +33,7 @@ DIAL_DATA: Final = 30_000
 """Bytes that a client sends before a server dials an address that is not the client's own: more
 than the dial costs its target."""
 MAX_DIAL_DATA: Final = 100_000
-"""Bytes that a client sends at most; a server that asks for more gets nothing."""
+"""Most bytes that a client sends; a server that demands more gets nothing."""
 _MAX_FIELDS: Final = 64
 
 
@@ -60,7 +60,7 @@ class DialRequest:
     """The client's question: can one of these addresses be dialled?"""
 
     addrs: tuple[Multiaddr | None, ...]
-    """In order of preference; None for an address of a kind that we do not dial."""
+    """Addresses in order of preference; None for one of a kind that is not dialled here."""
     nonce: int
 
     def encode(self) -> bytes:
@@ -156,7 +156,7 @@ def encode_dial_back(nonce: int) -> bytes:
 
 
 def decode_dial_back_untrusted(data: bytes) -> int:
-    """The nonce of a dial-back. Raise `BadMessage`, and nothing else."""
+    """Return the nonce of a dial-back. Raise `BadMessage`, and nothing else."""
     for number, value in fields_untrusted(data, FieldBudget(_MAX_FIELDS)):
         if number == 1:
             return as_int_untrusted(value, "a nonce")

@@ -28,7 +28,7 @@ from p2p.swarm.core.limits import PUBLIC, reach_of
 from p2p.swarm.swarm import SwarmHost
 
 MAX_OFFERED: Final = 255
-"""Free places that a relay tells of at most."""
+"""Most free places that a relay announces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,14 @@ class NatConfig:
     reach: ReachConfig = field(default_factory=ReachConfig)
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
     relay: RelayConfig | None = None
-    """What this host relays for others; None for nothing."""
+    """Limits of relaying for others; None to relay nothing."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class Nat:
-    """How a host stands to the outside. Open it with `open_nat`."""
+    """Reachability of a host. Open it with `open_nat`."""
 
     def __init__(self, host: SwarmHost, autonat: Autonat, relay: Relay | None) -> None:
         self._host = host
@@ -57,7 +57,7 @@ class Nat:
 
     @property
     def reach(self) -> Reach:
-        """Whether others can dial this host."""
+        """Reachability of this host for others."""
         return judge_reach(
             self._autonat.standing,
             is_announced=self._host.is_announced,
@@ -68,12 +68,12 @@ class Nat:
 
     @property
     def reachable(self) -> tuple[Multiaddr, ...]:
-        """Our own addresses that peers have dialled when we asked them to."""
+        """Own addresses that peers have dialled at our request."""
         return self._autonat.reachable
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Relays at which there is a reservation."""
+        """Relays with a reservation."""
         return self._host.network.relays
 
     def path(self, peer: PeerId) -> str:
@@ -91,7 +91,7 @@ class Nat:
 
     @property
     def needs_relays(self) -> bool:
-        """Whether nobody can dial this host, though it listens."""
+        """True if the host listens and nobody can dial it."""
         return self._host.listens and self.reach is Reach.CLOSED
 
     @property
@@ -105,7 +105,7 @@ class Nat:
         return self._host.news
 
     def heard_router(self, addr: Multiaddr | None) -> None:
-        """The router forwards ``addr`` to us, or None."""
+        """Note the address that the router forwards to us; None if there is none."""
         self._host.set_mapped(addr)
         self.router_answered.set()
 

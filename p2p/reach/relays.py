@@ -25,21 +25,20 @@ from p2p.swarm.identify import ping
 from p2p.swarm.swarm import SwarmHost
 
 AGAIN: Final = 1.0
-"""Seconds until a named relay that was away is asked again, twice as long each time."""
+"""Seconds until a named relay that was away is asked again; doubled each time."""
 LONGEST: Final = 300.0
-"""The longest such wait, and the longest between two searches."""
+"""Longest such wait, and longest pause between two searches, in seconds."""
 SHORTEST: Final = 0.5
-"""Seconds between the first two searches, while no relay was lost; then twice as long each
-time."""
+"""Seconds between the first two searches while no relay was lost; doubled each time."""
 
 logger = logging.getLogger(__name__)
 
 Offers = Callable[[], Iterable[tuple[PeerId, int]]]
-"""Returns peers that say that they relay, and how many places each has left."""
+"""Returns peers that offer to relay, and each peer's number of free places."""
 
 
 async def nowhere() -> None:
-    """Look for relays nowhere else."""
+    """Find no further relays (the default ``seek``)."""
 
 
 class RelayKeeper:
@@ -99,7 +98,7 @@ class RelayKeeper:
                     held = len(self._host.network.relays)
 
     def _known(self) -> dict[PeerId, int]:
-        """Relays that may be asked now, those with the most free places first."""
+        """Return the relays that may be asked now, those with the most free places first."""
         host, now = self._host, self._world.now()
         found = dict(self._offers())
         for peer in host.connected:
@@ -156,7 +155,7 @@ class RelayKeeper:
                 self._rests.served(best.peer)
 
     async def _release(self) -> None:
-        """End reservations that were found, when others can dial us."""
+        """End the reservations that were found, once others can dial us."""
         for relay in self._host.network.relays:
             if relay not in self._named:
                 await self._host.network.release(relay)

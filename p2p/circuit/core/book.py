@@ -1,4 +1,4 @@
-"""What a relay has granted to whom: reservations and circuits, and who makes room."""
+"""Reservations and circuits that a relay has granted, and which of them make room."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class RelayConfig:
     total_rate: int = MIB
     """Bytes a second that all circuits together carry."""
     request_rate: float = 0.4
-    """Requests a second that one peer may make for long, and 20 times as many at once. A client
-    of ours makes one an hour, and one for each peer that it dials."""
+    """Requests a second that one peer may make in the long run, and 20 times as many at
+    once. Our own client makes one an hour, and one for each peer that it dials."""
     strangers: bool = False
-    """Whether peers that are not members of the run may have reservations."""
+    """True if peers that are not members of the run may have reservations."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,7 +51,7 @@ class RelayConfig:
 
     @property
     def limit(self) -> Limit:
-        """What a circuit may use, as peers are told."""
+        """Limit of a circuit, as peers are told."""
         return Limit(self.seconds, self.bytes)
 
 
@@ -72,7 +72,7 @@ class RelayBook:
         self._aborts: dict[PeerId, list[Callable[[], None]]] = {}
         """What ends each circuit, by the peer that asked for it, oldest first."""
         self._circuits: Counter[PeerId] = Counter()
-        """Circuits by peer; each counts for both of its ends."""
+        """Circuits by peer. A circuit counts for both of its ends."""
         self._requests: BoundedDict[PeerId, RateLimit] = BoundedDict(_MAX_COUNTED)
 
     @property
@@ -125,16 +125,16 @@ class RelayBook:
         return True
 
     def lost(self, peer: PeerId) -> None:
-        """End the reservation of a peer that has no connection any more."""
+        """End the reservation of a peer without a connection."""
         self._reserved.pop(peer, None)
 
     def connect(
         self, source: PeerId, target: PeerId, now: float, abort: Callable[[], None]
     ) -> HopStatus:
-        """Count a circuit in if it is allowed; `end` must follow if so.
+        """Count a circuit if it is allowed. The caller must call `end` for it.
 
-        When there are too many, the newest of the peer that asked for most is aborted, if that
-        peer has more than the new circuit gives to its own.
+        When there are too many, the newest circuit of the peer that asked for most is aborted, if
+        that peer has more of them than the new circuit's would have.
         """
         if not self._may_ask(source, now):
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
@@ -158,7 +158,7 @@ class RelayBook:
         return HopStatus.OK
 
     def end(self, source: PeerId, target: PeerId, abort: Callable[[], None]) -> None:
-        """Count a circuit out."""
+        """Stop counting a circuit."""
         if abort in self._aborts[source]:
             self._aborts[source].remove(abort)
         if not self._aborts[source]:

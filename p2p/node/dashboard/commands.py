@@ -40,13 +40,13 @@ from p2p.node.usage import (
 from p2p.wire import KI, MIB
 
 ASK_SECONDS: Final = 10.0
-"""How long a node may stay silent: it looks at itself each second, on a machine that may be
-busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
+"""Seconds that a node may stay silent: it looks at itself each second, on a machine that may
+be busy. A stopped node (SIGSTOP) would never answer."""
 WIDE: Final = 24  # points of a curve that a line has room for
 
 
 Notes = Callable[[Path], list[tuple[str, str]]]
-"""Gives facts that a node's folder shows and the node cannot know, each with its label."""
+"""Returns facts that a node's folder shows and the node cannot know, each with its label."""
 
 
 def status_main(argv: Sequence[str], notes: Notes = lambda _: []) -> int:
@@ -140,8 +140,8 @@ async def _top(options: argparse.Namespace) -> None:
 
 
 def describe(whole: Mapping[str, Any]) -> str:
-    """A picture for a terminal: what the run is for and has learnt, what this node did, then
-    all else."""
+    """Describe a picture for a terminal: the run and what it has learnt, this node's work,
+    then the rest."""
     picture = whole["picture"]
     head = [printable(picture["title"]), printable(picture["says"])]
     lines, seen = list[str](), set[str]()
@@ -170,14 +170,14 @@ def describe(whole: Mapping[str, Any]) -> str:
 
 
 def _bars(values: Sequence[float]) -> str:
-    """The newest of some numbers as bars, from the least to the most."""
+    """Draw the newest numbers as bars, from the least to the most."""
     low, high = min(values), max(values)
     shares = [(value - low) / (high - low) if high > low else 0 for value in values[-WIDE:]]
     return "".join("▁▂▃▄▅▆▇█"[round(7 * share)] for share in shares)
 
 
 def written(value: object, unit: str) -> str:
-    """A number with its unit, as on the page."""
+    """Write a number with its unit, as on the page."""
     if isinstance(value, str | bool):
         return printable(str(value))
     if not isinstance(value, int | float):
@@ -192,7 +192,7 @@ def written(value: object, unit: str) -> str:
 
 
 def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each peer, the newest policy first."""
+    """Return a line for each peer, the newest policy first."""
     order = sorted(peers.items(), key=lambda item: (-int(item[1].get("policy", -1)), item[0]))
     lines = [f"{'peer':<54}{'roles':<22}{'policy':>7}  state"]
     for peer, row in order:
@@ -203,12 +203,12 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Strangers' words, fit for a terminal."""
+    """Escape strangers' words for a terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 async def read(folder: Path, path: str, method: str = "GET") -> bytes:
-    """The whole body of a node's answer. Raises `ConfigError`."""
+    """Return the whole body of a node's answer. Raises `ConfigError`."""
     body = bytearray()
     async with asking(folder, path, method) as receive:
         while part := await receive():
@@ -220,8 +220,8 @@ async def read(folder: Path, path: str, method: str = "GET") -> bytes:
 async def following(
     folder: Path,
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any] | None]]]:
-    """Follow a node's snapshots: gives a function that returns the next one, None at the end.
-    Raises `ConfigError`."""
+    """Follow a node's snapshots: yield a function that returns the next one, None at the
+    end. Raises `ConfigError`."""
     waiting = bytearray()
     async with asking(folder, "/api/events") as receive:
 
@@ -245,8 +245,8 @@ async def following(
 async def asking(
     folder: Path, path: str, method: str = "GET"
 ) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
-    """Ask the node in ``folder``: a function that returns the next part of the answer's body,
-    nothing at its end. Raises `ConfigError`."""
+    """Ask the node in ``folder``: yield a function that returns the next part of the
+    answer's body, nothing at its end. Raises `ConfigError`."""
     where = folder / SOCKET
     try:
         with _told(where):
@@ -286,8 +286,8 @@ async def asking(
 
 @contextmanager
 def _told(where: Path) -> Iterator[None]:
-    """What a node does that has no seat left, that ends meanwhile, or that says nothing, as a
-    `ConfigError`."""
+    """Turn the failure of a node into a `ConfigError`: no seat left, an end meanwhile,
+    silence."""
     try:
         with trio.fail_after(ASK_SECONDS):
             yield

@@ -35,7 +35,7 @@ def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
 
 
 class _Numbers:
-    """A collector of one moment, as prometheus-client asks for it."""
+    """A collector of one moment, for prometheus-client."""
 
     def __init__(self, view: SwarmView, panels: Panels, viewers: int) -> None:
         self._view = view

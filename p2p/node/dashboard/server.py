@@ -77,21 +77,22 @@ _HEADERS: Final = (
     ("cross-origin-resource-policy", "same-origin"),
     ("cache-control", "no-store"),
 )  # fmt: skip
-"""Of every answer."""
+"""Headers of every answer."""
 Orders = Mapping[str, Callable[[], Awaitable[str]]]
-"""By path: what a node is told to do, which returns a sentence for its owner."""
+"""Orders by path; each returns a sentence for the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may look at one listening address."""
+    """Access rule of one listening address."""
 
     token: str = ""
-    """What has to be shown; empty on loopback, and for a socket in the node's folder."""
+    """Token that viewers must show; empty on loopback, and for a socket in the node's
+    folder."""
     name: str = ""
-    """The name under which the address was given, besides addresses."""
+    """Name under which the address was given, beside addresses."""
     cookie: str = "shoal"
-    """Browsers keep cookies by machine, not by port: this one's name has the port in it."""
+    """Name of the cookie. It has the port in it, since browsers keep cookies by machine."""
 
     def judge(
         self, server: tuple[str, int | None] | None, path: str, query: str,
@@ -134,7 +135,7 @@ def _same(shown: str, token: str) -> bool:
 
 
 class Dashboard:
-    """All that shows one swarm: the page, the numbers, the socket."""
+    """Page, metrics and socket of one swarm."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class Dashboard:
         unready: Callable[[], str] = lambda: "",
         orders: Orders = MappingProxyType({}),
     ) -> None:
-        """``orders`` are taken at the socket in the node's folder."""
+        """``orders`` are accepted at the socket in the node's folder."""
         self._world = world
         self._snapshots = snapshots
         self._unready = unready
@@ -151,8 +152,8 @@ class Dashboard:
 
     @asynccontextmanager
     async def at_address(self, host: str, port: int) -> AsyncIterator[str]:
-        """Answer at (host, port) for the length of the block; gives the URL for people. Raises
-        `ConfigError` if the address cannot be had."""
+        """Answer at (host, port) for the length of the block; yield the URL for people.
+        Raises `ConfigError` if the address cannot be had."""
         server: Any = _load_server()
         listeners = await server.open_http(host, port)
         where, bound = listeners[0].socket.getsockname()[:2]
@@ -169,8 +170,8 @@ class Dashboard:
 
     @asynccontextmanager
     async def at_folder(self, folder: Path) -> AsyncIterator[None]:
-        """Answer at ``folder``/api.sock for the length of the block, to the node's owner, where
-        there can be a socket: some disks have none, and the node works without."""
+        """Answer the node's owner at ``folder``/api.sock for the length of the block. Some
+        disks have no sockets, and the node works without."""
         path = folder / SOCKET
         with ExitStack() as stack:
             try:
@@ -298,8 +299,9 @@ def _limits(server: Any) -> Any:
 
 @contextmanager
 def _listening(path: Path) -> Iterator[trio.SocketListener]:
-    """A socket at ``path``, for this user alone, and removed behind us. The folder's lock keeps
-    other nodes out, so what lies there was left by one that was killed. Raises `OSError`."""
+    """Open a socket at ``path`` for this user alone, and remove it at the end. The folder's
+    lock keeps other nodes out, so a socket that lies there was left by a killed one. Raises
+    `OSError`."""
     # Bytes of its path: the kernels allow 108 and 104.
     if len(os.fsencode(path)) > 100:
         raise OSError("the path is too long for a socket")
@@ -327,7 +329,7 @@ async def open_dashboard(
     address: tuple[str, int] | None,
 ) -> AsyncIterator[tuple[OwnView, str]]:  # fmt: skip
     """Open a node's socket, and its page if an ``address`` is given, for the length of the
-    block. Gives what looks at the node, and the page's URL or nothing. Raises `ConfigError`."""
+    block. Yield the node's view, and the page's URL or nothing. Raises `ConfigError`."""
     own = OwnView(host, roles)
     snapshots = Snapshots(world, load_panels(role.name for role in roles), own.view)
     orders = {PAUSE: own.pause, RESUME: own.resume}

@@ -43,7 +43,7 @@ KEEP_SECONDS: Final = 30.0
 
 
 class Snapshots:
-    """Looks at a swarm through ``view``, and tells the viewers; `run` must run beside it."""
+    """Draws pictures of a swarm through ``view`` for all viewers; `run` must run beside it."""
 
     def __init__(self, world: World, panels: Panels, view: Callable[[], SwarmView]) -> None:
         self.panels = panels
@@ -88,8 +88,9 @@ class Snapshots:
             logger.info("dashboard.not_kept %s", error)
 
     async def run(self, *, keeps: bool = False) -> None:
-        """Look, and tell, until cancelled; with ``keeps`` go on from what an earlier life has
-        left in the node's folder, and leave the newest snapshot there."""
+        """Look once a second and tell the viewers, until cancelled. With ``keeps`` go on
+        from the snapshot that an earlier life left in the node's folder, and leave the
+        newest one there."""
         if keeps:
             await self._restore()
         due, is_blind = self._world.now(), False
@@ -152,8 +153,8 @@ class Viewer:
         self._changes = -1  # of the curves
 
     async def next(self) -> bytes:
-        """Wait for a new picture and return it as a server-sent event. The curves, which change
-        seldom, are in it if they have changed."""
+        """Wait for a new picture and return it as a server-sent event, with the curves if
+        they have changed."""
         one = self._of
         while one._count == self._seen:
             await one._told.wait()
@@ -283,7 +284,7 @@ def words_of(health: Mapping[str, Any]) -> str:
 
 
 def in_words(health: Mapping[str, Any]) -> str:
-    """Return what a node does now: what its roles say of it, else that it relays."""
+    """Return what a node does now: its roles' words, or that it relays."""
     said = [words] if (words := words_of(health)) else []
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"

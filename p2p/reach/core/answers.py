@@ -1,4 +1,4 @@
-"""Judges an address of ours by what peers that were asked to dial it say."""
+"""Judges one of our addresses by the answers of peers that were asked to dial it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ MIN_ANSWERS: Final = 2
 
 
 def judge(answers: Sequence[bool | None]) -> bool | None:
-    """Return whether an address can be dialled, by what servers say; None if that is unknown.
+    """Judge one address by the servers' answers.
 
-    None is a server that did not try.
+    Args:
+        answers: True or False from each server that tried to dial, None from one that did not.
+
+    Returns:
+        True if others can dial the address, False if not, None if that is unknown.
     """
     yes, no = answers.count(True), answers.count(False)
     return None if max(yes, no) < MIN_ANSWERS or yes == no else yes > no

@@ -10,14 +10,14 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 WANTED: Final = 2
-"""Reservations that a host keeps: when a relay dies, the other holds the door meanwhile."""
+"""Reservations that a host keeps, so that one is left when a relay dies."""
 MAX_ASKED: Final = 8
 """Relays whose round trips are measured for one choice."""
 STEP: Final = 0.03
-"""Seconds: round trips that differ by less are equal, and the free places decide."""
+"""Round trips that differ by less than these seconds count as equal; free places decide."""
 FIRST_REST: Final = 30.0
 LONGEST_REST: Final = 3600.0
-"""Seconds for which a relay that was of no use is left alone, twice as long each time."""
+"""Longest rest of a relay that was of no use, in seconds; rests double each time."""
 _MAX_RESTING: Final = 1024
 
 
@@ -29,9 +29,9 @@ class Candidate:
     network: str
     """Empty on loopback."""
     seconds: float
-    """Its round trip."""
+    """Round trip in seconds."""
     places: int
-    """Reservations that it has left, as it says; 0 if it does not say."""
+    """Free reservations according to the relay; 0 if it does not say."""
 
 
 def rank(candidates: Iterable[Candidate], held: Container[str]) -> list[Candidate]:
@@ -48,21 +48,21 @@ def rank(candidates: Iterable[Candidate], held: Container[str]) -> list[Candidat
 
 
 class Rests:
-    """Relays that were of no use, and until when each is left alone."""
+    """Rests of relays that were of no use."""
 
     def __init__(self) -> None:
         self._until: BoundedDict[PeerId, tuple[float, float]] = BoundedDict(_MAX_RESTING)
-        """End of the rest, and its length."""
+        """End and length of each rest."""
 
     def failed(self, relay: PeerId, now: float) -> None:
-        """Leave ``relay`` alone, for longer than the last time."""
+        """Let ``relay`` rest, longer than the last time."""
         rest = min(2 * self._until.get(relay, (0.0, FIRST_REST / 2))[1], LONGEST_REST)
         self._until.renew(relay, (now + rest, rest))
 
     def served(self, relay: PeerId) -> None:
-        """``relay`` has granted a reservation."""
+        """Note that ``relay`` has granted a reservation."""
         self._until.pop(relay, None)
 
     def rests(self, relay: PeerId, now: float) -> bool:
-        """Return True if ``relay`` is to be left alone now."""
+        """Return True while ``relay`` rests."""
         return now < self._until.get(relay, (0.0, 0.0))[0]

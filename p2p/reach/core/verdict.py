@@ -9,7 +9,7 @@ from p2p.multiaddr import Multiaddr
 
 
 class Reach(Enum):
-    """Whether others can dial a host."""
+    """Reachability of a host."""
 
     UNKNOWN = "unknown"
     OPEN = "open"

@@ -73,8 +73,8 @@ FOREVER: Final = "public, max-age=31536000, immutable"
 NEVER: Final = "no-cache"
 """Caching of the list of versions: none, clients ask each time."""
 _MAX_ARCHIVES: Final = 64
-"""Versions that are remembered as one file: more than a node keeps, and a megabyte each if a
-version has thousands of files."""
+"""Most versions whose archive is remembered: more than a node keeps, and a megabyte each if
+a version has thousands of files."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 _PLAIN_PAGE: Final = (
@@ -82,7 +82,7 @@ _PLAIN_PAGE: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'",
 )
-"""Names are a publisher's: nothing of a page may run."""
+"""Headers of a page of files: the names are a publisher's, and no script may run."""
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
 <meta name="viewport" content="width=device-width"><style>
@@ -103,17 +103,17 @@ th + th, td + td {{ text-align: right; white-space: nowrap }}
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A body that is offered, and what is said about it."""
+    """A body, and what its headers say about it."""
 
     body: Body
     media: str
     tag: str
-    """Its entity tag, quotes included."""
+    """Entity tag, with quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
-    """A version as the one file that shardcast's clients get."""
+    """A version as one file, for shardcast's clients."""
 
     body: Body
     digest: bytes
@@ -125,8 +125,8 @@ class HttpEdge:
     def __init__(
         self, world: World, library: Library, on_changed: Callable[[str], None] = lambda _: None
     ) -> None:
-        """``on_changed`` is told the name of a file that is not what was published, each time
-        that it was asked for."""
+        """``on_changed`` gets the name of a file that differs from what was published, at
+        each request for it."""
         self._world = world
         self._library = library
         self._on_changed = on_changed
@@ -136,11 +136,9 @@ class HttpEdge:
         """By digest of the release."""
 
     async def keep_listing(self) -> None:
-        """List each version for shardcast's clients once the digest of its one file is known.
-
-        Those clients believe only that digest, and a version that is listed must be there
-        whole: so it is read once, in the background, before it is listed.
-        """
+        """List a version for shardcast's clients once the digest of its one file is known.
+        Those clients believe only that digest, so each version is read once, in the
+        background, before it is listed."""
         known = NO_POLICY
         while True:
             await self._library.wait_news(known)
@@ -277,7 +275,7 @@ class HttpEdge:
         )
 
     def _page(self) -> bytes:
-        """The same for people, with a link to each file."""
+        """Return the list of versions as a page for people, with a link to each file."""
         parts = []
         for release in sorted(self._releases(), key=lambda one: -one.version):
             rows, base = [], f"/v/{release.version}"
@@ -305,14 +303,14 @@ class HttpEdge:
 
 
 class Ending(Protocol):
-    """An answer that knows how far it is."""
+    """An answer that knows its progress."""
 
     is_ending: bool
     """Whether the last part is on its way."""
 
 
 async def is_http(scope: Scope, receive: Receive, send: Send) -> bool:
-    """Whether this is a request; a websocket is refused."""
+    """Return True for an HTTP request; refuse a websocket."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1003})
@@ -345,12 +343,10 @@ async def answer_while_there(
 
 
 def _is_meant(scope: Scope, host: str) -> bool:
-    """Whether the client means this server, and was not led here under another's name.
-
-    On loopback the Host header must name this machine (`p2p.shardcast.http.core.hosts`).
-    Elsewhere any name will do: caches and proxies have theirs. A page may not read it under its
-    own name, since no answer allows other origins to (CORS).
-    """
+    """Return True if the client means this server, and was not led here under another's
+    name. On loopback the Host header must name this machine
+    (`p2p.shardcast.http.core.hosts`). Elsewhere any name will do, since caches and proxies
+    have theirs, and no answer allows other origins to read it (CORS)."""
     server = scope.get("server")
     if server is None or not is_loopback(server[0]) or not host:
         return True  # browsers always say a host
@@ -359,7 +355,7 @@ def _is_meant(scope: Scope, host: str) -> bool:
 
 
 def _version_of(path: str) -> PolicyVersion | None:
-    """The version of ``v/7/...`` or ``v/7.tar``."""
+    """Return the version in ``v/7/...`` or ``v/7.tar``."""
     _, _, rest = path.partition("v/")
     number = rest.partition("/")[0].removesuffix(".tar")
     if not path.startswith("v/") or not (number.isascii() and number.isdigit()):
@@ -368,7 +364,7 @@ def _version_of(path: str) -> PolicyVersion | None:
 
 
 def _part_of(release: Release, path: str) -> _Answer:
-    """The part of a version that a path names. Raises `KeyError`."""
+    """Return the part of a version that a path names. Raises `KeyError`."""
     what = path.removeprefix(f"v/{release.version}")
     if what == ".tar":
         return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
@@ -391,7 +387,7 @@ def _json(value: object) -> bytes:
 
 
 class _Reply:
-    """The answer to one request, said in the order that HTTP wants."""
+    """The answer to one request, sent in HTTP's order."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -405,7 +401,7 @@ class _Reply:
         """Whether the last part is on its way."""
 
     def asked(self, header: str) -> str:
-        """The request's ``header``; empty if it has none."""
+        """Return a header of the request; empty if there is none."""
         said: str = self._headers.get(header, "")
         return said
 
@@ -430,13 +426,13 @@ class _Reply:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def text(self, data: bytes, media: str, *headers: tuple[str, str]) -> None:
-        """A short answer that is true now."""
+        """Send a short answer that may not be cached."""
         kept = ("cache-control", NEVER), ("vary", "accept")
         await self._begin(200, len(data), ("content-type", media), *kept, *headers)
         await self._part(data if self._has_body else b"", more=False)
 
     async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
-        """An answer without what was asked for."""
+        """Send a refusal."""
         data = f"{reason}\n".encode()
         await self._begin(
             status,
@@ -448,13 +444,13 @@ class _Reply:
         await self._part(data if self._has_body else b"", more=False)
 
     async def fail(self, status: int, reason: str) -> None:
-        """It cannot be read. If the head is out, the body ends before its length: the client
-        sees a broken download, as it should."""
+        """Say that the body cannot be read. If the head is out, end the body before its
+        length, so that the client sees a broken download."""
         if not self._begun:
             await self.refuse(status, reason)
 
     async def body(self, answer: _Answer, reader: Reader) -> None:
-        """The body that was asked for, the part of it, or that the client has it. Raises
+        """Send the requested body or part, or say that the client has it. Raises
         `FileChanged`, `StorageError`."""
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
@@ -485,7 +481,7 @@ class _Reply:
         await self._part(b"", more=False)
 
     def _range(self, answer: _Answer, size: int) -> ByteRange | None:
-        """The part that was asked for. If-Range with another tag asks for the whole (RFC 9110,
+        """Return the requested part. If-Range with another tag asks for the whole (RFC 9110,
         13.1.5)."""
         asked = self._headers.get("range")
         if asked is None or self._headers.get("if-range", answer.tag) != answer.tag:

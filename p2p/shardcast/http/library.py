@@ -21,9 +21,8 @@ from p2p.wire import MIB
 from p2p.world import OFF_LOOP, DiskEntry, World
 
 PIECE: Final = MIB
-"""Bytes of a body that are handed to the connection at a time. hypercorn's trio worker
-sent bodies in pieces of 16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024 at 836, and
-4,096 at 907: larger ones buy little more."""
+"""Bytes of a body that the connection gets at a time. hypercorn's trio worker sent pieces of
+16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024 at 836, and 4,096 at 907."""
 
 
 class FileChanged(Exception):
@@ -53,22 +52,22 @@ class Release:
         return len(self.files) == 1
 
     def raw(self) -> Body:
-        """All files, end to end."""
+        """Return all files, end to end."""
         return Body([Slice(number, 0, size) for number, (_, size) in enumerate(self.files)])
 
     def number_of(self, name: str) -> int:
-        """The number of the file with this path. Raises `KeyError`."""
+        """Return the number of the file with this path. Raises `KeyError`."""
         for number, (path, _) in enumerate(self.files):
             if path == name:
                 return number
         raise KeyError(name)
 
     def file(self, number: int) -> Body:
-        """One file."""
+        """Return one file."""
         return Body([Slice(number, 0, self.files[number][1])])
 
     def one_file(self) -> Body:
-        """The version as one file: the only one, or an archive of all."""
+        """Return the version as one file: its only one, or an archive of all."""
         return self.raw() if self.is_one_file else tar_of(self.files)
 
 
@@ -182,7 +181,7 @@ class Library(Protocol):
         ...
 
     def borrow(self, version: PolicyVersion) -> AbstractContextManager[Release]:
-        """A version, whose files stay for the length of the block. Raises `KeyError`."""
+        """Lend a version, whose files stay for the length of the block. Raises `KeyError`."""
         ...
 
     async def wait_news(self, known: PolicyVersion) -> None:
@@ -235,8 +234,8 @@ class Shelf:
 
 
 def release_of(manifest: Manifest, index: Index, path: str) -> Release:
-    """A version whose file, or folder of files, is at ``path``. A lone file gets a name from
-    the version: its publisher gave it none."""
+    """Return a version whose file or folder is at ``path``. A lone file is named by its
+    version, since its publisher gave it no name."""
     only = f"policy-{manifest.version}.safetensors"
     return Release(
         manifest.version,

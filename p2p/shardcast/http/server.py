@@ -91,7 +91,7 @@ class _GuardedStream:
 
     def __init__(self, stream: trio.SocketStream, config: EdgeConfig) -> None:
         self.socket = stream.socket
-        """hypercorn asks it for the client's address."""
+        """Where hypercorn looks for the client's address."""
         self._stream = stream
         self._config = config
 
@@ -107,7 +107,7 @@ class _GuardedStream:
         raise trio.BrokenResourceError("the client does not read")
 
     async def receive_some(self, most: int) -> bytes:
-        """The client's next bytes."""
+        """Return the client's next bytes."""
         return bytes(await self._stream.receive_some(most))
 
     async def send_eof(self) -> None:
@@ -203,7 +203,7 @@ class _Server:
 
 
 async def open_http(host: str, port: int) -> list[trio.SocketListener]:
-    """Sockets that listen at (host, port); port 0 takes any. Raises `ConfigError`."""
+    """Return sockets that listen at (host, port); port 0 takes any. Raises `ConfigError`."""
     try:
         # Connections that the kernel may hold for us: as trio's default on small machines.
         return await trio.open_tcp_listeners(port, host=host, backlog=128)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Bounds = Mapping[str, tuple[float, float]]
-"""By field: the least and the largest value. A tuple of numbers is held against it number by
-number."""
+"""Least and largest value of each field. Each number of a tuple is held against them."""
 
 
 def check_bounds(value: object, bounds: Bounds) -> None:
-    """Raise `ValueError` naming the first field of ``value`` that is out of bounds,
+    """Check ``value``. Raise `ValueError` that names the first field out of bounds,
     not-a-number included."""
     for name, (least, most) in bounds.items():
         held = getattr(value, name)

@@ -1,4 +1,4 @@
-"""What the owner of a DiLoCo run decides, beside the model: data, optimisers, rounds, codec."""
+"""Terms of a DiLoCo run beside the model: data, optimisers, rounds, codec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BOUNDS: Final[Bounds] = {
 
 
 class Codec(Enum):
-    """What contributions and sums travel as."""
+    """Encoding of contributions and sums."""
 
     FP32 = "fp32"
     INT8 = "int8"
@@ -45,18 +45,19 @@ class Codec(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
-    """Times of rounds, in seconds, and what contributions may be."""
+    """Times of rounds, in seconds, and the limit of contributions."""
 
     beat: float = 1.0
-    """Between two beats to each other member."""
+    """Seconds between two beats to each other member."""
     silence: float = 6.0
-    """After which a member counts as dead: five lost beats are no accident."""
+    """Seconds of silence after which a member counts as dead: five lost beats are no
+    accident."""
     grace: float = 20.0
-    """How long those that are late are waited for, once a majority is ready."""
+    """Seconds that a ready majority waits for late members."""
     patience: float = 60.0
-    """How long a view may take from its proposal to the record, at first."""
+    """Seconds from a view's proposal to its record, at first."""
     max_tokens: int = 2**40
-    """What one contribution may claim to have learnt from."""
+    """Most tokens that one contribution may claim."""
 
     def __post_init__(self) -> None:
         if not 0 < 3 * self.beat <= self.silence:
@@ -66,38 +67,38 @@ class RoundConfig:
 
 
 class Algorithm(Enum):
-    """How a run's trainers learn."""
+    """Learning of a run's trainers."""
 
     GRPO = "grpo"
-    """One trainer learns from rollouts that others draw."""
+    """One trainer learns from workers' rollouts."""
     DILOCO = "diloco"
     """Many trainers each learn from text, and average their updates now and then."""
 
 
 class Inner(Enum):
-    """What takes the inner steps."""
+    """Inner optimiser."""
 
     ADAMW = "adamw"
     MUON = "muon"
-    """Matrices but embedding and head by Muon, the rest by AdamW."""
+    """Muon for matrices except embedding and head, AdamW for the rest."""
 
 
 class Goal(Enum):
-    """What an inner step learns from."""
+    """Material of an inner step."""
 
     TEXT = "text"
     """The next token of the corpora."""
     REWARD = "reward"
-    """What the run's environments pay: GRPO, on answers that each member draws itself."""
+    """Rewards of the run's environments: GRPO, on answers that each member draws itself."""
 
 
 class Outer(Enum):
-    """What takes the outer steps."""
+    """Outer optimiser."""
 
     NESTEROV = "nesterov"
-    """Gradient descent with Nesterov momentum, on how far the members have come: DiLoCo."""
+    """DiLoCo: Nesterov momentum on the members' mean update."""
     PARALLEL = "parallel"
-    """AdamW, on the members' gradients of one step: synchronous data parallel."""
+    """Synchronous data parallel: AdamW on the members' mean gradient of one step."""
 
 
 class Joining(Enum):
@@ -111,7 +112,7 @@ class Joining(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoTerms:
-    """Every number of a DiLoCo run; the defaults are measured in bench/README.md."""
+    """All numbers of a DiLoCo run; the defaults are measured in bench/README.md."""
 
     goal: Goal = Goal.TEXT
     """Material of inner steps: ``text``, or ``reward`` for GRPO. With ``reward`` a member draws
@@ -243,17 +244,17 @@ class DilocoTerms:
 
     @property
     def total_steps(self) -> int:
-        """Inner steps of a member that takes part in all rounds."""
+        """Inner steps of a member in all rounds together."""
         return self.outer_steps * self.inner_steps
 
     @property
     def phase_windows(self) -> int:
-        """Windows of text that a member has for a round."""
+        """Windows of text of a member in a round."""
         return self.inner_steps * self.sequences
 
     @property
     def phase_tokens(self) -> int:
-        """The most that a member can learn from in a round."""
+        """Most tokens that a member can learn from in a round."""
         return self.phase_windows * self.window
 
     @property
@@ -262,7 +263,7 @@ class DilocoTerms:
         return round(self.total_steps * (1 - self.decay_share))
 
     def rate_at(self, step: int) -> float:
-        """The inner learning rate of the inner step ``step`` of the run: up, flat, down by the
+        """Return the learning rate of inner step ``step`` of the run: up, flat, down by the
         square root (WSD)."""
         stable = self.stable_steps
         if step < self.warmup:

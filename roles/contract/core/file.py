@@ -1,15 +1,13 @@
-"""The run file: what is trained, how, by whose word.
+"""The run file: the signed document of a run, which every node holds.
 
-One signed document that every node of a run holds.
+The owner writes a draft (TOML), signs it with a key that stays offline (``shoal run create``),
+and hands the document to the first node. Every other node gets it from a peer, checks the
+signature, shows owner and id, and pins them. A later edition has a higher epoch; no node goes
+back to an older one.
 
-The owner writes a draft (TOML), signs it with a key that stays offline (``shoal run
-create``) and hands the document to the first node. Every other node gets it from a peer, checks
-the signature, shows owner and id, and pins them. A later edition has a higher epoch; no node
-goes back to an older one.
-
-The document is msgpack: ``[format, owner, terms, signature]``, where ``terms`` is the packed
-table of `Terms` with sorted keys, and the signature covers format, owner and terms under
-`DOMAIN`. Bytes that would be packed differently are refused, so that one edition has one form.
+The document is msgpack: ``[format, owner, terms, signature]``. ``terms`` is the packed table of
+`Terms` with sorted keys; the signature covers format, owner and terms under `DOMAIN`. Bytes
+that would be packed differently are refused, so an edition has one form.
 """
 
 from __future__ import annotations
@@ -59,49 +57,50 @@ FORMAT: Final = 6
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
 a reason. 6: `sampling` has what nodes agree on; the rest of the recipe is in learner.toml."""
 MAX_RUN: Final = 256 * KI
-"""Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
-be full at once."""
+"""Most bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. The lists
+cannot all be full at once."""
 MAX_PEERS: Final = 1_024
-"""Names in one list. More people than that are admitted by rule, not by name."""
+"""Most names in one list. Larger groups are admitted by rule, not by name."""
 MAX_TABLE: Final = 6 * KI
-"""Keys and values of a document: five lists of `MAX_PEERS` names, and a thousand for the
-rest."""
+"""Most keys and values of a document: five lists of `MAX_PEERS` names, and a thousand for
+the rest."""
 MAX_COMPLAINT: Final = 300
-"""Characters of what is said about a void document: it quotes what its author, any stranger,
-wrote."""
+"""Most characters of a complaint about a void document, which quotes what a stranger wrote."""
 MAX_NAMED: Final = 3
-"""Peers that a sentence names."""
+"""Most peers that a sentence names."""
 MAX_NAME: Final = 64
-"""Characters of a name; it is shown on one line."""
+"""Most characters of a name, which is shown on one line."""
 MAX_ENVIRONMENTS: Final = 64
-"""Environments of one run; each is imported by every worker."""
+"""Most environments of one run; every worker imports each."""
 MAX_KINDS: Final = 256
-"""Kinds of tasks that a run may name of one environment: reasoning-gym has 106 families."""
+"""Most kinds of tasks that a run may name of one environment; reasoning-gym has 106
+families."""
 WEIGHTS: Final = (1e-6, 1e6)
-"""Of environments and of kinds of tasks. Zero is written by leaving the name out."""
+"""Bounds of the weights of environments and of kinds. A weight of zero is written by leaving
+the name out."""
 MAX_LENGTHS: Final = 64
-"""Length targets of one environment."""
+"""Most length targets of one environment."""
 MAX_FILES: Final = 256
-"""Files of a base: the largest models in use come in 190 shards."""
+"""Most files of a base; the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
-"""Editions stay exact in every JSON reader."""
+"""Highest epoch; it is exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**37
 """Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
 MAX_MEMORY: Final = 2**50
 """Bytes: a petabyte is no machine's."""
 _BEGINNING: Final = b"\x94"
-"""Of every document: msgpack's byte for a list of four. No text begins with it."""
+"""First byte of every document: msgpack's byte for a list of four. No text begins with it."""
 _INVITE_ID: Final = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class AdmissionMode(Enum):
-    """Who may join."""
+    """Rule by which peers may join."""
 
     OPEN = "open"
-    """Every node that brings the work stamp of the DHT."""
+    """Every node with the work stamp of the DHT."""
     ALLOW = "allow"
-    """Those on the list, the trainers and the validators, and whom an invite admits."""
+    """The peers on the list, trainers, validators, and peers with an invite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ class AdmissionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is trained."""
+    """Model that is trained."""
 
     engine: str = "torch"
     """``torch``: nodes compute, each with an engine of its choice; ``fake``: nodes pretend, in
@@ -201,8 +200,8 @@ class Model:
 
     @property
     def digest(self) -> bytes:
-        """Names policy 0 (32 bytes): the files of the base, or the seed and shape of a model
-        that is warmed up. A calibration holds for no other."""
+        """Digest of policy 0, 32 bytes: of the base's files, or of the seed and shape of a
+        model that is warmed up. A calibration holds for one digest."""
         pins: list[object] = [write_table(pin) for pin in self.base]
         of = pins or [self.seed, write_table(self.shape)]
         return hashlib.sha256(pack([DOMAIN, _sorted(of)])).digest()
@@ -210,37 +209,37 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the limits of a run were measured on; written by ``shoal calibrate``."""
+    """Record of the measurement of a run's limits; ``shoal calibrate`` writes it."""
 
     model: bytes
-    """`Model.digest` of what was calibrated."""
+    """`Model.digest` of the calibrated model."""
 
     dtype: Dtype
-    """What was sampled and scored in."""
+    """Number format of sampling and scoring."""
 
     draw: DrawRule
-    """The rule by which tokens were drawn."""
+    """Rule by which tokens were drawn."""
 
     generators: tuple[str, ...]
     """Engines that drew."""
 
     validators: tuple[str, ...]
-    """Engines that scored what each of those drew."""
+    """Engines that scored the work of each generator."""
 
     environments: Mapping[str, float]
-    """Where the prompts came from, by weight."""
+    """Environments of the prompts, by weight."""
 
     tokens: int
-    """Honest tokens, half of them to fit the limits to."""
+    """Honest tokens; the limits were fitted to half of them."""
 
     submissions: int
-    """Honest submissions drawn from the other half, to count how many are refused."""
+    """Honest submissions, drawn from the other half to count refusals."""
 
     rejected: int
-    """So many were."""
+    """Number of those that were refused."""
 
     date: str
-    """When: year-month-day."""
+    """Date, as year-month-day."""
 
     def __post_init__(self) -> None:
         check_bounds(self, {"tokens": (1, 2**53), "submissions": (1, 2**53)})
@@ -346,7 +345,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the owner decides."""
+    """Terms of a run, which its owner decides and signs."""
 
     name: str
     """Name of the run. With the owner's key it determines the run's id."""
@@ -438,7 +437,8 @@ class Terms:
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
 
     def _check_calibration(self, record: Calibration) -> None:
-        """Limits hold for what they were measured on, and for nothing else."""
+        """Check that the limits were measured for this model, dtype, draw rule and
+        environments."""
         model, again = self.model, "run shoal calibrate on this run's model"
         if record.model != model.digest:
             raise ValueError(
@@ -452,8 +452,8 @@ class Terms:
             )
 
     def to_table(self) -> dict[str, object]:
-        """The plain table that is signed; of a run of one turn as it was before there were
-        several."""
+        """Return the plain table that is signed. A run of one turn has the table that it had
+        before there were several."""
         table = write_table(self)
         sampling = table["sampling"]
         assert isinstance(sampling, dict)
@@ -465,7 +465,7 @@ class Terms:
 
     @property
     def carried(self) -> tuple[FilePin, ...]:
-        """The files that every policy carries beside its own weights."""
+        """Files that every policy carries beside its own weights."""
         capsules = (pin.data for pin in self.environments if pin.is_capsule and pin.data)
         return (*self.model.base, *capsules)
 
@@ -484,31 +484,31 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A signed edition of a run (a `p2p.node.admission.SignedRun`). Made by `sign_run` or
+    """A signed edition of a run (a `p2p.node.admission.SignedRun`), made by `sign_run` or
     `open_run` only."""
 
     owner: PeerId
-    """Who signed."""
+    """Signer."""
 
     terms: Terms
-    """What was signed."""
+    """Signed terms."""
 
     document: bytes = field(repr=False)
-    """The bytes that say so."""
+    """The signed document."""
 
     @property
     def id(self) -> bytes:
-        """32 bytes: the digest of owner and name."""
+        """Id of the run, 32 bytes: the digest of owner and name."""
         return run_id(self.owner, self.terms.name)
 
     @property
     def name(self) -> str:
-        """What its owner calls it."""
+        """Name of the run."""
         return self.terms.name
 
     @property
     def epoch(self) -> int:
-        """The edition."""
+        """Number of the edition."""
         return self.terms.epoch
 
     @property
@@ -518,7 +518,7 @@ class Run:
 
     @property
     def words(self) -> list[tuple[str, str]]:
-        """What the run is for and its recipe, for people."""
+        """Purpose and recipe of the run, for people."""
         terms, sampling, rounds = self.terms, self.terms.sampling, self.terms.diloco
         model = f"{'A chat model' if terms.model.base else 'A network'} of"
         model += f" {terms.model.shape.parameters:,} weights"
@@ -551,13 +551,13 @@ class Run:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of what its owner signed: of owner and terms, not of the signature."""
+        """SHA-256 of owner and terms, without the signature."""
         body = pack(_sorted(self.terms.to_table()))
         return hashlib.sha256(_signed(self.owner, body)).digest()
 
     @property
     def guest_rules(self) -> GuestRules:
-        """What is said of those whom the document does not name."""
+        """Rules for peers that the document does not name."""
         rules = self.terms.admission
         return GuestRules(
             inviters=rules.inviters,
@@ -567,7 +567,7 @@ class Run:
 
     @property
     def joins_as(self) -> tuple[str, str]:
-        """The role that others join with, and in words who of them may; empty if all may."""
+        """Role that others join with, and in words who of them may; empty words if all may."""
         if self.terms.algorithm is not Algorithm.DILOCO:
             return "inference", ""
         is_named = self.terms.diloco.joining is Joining.NAMED
@@ -578,7 +578,7 @@ class Run:
 
     @property
     def work_stamp(self) -> str:
-        """What those must make who submit work to an open run, in words."""
+        """Work stamp that workers of an open run need, in words."""
         bits = self.terms.admission.stamp_bits
         return (
             f"the work stamp of {bits} bits that the run asks for (about"
@@ -587,7 +587,7 @@ class Run:
 
     @property
     def lacks_stamp(self) -> str:
-        """What a worker is told of which no such stamp was seen."""
+        """Refusal of a worker that has shown no such stamp."""
         bits = self.terms.admission.stamp_bits
         return (
             f"this run asks for a work stamp of {bits} bits, and none of yours was heard yet:"
@@ -596,15 +596,15 @@ class Run:
 
     @property
     def components(self) -> dict[str, dict[str, object]]:
-        """What the node's components must have in common."""
+        """Settings that all nodes' components must share."""
         return {
             "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes},
             "ledger": {"is_on": self.terms.algorithm is Algorithm.GRPO},
         }
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Whether ``peer`` may: trainers publish, validators validate, the rest by
-        `AdmissionRules`."""
+        """Return True if ``peer`` has ``capability``: trainers publish, validators validate,
+        `AdmissionRules` decide the rest."""
         if capability is Capability.PUBLISH:
             return peer in self.terms.trainers
         if capability is Capability.VALIDATE:
@@ -619,15 +619,15 @@ class Run:
         )
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must prove work: in an open run all must whom the document does not
-        name."""
+        """Return True if ``peer`` must show a work stamp: in an open run all peers that the
+        document does not name."""
         if self.terms.admission.mode is not AdmissionMode.OPEN:
             return False
         named = (self.owner, *self.officers, *self.terms.admission.allowed)
         return peer not in named
 
     def shape(self) -> Shape:
-        """What every group of this run looks like, whatever it says."""
+        """Bounds of every group of this run, whatever its content."""
         return Shape(
             group_size=self.terms.sampling.group_size,
             max_new_tokens=self.terms.sampling.max_new_tokens,
@@ -668,13 +668,10 @@ class Run:
             )
 
     def why_restart(self, newer: Run) -> str:
-        """What ``newer`` changes that cannot change under a role that works; empty if there is
-        nothing.
-
-        Officers, admission, limits and expiry may. The rest is what engines were opened with
-        and what submissions under way were made with: with two of them at a time honest work
-        would be rejected.
-        """
+        """Return what ``newer`` changes that a working role cannot take over; empty if there
+        is nothing. Officers, admission, limits and expiry may change. Engines were opened
+        and submissions under way were made with the rest: with two versions of it at a time
+        honest work would be rejected."""
         fixed = ("environments", "model", "sampling", "delivery", "algorithm", "diloco")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
@@ -705,19 +702,18 @@ class Run:
 
 
 def _few(peers: Sequence[PeerId]) -> str:
-    """The first of ``peers``, for a sentence."""
+    """Return the first of ``peers``, for a sentence."""
     more = [f"and {len(peers) - MAX_NAMED} more"] if len(peers) > MAX_NAMED else []
     return ", ".join([*map(str, peers[:MAX_NAMED]), *more])
 
 
 def run_id(owner: PeerId, name: str) -> bytes:
-    """The name of a run for machines: sha256 over owner and name."""
+    """Return the id of a run: SHA-256 over owner and name."""
     return hashlib.sha256(b"".join((DOMAIN.encode(), owner.digest, name.encode()))).digest()
 
 
 def sign_run(terms: Terms, owner: Signer) -> Run:
-    """The document of ``terms``, signed. Two documents of one owner, name and epoch must never
-    differ."""
+    """Sign ``terms``. Two documents of one owner, name and epoch must never differ."""
     body = pack(_sorted(terms.to_table()))
     signature = owner.sign(DOMAIN, _signed(owner.peer_id, body))
     document = pack([FORMAT, owner.peer_id.digest, body, signature])
@@ -768,7 +764,7 @@ def decode_run_untrusted(
 
 
 def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -> Terms:
-    """Raise `BadMessage`, `OtherRun` before most of it is read."""
+    """Decode terms. Raise `BadMessage`, or `OtherRun` before most of it is read."""
     table = unpack_untrusted(body, max_items=MAX_TABLE, max_list=MAX_PEERS)
     name = table.get("name") if isinstance(table, dict) else None
     if isinstance(name, str):
@@ -783,30 +779,30 @@ def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -
 
 
 def _complaint(error: ConfigError) -> str:
-    """What is said about a void document, fit for one line of a terminal: a stranger may have
-    written it."""
+    """Return a complaint about a void document that fits one line of a terminal; a stranger
+    may have written the document."""
     return "".join(sign if sign.isprintable() else "?" for sign in str(error)[:MAX_COMPLAINT])
 
 
 def open_run(
     document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None
 ) -> Run:
-    """The reader that the node finds under the entry point group ``shoal.runs``; raises
-    `BadMessage`."""
+    """Open a run document (entry point group ``shoal.runs``). Raises `BadMessage`."""
     return decode_run_untrusted(document, verify, pin)
 
 
 class InRun(Protocol):
-    """What is in a run: every `p2p.node.node.Node` is."""
+    """A member of a run: every `p2p.node.node.Node`."""
 
     @property
     def run(self) -> SignedRun:
-        """The newest edition of its run document."""
+        """Newest edition of the run document."""
         ...
 
 
 def run_of(node: InRun) -> Run:
-    """The run of ``node``, with its terms. Raises `ConfigError` if it is of another kind."""
+    """Return the run of ``node`` with its terms. Raises `ConfigError` if the run is of
+    another kind."""
     if not isinstance(node.run, Run):
         raise ConfigError(
             f"the run {node.run.name!r} is not one that Shoal's own roles can work for"
@@ -819,7 +815,7 @@ def _signed(owner: PeerId, body: bytes) -> bytes:
 
 
 def _sorted(value: object) -> object:
-    """The same table with its keys in order, as canonical msgpack wants them."""
+    """Return the table with sorted keys, as canonical msgpack has them."""
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
     if isinstance(value, list):

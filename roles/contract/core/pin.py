@@ -1,4 +1,4 @@
-"""What a run's owner signs of each file of a model's folder."""
+"""Pins of a model's files, which a run's owner signs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 REQUIRED: Final = ("config.json", "tokenizer.json")
-"""Without one of them a folder is no model's."""
+"""Files that every folder of a model has."""
 OPTIONAL: Final = (
     "tokenizer_config.json",
     "generation_config.json",
@@ -15,31 +15,31 @@ OPTIONAL: Final = (
     "special_tokens_map.json",
     "model.safetensors.index.json",
 )
-"""Files beside them, and beside the weights, that change what is computed or asked. One that is
+"""Further files, beside the weights, that change what is computed or asked. A file that is
 there counts, pinned or not: a template of its own comes before that in
 ``tokenizer_config.json``."""
 WEIGHTS_SUFFIX: Final = ".safetensors"
-"""Of files of weights, which differ from policy to policy."""
+"""Suffix of files of weights, which differ from policy to policy."""
 CAPSULE_SUFFIX: Final = ".capsule"
-"""Of environments that every policy carries (`roles.envs.capsule`)."""
+"""Suffix of environments that every policy carries (`roles.envs.capsule`)."""
 MAX_CAPSULE: Final = 4 * 1024 * 1024
 """Bytes of one."""
 
 
 def counts(name: str) -> bool:
-    """Whether a file of this name is part of a policy: a run pins it, and a policy has it. What
-    else lies in a model's folder (a README, a licence) is left where it is."""
+    """Return True if a file of this name is part of a policy: a run pins it. Other files of
+    a model's folder (a README, a licence) stay where they are."""
     return (
         name in REQUIRED or name in OPTIONAL or name.endswith((WEIGHTS_SUFFIX, CAPSULE_SUFFIX))
     )
 
 
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A file directly in the folder: no separator, and no name that begins with a dot."""
+"""Names of files directly in the folder: no separator, and no leading dot."""
 MAX_FILE: Final = 1 << 40
-"""Bytes of one file: shards have 5 to 50 GB."""
+"""Most bytes of one file; shards have 5 to 50 GB."""
 DIGEST_BYTES: Final = 32
-"""SHA-256."""
+"""Bytes of a SHA-256 digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class FilePin:
     """One file of a model's folder."""
 
     name: str
-    """In the folder."""
+    """Name in the folder."""
 
     size: int
     """Bytes."""
 
     digest: bytes
-    """Its SHA-256."""
+    """SHA-256 of the content."""
 
     def __post_init__(self) -> None:
         if not FILE_NAME.fullmatch(self.name):

@@ -1,7 +1,4 @@
-"""How answers are drawn: the numbers that workers, validators and the trainer must agree on.
-
-What only the trainer needs to know (algorithm, rate, batch) is not signed: `roles.rl.learner`.
-"""
+"""Sampling of answers: the numbers on which workers, validators and the trainer must agree."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from typing import Final
 from roles.contract.core.bounds import Bounds, check_bounds
 
 MAX_SUBMISSION_GROUPS: Final = 256
-"""Limit of the encoding in `roles.protocol.core.groups`."""
+"""Most groups of a submission: the limit of `roles.protocol.core.groups`."""
 MAX_COMPLETIONS: Final = 8192
-"""Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at
-most 64 KiB."""
+"""Most completions of a submission: a verdict has 4 bytes of reward for each, and is one
+ledger entry of at most 64 KiB."""
 
 _BOUNDS: Final[Bounds] = {
     "steps": (0, 10**9),
@@ -84,4 +81,4 @@ class SamplingTerms:
 
 
 NO_SAMPLING: Final = SamplingTerms(steps=0, group_size=2, max_new_tokens=1)
-"""Of a run that draws no answers: DiLoCo on text."""
+"""Sampling of a run that draws no answers: DiLoCo on text."""

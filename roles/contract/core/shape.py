@@ -1,4 +1,4 @@
-"""The sizes of a model, and what it is computed in."""
+"""Sizes of a model and its number format."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _SCALING: Final[Bounds] = {
 }
 _ARCHITECTURE: Final = re.compile(r"([A-Z][A-Za-z0-9]{0,47}ForCausalLM)?")
 SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
-"""What torch takes as a seed: 64 bits with a sign."""
+"""Range of torch's seeds: 64 bits with a sign."""
 ENGINES: Final = ("torch", "fake")
-"""What a run may name: ``torch`` computes, ``fake`` is for simulations only."""
+"""Engines that a run may name: ``torch`` computes, ``fake`` is for simulations only."""
 MAX_END_TOKENS: Final = 64
-"""Tokens that end a completion: chat models have one to three, and a newline may be another."""
+"""Most tokens that end a completion: chat models have one to three, and a newline may be
+another."""
 MAX_CONTEXT: Final = 1 << 20
-"""Positions of a context: a million is the longest in use."""
+"""Most positions of a context; a million is the longest in use."""
 
 
 class Family(Enum):
-    """Whose decoder a model is; each differs from the others by one flag of `ModelShape`."""
+    """Family of the decoder; each differs from the others by one flag of `ModelShape`."""
 
     QWEN3 = "qwen3"
     """Norms of queries and keys."""
@@ -50,7 +51,7 @@ class Family(Enum):
 
 
 class Dtype(Enum):
-    """What a run computes in when it samples and scores; the values are torch's names."""
+    """Number format of sampling and scoring; the values are torch's names."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -70,7 +71,7 @@ class RopeScaling:
     mixture."""
 
     context: int
-    """Positions that the model was first trained on."""
+    """Context of the model's first training, in positions."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _SCALING)
@@ -140,14 +141,13 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """By its flags."""
         if self.qk_norm:
             return Family.QWEN3
         return Family.QWEN2 if self.qkv_bias else Family.LLAMA
 
     @property
     def parameters(self) -> int:
-        """Numbers in the network, embeddings included, and the head unless it is tied."""
+        """Number of weights, embeddings included, and the head unless it is tied."""
         heads = self.width * self.head_width * 2 * (self.query_heads + self.key_heads)
         biases = self.head_width * (self.query_heads + 2 * self.key_heads)
         layer = (

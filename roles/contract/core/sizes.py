@@ -1,9 +1,9 @@
-"""How long the messages of a run may be: arithmetic over what its owner signs.
+"""Lengths of a run's messages: arithmetic over what its owner signs.
 
-A message is read into memory before it is looked at, so its length has a bound; and a bound
-below what an honest worker may have to say would lock that worker out for ever. So a run's own
-sampling gives the bound, and terms whose submissions would not fit one message is refused when
-it is signed, and by every node that is handed it (`check_sizes`).
+A message is read into memory before it is judged, so its length has a bound. A bound below what
+an honest worker may have to say would lock that worker out. So the run's own sampling gives the
+bound: terms whose submissions do not fit one message are refused when they are signed, and by
+every node that gets them (`check_sizes`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ its worker draws on; 128 seats of a validator hold a gibibyte of them."""
 MAX_VERDICT: Final = 64 * KI
 """Bytes: a verdict goes into one ledger entry (`p2p.ledger.core.chain.MAX_BODY`)."""
 MAX_GROUPS: Final = 256
-"""Groups of one submission: a verdict comes for all of them together, so a larger one would
-only be judged later."""
+"""Most groups of one submission. A verdict judges all of them together, so a larger one
+would only be judged later."""
 MAX_COMPLETIONS: Final = 1024
-"""Per group: 64 times INTELLECT-2's 16. More teach little: the mean of a group is known to a
-thirtieth by then."""
+"""Most completions of a group: 64 times INTELLECT-2's 16. More teach little: the mean of a
+group is known to a thirtieth by then."""
 MAX_TOKENS: Final = 128 * KI
-"""Per completion: the longest context in use."""
+"""Most tokens of a completion: the longest context in use."""
 MAX_HEAD: Final = KI
-"""Bytes in front of a submission's content: the commitment has about 190, its signature 64."""
+"""Most bytes in front of a submission's content: the commitment has about 190, its signature
+64."""
 SHORT_TOKENS: Final = 1 << 16
 """Tokens below this take two bytes each. A group with a larger one takes three for each; the
 largest vocabularies have 262,144."""
 MAX_TOKEN: Final = (1 << 24) - 1
-"""The largest token that the wire carries."""
+"""Largest token of the wire."""
 LOGPROB_BYTES: Final = 2
-"""Of each token, in a delivery: float16."""
+"""Bytes of a log-prob in a delivery: float16."""
 
 _ROWS_PER_CHUNK: Final = 32
 """Tokens of one chunk of an activation proof (`proofs.toploc`)."""
 HEARD_BYTES: Final = 8
-"""Per completion: room for a digest of what an environment said within it. 0 in every run whose
-completions are of one turn."""
+"""Bytes of a completion's digest of what its environment said. Always 0 in runs of one turn."""
 _LENGTHS: Final = 8 + HEARD_BYTES
-"""Bytes per completion: how many tokens it has, how long its proof is, and what it heard."""
+"""Bytes of each completion's numbers: tokens, length of its proof, and digest of what it
+heard."""
 _GROUP: Final = 40
 """Bytes per group: its number, and the msgpack heads of it and its six fields, 5 at most
 each, rounded up."""
@@ -51,14 +52,14 @@ each, rounded up."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSize:
-    """What the length of a run's submissions follows from."""
+    """Numbers from which the length of a run's submissions follows."""
 
     groups: int
-    """Per submission."""
+    """Groups of a submission."""
     completions: int
-    """Per group."""
+    """Completions of a group."""
     tokens: int
-    """Per completion, at most."""
+    """Most tokens of a completion."""
     vocabulary: int
     proof_values: int
 

@@ -1,4 +1,4 @@
-"""How much of the work is checked, and what a newcomer owes first (docs/trust.md)."""
+"""Amount of work that is checked, and debt of newcomers (docs/trust.md)."""
 
 from __future__ import annotations
 
