@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2734,
-    "tests": 61239,
+    "tests": 61242,
 }
 
 NO_CODE = {
