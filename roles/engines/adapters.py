@@ -53,14 +53,15 @@ def read_adapter(checkpoint: Path) -> StoredAdapter | None:
             return None
         step, _ = struct.unpack("<qq", found[NUMBERS].data)
         rank, alpha = struct.unpack("<ff", found[LORA].data)
-    except (OSError, ValueError, KeyError, struct.error, BadMessage) as error:
+        rank = int(rank)
+    except (OSError, ArithmeticError, ValueError, KeyError, struct.error, BadMessage) as error:
         raise BadModel(f"{checkpoint} is no checkpoint of a learner: {error}") from None
     weights = {
         name.removeprefix(WEIGHT): raw
         for name, raw in found.items()
         if name.startswith(WEIGHT) and name.endswith((DOWN, UP))
     }
-    return StoredAdapter(step, int(rank), alpha, weights)
+    return StoredAdapter(step, rank, alpha, weights)
 
 
 def write_peft(adapter: StoredAdapter, base: str, folder: Path) -> None:

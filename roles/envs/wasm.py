@@ -178,11 +178,7 @@ class Interpreter:
         linker.define_unknown_imports_as_traps(self._module)
         code, is_void, is_over = 0, False, False
         try:
-            start = linker.instantiate(store, self._module).exports(store)["_start"]
-        except wasmtime.WasmtimeError as error:  # this machine's fault, and no program's
-            raise EnvironmentFailed(f"no interpreter can be started here: {error}") from error
-        try:
-            start(store)
+            self._start(store, linker)(store)
         except wasmtime.ExitTrap as error:
             code = int(error.code)
         except wasmtime.Trap as error:
@@ -196,6 +192,14 @@ class Interpreter:
         if is_over:
             return Outcome(LIMIT, -1, is_void, used)
         return Outcome(bytes(world.printed).decode(errors="replace"), code, False, used)
+
+    def _start(self, store: Any, linker: Any) -> Any:
+        try:
+            return linker.instantiate(store, self._module).exports(store)["_start"]
+        except self._wasmtime.Trap:  # its fuel is not enough for that
+            raise
+        except self._wasmtime.WasmtimeError as error:  # this machine's fault, and no program's
+            raise EnvironmentFailed(f"no interpreter can be started here: {error}") from error
 
 
 def _is_text(argv: Sequence[str]) -> bool:

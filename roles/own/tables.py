@@ -26,6 +26,7 @@ COLUMNS: Final = ("messages", "prompt", "completion", "question", "answer", "gol
 BEGINNINGS: Final = ("messages", "prompt", "question", "answer", "gold", "text")
 """A row has at least one of these."""
 MAX_ROW: Final = 8 * MIB  # bytes of a line, before it is parsed
+_TOO_LONG: Final = f"has over {MAX_ROW >> 20} MiB"
 AT_ONCE: Final = 16  # rows of Parquet in memory: one may be long
 _NAMES: Final = "messages, prompt and completion, question and answer, or text"
 
@@ -57,7 +58,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), 1):
             if len(line) > MAX_ROW:
-                raise ConfigError(f"{path}: line {number} has over {MAX_ROW >> 20} MiB")
+                raise ConfigError(f"{path}: line {number} {_TOO_LONG}")
             if not line.strip():
                 continue
             try:
@@ -87,6 +88,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
             )
         number = 0
         for batch in file.iter_batches(AT_ONCE, columns=names, use_threads=False):
+            if batch.nbytes > AT_ONCE * MAX_ROW:  # a few KB on disk may be many GB here
+                raise ConfigError(f"{path}: row {number + 1} or one of the next {_TOO_LONG}")
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", row
@@ -205,6 +208,8 @@ def convert(
                     line = json.dumps(form(row), ensure_ascii=False).encode() + b"\n"
                 except ValueError as error:
                     raise ConfigError(f"{source}: {place} {error}") from None
+                if len(line) > MAX_ROW:
+                    raise ConfigError(f"{source}: {place} {_TOO_LONG}")
                 size, count = size + len(line), count + 1
                 if size > most:
                     raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ import pytest
 from p2p.errors import WorkerDied
 from p2p.machine import open_world
 from p2p.world import World
+from roles.contract.core.shape import Family
 from roles.engines import client
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.engines.fake import FakeEngine
+from roles.engines.torch.files import encode_weights
+from roles.engines.torch.model import TransformerModel
 from roles.protocol.scorer import ENGINE_FAILED
 from roles.protocol.standing import RoleStanding
 from roles.workers import client as workers
 from tests.attacks.judged import accepted, play, trainer, validator
+from tests.support.models import SHAPES
 from tests.support.processes import kill
 from tests.unit.content_life import ARGV, CONFIG, LESSON
 
@@ -47,6 +52,40 @@ async def test_a_process_that_was_killed_is_replaced(
             assert (await engine.step([LESSON])).step == 1, "a new one, which holds nothing"
         assert (await engine.step([LESSON])).step == 2
         assert await world.disk.list("engine/engine") == []
+
+
+async def test_rows_that_wait_for_the_environment_die_with_the_engine_and_come_again(
+    tmp_path: Path,
+) -> None:
+    model = TransformerModel(SHAPES[Family.QWEN3])
+    model.initialise(5)
+    config = EngineConfig(
+        kind="torch", shape=model.shape, context=256, end_tokens=tuple(range(1, 30))
+    )
+    sampling = Sampling(1.0, 24, 4, turns=3, heard=8)
+    task = GroupTask(7, (40, 41, 42), tuple(bytes([number]) * 32 for number in range(4)))
+
+    async with open_world(tmp_path) as world, open_engine(world, config) as engine:
+
+        async def draw(*, is_killed: bool) -> Sequence[Any]:
+            await engine.load("weights")
+            await engine.submit([task], sampling)
+            groups: list[Any] = []
+            while not groups:
+                groups = await engine.advance()
+                if rows := list(engine.waiting):
+                    if is_killed:
+                        kill(engine)
+                    await engine.hear([replace(row, tokens=(50, 51)) for row in rows])
+            return groups
+
+        await world.disk.write("weights", encode_weights(model))
+        before = await draw(is_killed=False)
+        assert max(len(one.turns) for one in before[0].completions) > 0
+        with pytest.raises(WorkerDied):
+            await draw(is_killed=True)
+        assert (engine.has_room, list(engine.waiting)) == (True, [])
+        assert await draw(is_killed=False) == before
 
 
 class Mortal(FakeEngine):

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import struct
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,14 @@ from torch.func import functional_call
 
 from p2p.errors import ConfigError
 from p2p.shardcast import PolicyVersion
-from roles.engines.adapters import TRAVELS
+from roles.engines.adapters import (
+    DIGEST_BYTES,
+    LORA as LORA_NUMBERS,
+    NUMBERS,
+    SEAL,
+    TRAVELS,
+    read_adapter,
+)
 from roles.engines.base import EngineError, TrainingGroup
 from roles.engines.config import EngineConfig, memory_needed
 from roles.engines.torch import sampler
@@ -21,7 +29,10 @@ from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.lora import Adapter, merged
 from roles.engines.torch.model import TransformerModel
+from roles.models import safetensors
 from roles.models.bundle import read_config
+from roles.models.errors import BadModel
+from roles.models.safetensors import RawTensor
 from roles.own.__main__ import main as run_main
 from roles.rl.learner import LearnerConfig, Lora
 from roles.rl.recipes import NETWORK
@@ -225,3 +236,15 @@ def test_an_adapter_is_exported_for_peft(base: Path, tmp_path: Path) -> None:
         with opened.disable_adapter():
             assert float((opened(tokens).logits.flatten(0, 1) - exact).abs().max()) > 1e-2
     assert math.isclose(opened.peft_config["default"].lora_alpha, LORA.alpha)
+
+
+@pytest.mark.parametrize("rank", [math.nan, math.inf])
+def test_a_checkpoint_whose_rank_is_no_number_is_refused(rank: float, tmp_path: Path) -> None:
+    numbers = {
+        NUMBERS: RawTensor("U8", (16,), bytes(16)),
+        LORA_NUMBERS: RawTensor("U8", (8,), struct.pack("<ff", rank, 1.0)),
+    }
+    path = tmp_path / "checkpoint"
+    path.write_bytes(SEAL + bytes(DIGEST_BYTES) + safetensors.encode(numbers))
+    with pytest.raises(BadModel, match="is no checkpoint of a learner"):
+        read_adapter(path)

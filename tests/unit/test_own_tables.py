@@ -121,3 +121,18 @@ def test_check_refuses_rows_of_a_chat_by_their_place(
     assert "refused: line 41 has the turns user" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 40
     assert ExactEnvironment(out.read_bytes()).evaluation()
+
+
+def test_a_table_that_is_small_on_the_disk_alone_is_refused(tmp_path: Path) -> None:
+    """Its 2.5 KB were 64 GB of JSON lines."""
+    arrow = pytest.importorskip("pyarrow")
+    said = arrow.array(["a" * (9 << 20)])
+    column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 40, arrow.int32()), said)
+    path = tmp_path / "bomb.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table({"text": column}), path, compression="zstd"
+    )
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ConfigError, match="row 1 has over 8 MiB"):
+        convert(path, tmp_path / "out.jsonl", as_text)
+    assert [one.name for one in tmp_path.iterdir()] == ["bomb.parquet"]

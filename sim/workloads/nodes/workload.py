@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Final
 
@@ -32,6 +33,7 @@ from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from p2p.node.wiring import is_member, relay_offers, seek_relays
 from p2p.reach.core.relays import WANTED
+from p2p.reach.mapping import ReachConfig
 from p2p.reach.nat import open_nat
 from sim.net.link import PAYLOAD_SHARE
 from sim.node.swarm import SimNode, Swarm
@@ -107,7 +109,7 @@ class WholeNodes:
                     open_nat(
                         host,
                         machine.world.signer,
-                        config.nat,
+                        replace(config.nat, reach=ReachConfig(map_port=False)),
                         is_member=partial(is_member, nodes),
                         offers=partial(relay_offers, nodes),
                         seek=partial(seek_relays, nodes),
