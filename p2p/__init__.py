@@ -19,6 +19,8 @@ The three seams, which everything else is written against: `host` (authenticated
 messages, streams), `world` (clock, chance, disk, workers, signer), `network` (raw byte
 streams).
 
+`dependencies` says which package is missing, before any is imported.
+
 Names and bytes, pure: `errors` (each says whose fault it is), `door` (what embedding programs
 pass, checked), `identity` (keys and `PeerId`), `multiaddr`, `wire` (frames, msgpack read with
 distrust), `protobuf`, `policy` (how versions are numbered), `naming` (files beside others),
@@ -58,6 +60,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
+import p2p.dependencies  # noqa: F401 - first: it says what is missing
 from p2p.errors import (
     BadMessage,
     ConfigError,

@@ -32,7 +32,6 @@ from p2p.node.usage import (
     WRONG_USAGE,
     CommandParser,
     check_target,
-    did_you_mean,
     ignore_interrupts,
     interruptible,
     whole_number,
@@ -99,11 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     complaints = Console(stderr=True)
-    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-        near = did_you_mean(arguments[0], COMMANDS)
-        said = escape(f"there is no command {arguments[0]!r}; {near}")
-        complaints.print(f"[red]{said}[/red]", highlight=False, soft_wrap=True)
-        return WRONG_USAGE
     options = parser().parse_args(arguments)
     options.line = shlex.join(["shoal", "sim", *arguments])
     logging.basicConfig(level=logging.ERROR)

@@ -11,20 +11,20 @@ from p2p.node.process import EVENT
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "events.md"
-LEVELS = {"debug", "info", "warning", "error", "exception"}
+LEVELS = ("error", "warning", "info", "debug", "exception")
 HEAD = """# Events in the log
 
 With `--log-format json` each line of `DIR/log` is an object: `time` (UTC), `level`, `logger`,
-`message`, and, where the message begins with a name of this table, `event` and `fields`.
-`python -m tests.events --write` renews the table; a test compares it.
+`message`, and, where the message begins with a name of this table, `event` and `fields`
+(`name=value` of the message). `python -m tests.events --write` renews the table.
 
-| event | level | message | file |
-|---|---|---|---|
+| level | events |
+|---|---|
 """
 
 
-def events() -> Iterator[tuple[str, str, str, str]]:
-    """Name, level, template and file of each message that has a name."""
+def events() -> Iterator[tuple[str, str]]:
+    """Name and level of each message that has a name."""
     for package in ("p2p", "roles"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -33,16 +33,16 @@ def events() -> Iterator[tuple[str, str, str, str]]:
                         func=ast.Attribute(value=ast.Name(id="logger"), attr=level),
                         args=[ast.Constant(value=str(text)), *_],
                     ) if level in LEVELS and (name := EVENT.match(text)):
-                        where = path.relative_to(ROOT).as_posix()
-                        yield name[0], level.replace("exception", "error"), text, where
+                        yield name[0], level.replace("exception", "error")
 
 
 def table() -> str:
     """The whole page."""
-    rows = sorted(set(events()))
+    names = {level: sorted({name for name, of in events() if of == level}) for level in LEVELS}
     return HEAD + "".join(
-        f"| `{name}` | {level} | {text[len(name) :].strip(' :,') or '-'} | `{where}` |\n"
-        for name, level, text, where in rows
+        f"| {level} | {', '.join(f'`{name}`' for name in found)} |\n"
+        for level, found in names.items()
+        if found
     )
 
 

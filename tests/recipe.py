@@ -1,6 +1,6 @@
 """Every number of a recipe, in docs/recipe.md: ``python -m tests.recipe --write``.
 
-Meanings and defaults come from the dataclasses; units and others' names are here. A test fails
+Meanings and defaults come from the dataclasses; others' names are here. A test fails
 where the page is not what the code says.
 """
 
@@ -20,27 +20,15 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "recipe.md"
 HEAD: Final = """# Recipe
 
 Every number by which a run learns. `shoal run init` writes those that work for a model of its
-size; what is left out of a file has its default. `python -m tests.recipe --write` makes this
-page from the code.
+size. `python -m tests.recipe --write` makes this page from the code.
 
 - **Network**: {network}.
 - **Small**: {small}.
 - **Large**: {large}.
 
 TRL: fields of `GRPOConfig`, with * of `AsyncGRPOConfig`. prime-rl: keys of its orchestrator
-(`o.`) and trainer (`t.`). An empty cell: it has no such number.
+(`o.`) and trainer (`t.`).
 """
-UNITS: Final = {
-    "steps": "steps", "group_size": "answers", "max_new_tokens": "tokens",
-    "submission": "groups",
-    "lag": "steps", "proof_values": "values", "rate": "a step", "groups": "groups",
-    "minibatches": "updates", "ramp": "steps", "floor": "share", "decay_share": "share",
-    "evaluate_every": "steps", "evaluate_tasks": "tasks", "outer_steps": "rounds",
-    "inner_steps": "steps", "round_seconds": "seconds", "sequences": "sequences",
-    "window": "tokens", "warmup": "steps", "grace": "seconds", "patience": "seconds",
-    "beat": "seconds", "batch": "tasks", "turns": "turns", "heard": "tokens",
-    "outer_rate": "a round",
-}  # fmt: skip
 TRL: Final = {
     "steps": "max_steps", "group_size": "num_generations", "temperature": "temperature",
     "max_new_tokens": "max_completion_length", "lag": "max_staleness*",
@@ -62,6 +50,7 @@ PRIME: Final = {
     "weight_decay": "t.optim.weight_decay", "gradient_norm": "t.optim.max_norm",
     "evaluate_every": "o.eval.interval", "evaluate_tasks": "o.eval.num_examples",
 }  # fmt: skip
+OTHERS: Final = {"TRL": TRL, "prime-rl": PRIME}
 
 
 def table(
@@ -69,19 +58,19 @@ def table(
     name: str,
     examples: Mapping[str, object] | None = None,
     *,
-    has_others: bool = True,
+    others: Mapping[str, Mapping[str, str]] = {},
 ) -> Iterator[str]:
     """Rows of a dataclass: with ``examples`` a default for each size of model."""
     heads = list(examples) if examples else ["default"]
-    heads += ["TRL", "prime-rl"] if has_others else []
-    yield f"\n| key | meaning | unit | {' | '.join(heads)} |"
-    yield "|" + "---|" * (3 + len(heads))
+    heads += others
+    yield f"\n| key | meaning | {' | '.join(heads)} |"
+    yield "|" + "---|" * (2 + len(heads))
     for key, default, text in run_file.fields(file, name):
         if key in ("options", "warm_up"):  # tables of their own
             continue
         values = [shown(getattr(one, key)) for one in (examples or {}).values()] or [default]
-        cells = [f"`{key}`", text.replace("|", "\\|"), UNITS.get(key, ""), *values]
-        cells += [TRL.get(key, ""), PRIME.get(key, "")] if has_others else []
+        cells = [f"`{key}`", text.replace("|", "\\|"), *values]
+        cells += [names.get(key, "") for names in others.values()]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -107,19 +96,22 @@ def page() -> str:
     about = {name: f"{kind.name}; {kind.source}" for name, kind in kinds.items()}
     lines = [HEAD.format(**about), "## `[sampling]` of draft.toml: what nodes agree on"]
     sampling = {name: kind.sampling for name, kind in kinds.items()}
-    lines += table("roles/contract/core/sampling.py", "SamplingTerms", sampling)
+    lines += table("roles/contract/core/sampling.py", "SamplingTerms", sampling, others=OTHERS)
     lines += ["\n## learner.toml: the trainer's alone"]
     learner = {name: kind.learner for name, kind in kinds.items()}
-    lines += table("roles/rl/learner.py", "LearnerConfig", learner)
+    lines += table("roles/rl/learner.py", "LearnerConfig", learner, others=OTHERS)
     lines += ["\n## `[warm_up]` of learner.toml: before the first policy of a network"]
     warm_up = {"network": NETWORK.learner.warm_up}
-    lines += table("roles/rl/learner.py", "WarmUp", warm_up, has_others=False)
+    lines += table("roles/rl/learner.py", "WarmUp", warm_up)
     lines += ["\n## `[options]` of learner.toml", "\nOf every algorithm:"]
-    lines += table(*place_of(find_algorithm("grpo", {}).shared))
+    lines += table(*place_of(find_algorithm("grpo", {}).shared), others={"TRL": TRL})
     for name in ("grpo", "dapo", "dr_grpo", "cispo", "gspo"):
-        lines += [f"\nOf `{name}`:", *table(*place_of(find_algorithm(name, {}).algorithm))]
+        lines += [
+            f"\nOf `{name}`:",
+            *table(*place_of(find_algorithm(name, {}).algorithm), others={"TRL": TRL}),
+        ]
     lines += ["\n## `[diloco]` of draft.toml: pre-training"]
-    lines += table("roles/contract/core/diloco.py", "DilocoTerms", has_others=False)
+    lines += table("roles/contract/core/diloco.py", "DilocoTerms")
     return "\n".join(lines) + "\n"
 
 

@@ -15,11 +15,8 @@ ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "run-file.md"
 HEAD: Final = """# Run file: every key
 
-An owner writes `draft.toml` and `people.toml`; `shoal run create` signs them as the run file,
-which all nodes follow. `[sampling]`, `[diloco]` and `learner.toml`, which is not signed, are in
-[recipe](recipe.md); [runs](runs.md) says how all are made and changed.
-`python -m tests.run_file --write` makes this page from the dataclasses: the first sentence of
-each field is here, the reasons are beside the fields.
+[Runs](runs.md) says how run files are made and changed; `[sampling]` and `[diloco]` are in
+[recipe](recipe.md). `python -m tests.run_file --write` makes this page from the dataclasses.
 """
 TABLES: Final = (
     ("Top level", "roles/contract/core/file.py", "Terms"),
@@ -68,7 +65,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, file, name in TABLES:
-        parts.append(f"\n## {title}\n\n`{file}`\n\n| key | default | meaning |\n")
+        parts.append(f"\n## {title}\n\n| key | default | meaning |\n")
         parts.append("|---|---|---|\n")
         for key, default, text in fields(file, name):
             parts.append(f"| `{key}` | {f'`{default}`' if default else ''} | {text} |\n")

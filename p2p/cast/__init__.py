@@ -3,6 +3,7 @@
 The files, in the order in which to read them
 ---------------------------------------------
 - `ticket`: what a puller needs to know, as one word;
+- `modes`: what files have beside their bytes, and empty folders;
 - `swarm`: the services of one push, composed: gossip, membership, SHARDCAST;
 - `view`: what a terminal, a pipe or a program is told meanwhile;
 - `commandline`: what the command lines share;

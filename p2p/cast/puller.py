@@ -38,6 +38,7 @@ from p2p.cast.commandline import (
     run_command,
     ticket_of,
 )
+from p2p.cast.modes import restore
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import PIPED, CastState, Teller
@@ -422,7 +423,7 @@ class PullView:
         moved, moved_at = -1, due
         while True:
             stats = node.shardcast.stats
-            came = stats.from_origin + stats.from_peers
+            came = stats.from_origin + stats.from_peers + node.shardcast.arriving
             if came != moved:
                 moved, moved_at = came, node.world.now()
             index = node.shardcast.fetching_index
@@ -457,7 +458,9 @@ class PullView:
             )
         if trouble is not None:
             return f"waits for the disk of {self._out}, which takes nothing: {trouble}"
-        if not self._node.membership.neighbours:
+        stats = self._node.shardcast.stats
+        is_new = not (stats.from_origin or stats.from_peers)
+        if not self._node.membership.neighbours and (is_still or is_new):
             return "waits for the pusher" + "".join(
                 f"; {addr.transport}: {cause}" for addr, cause in self._unreachable.items()
             )
@@ -466,12 +469,10 @@ class PullView:
         if self._node.shardcast.fetching is None:
             is_first = self._node.shardcast.newest == NO_POLICY
             return f"waits for {'the list of files' if is_first else 'a newer version'}"
-        missing = (self.last.total - self.last.here) / 1e6
-        is_away = self._ticket.pusher not in self._node.host.connected
-        why = (
-            "the pusher is away" if is_away else "has a file changed there? then push it again"
-        )
-        return f"waits for {missing:,.1f} MB that no machine sends: {why}"
+        missing = f"{(self.last.total - self.last.here) / 1e6:,.1f} MB that no machine sends"
+        if self._ticket.pusher not in self._node.host.connected:
+            return f"waits for the pusher, which is away: {missing}"
+        return f"waits for {missing}: has a file changed there? then push it again"
 
 
 async def _pull_some(
@@ -485,6 +486,7 @@ async def _pull_some(
     if not selection.files(index):
         raise ConfigError(f"no file of {ticket.name} matches {selection.pattern!r}")
     made = await _deliver(node, weights, index, out, ticket.name, view.teller, selection)
+    await _restore(node, manifest, index, out, ticket, view.teller, selection)
     size = sum(index.files[number].size for number in selection.files(index))
     stats = node.shardcast.stats
     view.teller.event(
@@ -513,6 +515,22 @@ async def _deliver(
             words = f"waits for room: {error}"
             teller.event("waiting", words, waits_for=words)
             await node.world.sleep_until(node.world.now() + PIPED)
+
+
+async def _restore(
+    node: CastNode, manifest: Manifest, index: Index, out: Path, ticket: Ticket,
+    teller: Teller, selection: Selection | None = None,
+) -> None:  # fmt: skip
+    """Give files the modes that they have at the pusher, and make empty folders."""
+    if not manifest.body.note:
+        return
+    modes = await node.tables.fetch(ticket.pusher, manifest.body.note)
+    if modes is None:
+        words = "modes    of files and empty folders: nobody here knows them; pull again later"
+        teller.event("modes", words)
+        return
+    chosen = range(len(index.files)) if selection is None else selection.files(index)
+    await trio.to_thread.run_sync(restore, modes, index, out, ticket.name, chosen)
 
 
 def _check_content(manifest: Manifest, ticket: Ticket) -> None:
@@ -566,6 +584,7 @@ async def _hand_over(
     index = node.shardcast.index(version)
     with node.shardcast.pin(version) as weights:
         made = await _deliver(node, weights, index, out, ticket.name, view.teller)
+    await _restore(node, manifest, index, out, ticket, view.teller)
     node.announce(version)
     where = out if ticket.is_folder else out / ticket.name
     stats = node.shardcast.stats

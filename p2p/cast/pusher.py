@@ -37,6 +37,7 @@ from p2p.cast.commandline import (
     state_of,
     ticket_of,
 )
+from p2p.cast.modes import look
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import MAX_ADDRS, PREFIX, Ticket, run_of
 from p2p.cast.view import CastState, Teller
@@ -128,9 +129,13 @@ async def _push(options: argparse.Namespace) -> int:
                 if weights is not None:
                     version = await weights.publish_newest(node)
                 else:
+                    note = node.tables.keep(await trio.to_thread.run_sync(look, path))
 
                     async def publish(version: PolicyVersion) -> PolicyVersion:
-                        return (await node.shardcast.publish(version, source)).version
+                        made = await node.shardcast.publish(version, source, note)
+                        if made.body.note != note:
+                            raise LocalProtocolError("the modes of its files have changed")
+                        return made.version
 
                     version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)

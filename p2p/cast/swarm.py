@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from p2p.cast.modes import PROTOCOL_ID, Tables
 from p2p.cast.ticket import admission_of, run_of
 from p2p.concurrency import Notifier
 from p2p.gossip import open_gossip
@@ -48,6 +49,7 @@ class CastNode:
     host: Host
     membership: Membership
     shardcast: Shardcast
+    tables: Tables
     run: bytes
 
     def announce(self, version: PolicyVersion) -> None:
@@ -107,7 +109,12 @@ async def open_cast(
         if selection is None:
             membership.me.update(run=run)
         node = CastNode(
-            world=world, host=host, membership=membership, shardcast=shardcast, run=run
+            world=world,
+            host=host,
+            membership=membership,
+            shardcast=shardcast,
+            tables=Tables(world, host),
+            run=run,
         )
         if host.peer_id == pusher:
             membership.interest([])  # its pullers send it their heartbeats: it keeps them all
@@ -115,7 +122,10 @@ async def open_cast(
             nursery.start_soon(membership.join, bootstrap)
             nursery.start_soon(_stay_with, node, pusher, bootstrap)
         # the pusher's roster names those to each other that do not know one another yet
-        with host.finding(partial(membership.locate, among=(pusher,))):
+        with (
+            host.finding(partial(membership.locate, among=(pusher,))),
+            host.serving(PROTOCOL_ID, node.tables.serve),
+        ):
             yield node
         nursery.cancel_scope.cancel()
 

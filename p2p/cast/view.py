@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from p2p.node.process import is_terminal
@@ -88,24 +90,16 @@ class Teller:
             return
         from rich.console import Console
         from rich.markup import escape
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[done]}"),
-            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[swarm]}", markup=False), transient=True,
+            TextColumn("{task.fields[says]}", markup=False), transient=True,
             console=Console(file=sys.stdout, highlight=False, soft_wrap=True),
         )  # fmt: skip
         try:
             with self._progress:
-                self._progress.add_task(
-                    escape(self._title), total=None, done="", rate="", swarm=""
-                )
+                self._progress.add_task(escape(self._title), total=None, done="", says="")
                 yield
         finally:
             self._progress = None
@@ -127,8 +121,7 @@ class Teller:
             total, done = _drawn(state)
             self._progress.update(
                 task, total=total, completed=done, done=_done(state),
-                rate=f"{state.rate / 1e6:.1f} MB/s" if state.total else "",
-                swarm="waits" if state.waits_for else _swarm(state),
+                says=re.split("[;:]", state.waits_for)[0] or f"{_rate(state)}{_swarm(state)}",
             )  # fmt: skip
             return
         self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))
@@ -151,6 +144,14 @@ def _done(state: CastState) -> str:
     return f"{state.whole} of {machines} machines" if state.total and machines else ""
 
 
+def _rate(state: CastState) -> str:
+    """Return how fast it comes or goes, and of a pull how long that takes."""
+    left = state.total - state.here
+    is_moving = left > 0 and state.rate >= left / 86_400  # over a day is no forecast
+    time = f"{timedelta(seconds=round(left / state.rate))} left  " if is_moving else ""
+    return f"{state.rate / 1e6:.1f} MB/s  {time}" if state.total else ""
+
+
 def _swarm(state: CastState) -> str:
     if not (state.asked or state.members or state.whole):
         return "no other machine yet"
@@ -165,4 +166,4 @@ def _line(state: CastState) -> str:
     if state.waits_for:
         return f"{share}{state.waits_for}"
     rest = "" if share else f"{_done(state)}  "
-    return f"{share}{state.rate / 1e6:.1f} MB/s  {rest}{_swarm(state)}"
+    return f"{share}{_rate(state) or '0.0 MB/s  '}{rest}{_swarm(state)}"

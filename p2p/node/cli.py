@@ -135,6 +135,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="key, policies, ledger and log; default ~/.shoal")
     add("--trust-environments", action="store_true",
         help="run environments even where nothing contains their processes")
+    add("--accept-capsules", action="store_true",
+        help="run environments that come with the run, as wasm that reaches nothing here")
     add("--config", type=Path, metavar="TOML", help="configuration file")
     add("--device", metavar="NAME",
         help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps")
@@ -256,6 +258,7 @@ def _configure(options: argparse.Namespace) -> NodeConfig:
             listen=tuple(options.listen) or config.listen,
             bootstrap=tuple(options.bootstrap) or config.bootstrap,
             trust_environments=options.trust_environments or config.trust_environments,
+            accept_capsules=options.accept_capsules or config.accept_capsules,
             run=replace(config.run, invite=options.invite or config.run.invite),
         )
     except ValueError as error:

@@ -51,9 +51,10 @@ def load_command(name: str) -> Command:
     """The command called ``name``. Raises `ConfigError`."""
     found = installed(COMMANDS)
     if name not in found:
-        raise ConfigError(
-            f"there is no command {name!r}; {did_you_mean(name, command_names())}"
-        )
+        is_option = name.startswith("-")
+        known = ["--help", "--version"] if is_option else command_names()
+        kind = "option" if is_option else "command"
+        raise ConfigError(f"there is no {kind} {name!r}; {did_you_mean(name, known)}")
     return cast(Command, load(found[name].value, name, "command"))
 
 

@@ -74,6 +74,9 @@ class NodeConfig:
     trust_environments: bool = False
     """True if environments run where nothing contains their processes."""
 
+    accept_capsules: bool = False
+    """True if environments that come with a run's policies are run, in their interpreter."""
+
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """A table for each role, ``[role.trainer]``, read by the role."""
 

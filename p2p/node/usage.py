@@ -15,6 +15,7 @@ import errno
 import io
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -54,17 +55,21 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
     """The end of a sentence about a word that is not known: the nearest one, or all."""
     names = sorted(known)
     # Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have
-    # 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0.
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    # 0.92, ``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5. Dashes make no likeness.
+    bare = {name.lstrip("-"): name for name in names}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {bare[near[0]]!r}?"
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
+_NO_CHOICE: Final = re.compile(r"argument (\S+): invalid choice: (.*?) \(choose from (.*)\)")
+
+
 class CommandParser(argparse.ArgumentParser):
-    """argparse's, and an option that there is not is answered with the nearest that there
-    is."""
+    """argparse's, and a command, option or value that there is not is answered with the nearest
+    that there is."""
 
     def format_help(self) -> str:
         """Return the help without the marks that code has in docstrings."""
@@ -76,6 +81,10 @@ class CommandParser(argparse.ArgumentParser):
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):
             message = f"there is no option {word}; {did_you_mean(word, self.known_options())}"
+        elif found := _NO_CHOICE.fullmatch(message):
+            what, word, known = found[1], found[2].strip("'"), found[3].replace("'", "")
+            kind = f"value of {what}" if what.startswith("-") else "command"
+            message = f"there is no {kind} {word!r}; {did_you_mean(word, known.split(', '))}"
         super().error(message)
 
     def known_options(self) -> list[str]:

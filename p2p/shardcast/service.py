@@ -144,6 +144,11 @@ class Shardcast:
         return sum(coming.index.spans[span].size for span in coming.wanted)
 
     @property
+    def arriving(self) -> int:
+        """Bytes of chunks of which not all has come yet."""
+        return self._receiver.budget.held
+
+    @property
     def fetching_index(self) -> Index | None:
         """The files of the version that `fetching` names, once they are known."""
         return None if self._coming is None else self._coming.index

@@ -67,15 +67,15 @@ def check_torch(seen: Sighting) -> Said:
     torch = seen.torch
     if torch.failure:
         return (FAIL, f"it does not load: {torch.failure}",
-            "pip install --force-reinstall 'shoal[torch]'")
+            "pip install --force-reinstall -e '.[torch]'")
     if not torch.version:
         return (FAIL, "not installed",
-            "pip install 'shoal[torch]'; a node that only relays (--role none) needs none")
+            "pip install -e '.[torch]'; a node that only relays (--role none) needs none")
     oldest, beyond = TORCH
     numbers = tuple(int(part) for part in torch.version.split(".")[:2] if part.isdigit())
     if not oldest <= numbers < beyond:
         return (WARN, f"{torch.version}, with which nobody has tried this",
-            "pip install 'shoal[torch]'")
+            "pip install -e '.[torch]'")
     return OK, torch.version
 
 
@@ -198,6 +198,8 @@ def check_folder(seen: Sighting) -> Said:
         return (FAIL, seen.folder_failure,
             f"make {seen.folder} writable for this user (chown, mount -o remount,rw), or"
             " another --data")
+    if not seen.has_folder:
+        return SKIP, f"there is no {seen.folder} yet: a node's first start makes it"
     return OK, f"{seen.folder} can be written"
 
 
@@ -302,6 +304,7 @@ def check_scorer(seen: Sighting) -> Said:
 
 
 CHECKS: Final[dict[str, Callable[[Sighting], Said]]] = {
+    "folder": check_folder,
     "python": check_python,
     "torch": check_torch,
     "gpu": check_gpu,
@@ -310,7 +313,6 @@ CHECKS: Final[dict[str, Callable[[Sighting], Said]]] = {
     "cores": check_cores,
     "packages": check_packages,
     "sandbox": check_sandbox,
-    "folder": check_folder,
     "disk": check_disk,
     "key": check_key,
     "port": check_port,

@@ -117,6 +117,8 @@ class Sighting:
     """Bytes of the CPU's memory; 0 where the system does not say."""
     folder: str = ""
     """Where the node's data goes."""
+    has_folder: bool = True
+    """Whether it is there."""
     disk: int = 0
     """Bytes free there."""
     now: float = 0.0
@@ -191,7 +193,8 @@ def look(
         cards=tuple(gpus()),
         cores=cores(),
         memory=_memory(),
-        folder=str(folder),
+        folder=str(folder.absolute()),
+        has_folder=folder.exists(),
         disk=shutil.disk_usage(_existing(folder)).free,
         now=time.time(),  # noqa: TID251 - a command line, outside every world
         newest=max(path.stat().st_mtime for path in ours),

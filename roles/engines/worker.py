@@ -114,7 +114,7 @@ def _make_torch(config: EngineConfig) -> LocalEngine:
         from roles.engines.torch.engine import TorchEngine
     except ImportError as error:
         raise MissingDependency(
-            f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
+            f"the torch engine needs torch: pip install -e '.[torch]' ({error})"
         ) from error
     return TorchEngine(config)
 

@@ -9,6 +9,7 @@ torch or numpy.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
 from roles.contract import Run
-from roles.contract.core.names import NAME
+from roles.contract.core.names import CAPSULES, NAME
 from roles.envs.installed import module_digest, package_digest, package_places
 
 ENTRY_POINTS: Final = "shoal.envs"
@@ -42,6 +43,8 @@ EVALUATES_NOTHING: Final = frozenset(
 """Those that come with Shoal and compare text or tokens, no more: no parser of another package
 reads an answer. A machine that contains no process runs these alone, unless its owner says
 otherwise."""
+RUN_PYTHON: Final = frozenset({"code", "math-python", "capsule"})
+"""Those that run Python as wasm; ``capsule`` stands for all capsules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +72,9 @@ class Ration:
     system that compares two formulas up to one second."""
 
     patience: float = 30.0
-    """Seconds for all tasks, or all rewards, of one submission: 128 of 0.2 s each. It is what a
-    worker can cost its validator with an input on which the environment hangs; its turns are
-    charged for it."""
+    """Seconds for all tasks of a submission, or for the rewards of a few of its completions
+    (`roles.envs.client.PART`). `MOST_RATIONS` times as much is what a worker can cost its
+    validator with inputs on which the environment hangs; its turns are charged for it."""
 
     opening: float = 120.0
     """Seconds for the start of its process: the largest libraries take ten, on a busy machine.
@@ -189,13 +192,15 @@ def environment_digest(name: str) -> bytes:
     """sha256 over the files of the package that holds an environment, none of which is imported
     for it.
 
-    Of an environment that comes with Shoal, over the one module that defines it: another
-    version of Shoal may run the same game. Raises `ConfigError` if there is no such
-    environment, or too much to hash.
+    Of an environment that comes with Shoal, over the one module that defines it, and that which
+    pins its interpreter: another version of Shoal may run the same game. Raises `ConfigError`
+    if there is no such environment, or too much to hash.
     """
     module = _entry_point(name).module
     is_ours = module.partition(".")[0] == __name__.partition(".")[0]
     digest = module_digest(module) if is_ours else package_digest(module.partition(".")[0])
+    if digest is not None and runs_python(name):
+        digest = hashlib.sha256(digest + (module_digest("roles.envs.wasm") or b"")).digest()
     if digest is None:
         raise ConfigError(
             f"the environment {name!r} has no files to hash: is {module} installed whole?"
@@ -231,6 +236,11 @@ def evaluates_nothing(name: str) -> bool:
     return name in EVALUATES_NOTHING and is_ours(name)
 
 
+def runs_python(name: str) -> bool:
+    """Return True if an environment needs the interpreter of Python (`roles.envs.wasm`)."""
+    return name.partition(".")[0] in RUN_PYTHON
+
+
 def environment_places(name: str) -> tuple[str, ...]:
     """Where the package of an environment lies, by absolute paths; none if there is none."""
     try:
@@ -241,6 +251,8 @@ def environment_places(name: str) -> tuple[str, ...]:
 
 def _entry_point(name: str) -> EntryPoint:
     """Where the environment is. Raises `ConfigError`, also for ``module:Class``: see `NAME`."""
+    if name.startswith(CAPSULES) and NAME.fullmatch(name):
+        return EntryPoint(name, "roles.envs.capsule:open_capsule", ENTRY_POINTS)
     found = list(entry_points(group=ENTRY_POINTS, name=name)) if NAME.fullmatch(name) else []
     if not found and name in _BUILT_IN:  # run from a source tree that is not installed
         return EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -75,12 +75,23 @@ def _difference(environment: Any) -> str:
     tasks = _outcome(environment, environment.evaluation)
     if isinstance(tasks, str):
         return ""
-    for task in tasks[:: max(1, len(tasks) // REPEATED)][:REPEATED]:
+    tried = tasks[:: max(1, len(tasks) // REPEATED)][:REPEATED]
+    expect(environment, [(task, said) for task in tried for said in _sayings(task)])
+    for task in tried:
         for said in _sayings(task):
             first, second = (_paid(environment, task, said) for _ in range(2))
             if repr(first) != repr(second):  # one nan is no other
                 return f"pays {first}, and then {second}, for one answer"
     return ""
+
+
+def expect(environment: Any, answers: Iterable[tuple[Any, Any]]) -> None:
+    """Let an environment that would rather be asked together prepare rewards."""
+    if hasattr(environment, "expect"):
+        environment.expect(
+            ("reward", task, (said,) if is_turns(environment) else said, True)
+            for task, said in answers
+        )
 
 
 def _sayings(task: Any) -> tuple[Any, ...]:
@@ -123,9 +134,13 @@ class Report:
     pays_constants: list[str] = field(default_factory=list)
 
     @property
-    def is_sound(self) -> bool:
-        """True if nothing was found."""
-        return not (self.earns_nothing or self.pays_fragments or self.pays_constants)
+    def faults(self) -> list[str]:
+        """All that was found, as sentences."""
+        return [
+            *(f"does not earn itself: {one}" for one in self.earns_nothing),
+            *(f"pays a fragment: {one}" for one in self.pays_fragments),
+            *(f"pays a constant: {one}" for one in self.pays_constants),
+        ]
 
 
 def check_rewards(
@@ -141,6 +156,8 @@ def check_rewards(
         progress: Told after each task how many of how many are done.
     """
     report = Report(tasks=len(tasks))
+    expect(environment, [(task, form.format(said)) for task in tasks for form in _FORMS
+                         for said in (task.answer, *fragments(task.answer))])  # fmt: skip
     kinds: dict[str, list[tuple[TextTask, str]]] = defaultdict(list)
     for done, task in enumerate(tasks, 1):
         form = _form(environment, task)
@@ -161,7 +178,10 @@ def check_rewards(
             continue
         sample = some[:: max(1, len(some) // SAMPLE)]
         commonest = Counter(task.answer for task, _ in some).most_common(1)[0][0]
-        for constant in dict.fromkeys((*CONSTANTS, commonest)):
+        constants = dict.fromkeys((*CONSTANTS, commonest))
+        expect(environment, [(task, form.format(constant)) for task, form in sample
+                             for constant in constants])  # fmt: skip
+        for constant in constants:
             paid = [_earns(environment, task, form.format(constant)) for task, form in sample]
             if sum(paid) > _HALF * len(paid):
                 where = f" on {kind}" if kind else ""

@@ -18,8 +18,8 @@ Simulations have no processes; there, with their engine, the call is made in pla
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from p2p.world import World
 from roles.contract import Run
 from roles.contract.core.shape import MAX_CONTEXT
 from roles.envs.base import (
+    MOST_RATIONS,
     Environment,
     EnvironmentLimits,
     Ration,
@@ -40,6 +41,7 @@ from roles.envs.base import (
     check_pins,
     environment_places,
     evaluates_nothing,
+    runs_python,
 )
 from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
@@ -48,7 +50,6 @@ from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
     Tally,
-    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -66,7 +67,7 @@ from roles.envs.frames import (
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import LengthTargets, TextModel
 from roles.envs.turns import Heard
-from roles.envs.wasm import USED_BY, prepare
+from roles.envs.wasm import prepare
 from roles.workers.calls import MAX_FRAME, MAX_ITEMS
 from roles.workers.client import Remote
 
@@ -80,6 +81,10 @@ WORKER_ARGV: Final = ("roles.envs.worker",)
 MOST_DEATHS: Final = 4
 """Answers of one submission that may end a process each. What its author can cost a validator
 stays within some 5 CPU seconds for each; an environment that ends at most answers is broken."""
+
+PART: Final = 8
+"""Completions that an environment is asked about in one call: 8 programs without an end use up
+their fuel in 6 CPU seconds, within its patience also on a busy machine."""
 
 Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
@@ -152,11 +157,7 @@ class LocalEnvironment:
 
     async def hear(self, answers: Answers) -> list[Heard]:
         mix: Any = self._environment
-        return [
-            call_contained(mix, "respond", partial(mix.hear, task, tokens))
-            for task, given in answers
-            for tokens in given
-        ]
+        return [mix.hear(task, tokens) for task, given in answers for tokens in given]
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         return [task_of(self._environment, seed) for seed in seeds]
@@ -263,10 +264,14 @@ class WorkerEnvironment:
         )
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        turns = self._setup.turns
-        count = sum(len(given) for _, given in answers)
-        if turns is None or not count:
-            return [()] * count
+        if self._setup.turns is None:
+            return [() for _, given in answers for _ in given]
+        parts = await self._in_parts("hear", answers, self._hear, self._hear_before)
+        return [said for part in parts for said in part]
+
+    async def _hear(self, answers: Answers) -> list[Heard]:
+        turns, count = self._setup.turns, sum(len(given) for _, given in answers)
+        assert turns is not None
         read = partial(
             heard_untrusted, count=count, most=turns.heard, vocabulary=self._vocabulary
         )
@@ -275,6 +280,18 @@ class WorkerEnvironment:
             "hear", _rows(answers), read=read, max_items=min(MAX_ITEMS, items),
             patience=self._ration.for_turns(turns.most).patience,
         )  # fmt: skip
+
+    async def _hear_before(self, task: Task, tokens: Sequence[int], why: str) -> list[Heard]:
+        """Return what is said before the last turn, behind which a process ends: an honest
+        completion is over there."""
+        assert self._setup.turns is not None
+        is_end = self._setup.turns.end_tokens.__contains__
+        *_, before, _ = 0, 0, *(at for at, token in enumerate(tokens, 1) if is_end(token))
+        logger.warning("%s: such a completion is over, and void", why)
+        with suppress(EnvironmentDied):
+            (said,) = await self._hear([(task, [tokens[:before]])])
+            return [(*said, None)]
+        return [(None,)]
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
         count = sum(len(given) for _, given in answers)
@@ -292,10 +309,16 @@ class WorkerEnvironment:
 
     async def try_to_pay(self, answers: Answers) -> Payment:
         """Pay; what the environment raised on answers is not logged."""
-        try:
-            return await self._pay(answers)
-        except EnvironmentDied:
-            return await self._pay_singly(answers)
+
+        async def nothing(_task: Task, _tokens: Sequence[int], why: str) -> Payment:
+            payment = Payment()
+            payment.fail(why, "its process ended")
+            return payment
+
+        payment = Payment()
+        for part in await self._in_parts("rewards", answers, self._pay, nothing):
+            payment.add(part)
+        return payment
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
         """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
@@ -309,23 +332,38 @@ class WorkerEnvironment:
         items = count + ITEMS_AROUND
         return await self._ask("rewards", _rows(answers), read=read, max_items=items)
 
-    async def _pay_singly(self, answers: Answers) -> Payment:
-        """Pay one completion after the other, after a process has ended over all: those that
-        end one earn nothing, and no other pays for them. Raises `EnvironmentFailed` beyond
-        `MOST_DEATHS`, or if all together take too long."""
-        payment, deaths = Payment(), 0
-        until = self._world.now() + 2 * self._ration.patience  # starts of processes included
-        for task, tokens in ((task, tokens) for task, given in answers for tokens in given):
+    async def _in_parts(
+        self,
+        method: str,
+        answers: Answers,
+        ask: Callable[[Answers], Awaitable[T]],
+        without: Callable[[Task, Sequence[int], str], Awaitable[T]],
+    ) -> list[T]:
+        """Ask about a few completions at a time, each time with the patience of a call. Where a
+        process ends over them, ask about each alone: ``without`` says what is found of one that
+        ends a process again, and no other suffers for it.
+
+        Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if all together take too long.
+        """
+        found, deaths = list[T](), 0
+        until = self._world.now() + MOST_RATIONS * self._ration.patience
+        for part in _parts(answers):
             if self._world.now() > until:
-                raise self._failure("rewards", "its processes end, and it is too slow")
-            try:
-                payment.add(await self._pay([(task, [tokens])]))
-            except EnvironmentDied as error:
-                deaths += 1
-                if deaths > MOST_DEATHS:
-                    raise
-                payment.fail(str(error), "its process ended")
-        return payment
+                raise self._failure(method, "all of a submission together take too long")
+            with suppress(EnvironmentDied):
+                found.append(await ask(part))
+                continue
+            for task, tokens in ((task, tokens) for task, given in part for tokens in given):
+                if self._world.now() > until:
+                    raise self._failure(method, "its processes end, and it is too slow")
+                try:
+                    found.append(await ask([(task, [tokens])]))
+                except EnvironmentDied as error:
+                    deaths += 1
+                    if deaths > MOST_DEATHS:
+                        raise
+                    found.append(await without(task, tokens, str(error)))
+        return found
 
     async def _ask(
         self,
@@ -384,6 +422,23 @@ def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None
         )
 
 
+def _parts(answers: Answers) -> Iterator[Answers]:
+    """Yield the same in parts of `PART` completions."""
+    part, room = list[tuple[Task, list[Sequence[int]]]](), PART
+    for task, given in answers:
+        for at, tokens in enumerate(given):
+            if not room:
+                yield part
+                part, room = [], PART
+            if part and at and part[-1][0] is task:
+                part[-1][1].append(tokens)
+            else:
+                part.append((task, [tokens]))
+            room -= 1
+    if part:
+        yield part
+
+
 def _rows(answers: Answers) -> list[list[object]]:
     return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
 
@@ -396,16 +451,26 @@ async def open_environment_of(
     folder: str | None = None,
     *,
     trusted: bool = False,
+    takes_capsules: bool = True,
 ) -> AsyncIterator[ContainedEnvironment]:
     """The environments that ``run`` is trained on, as one, for the length of the block.
 
-    ``folder``, of the world's disk, holds the tokenizer of a run with a base; its files are
-    those that the run pins. ``trusted``: whether this machine's owner lets environments run
-    where nothing contains them.
+    ``folder``, of the world's disk, holds the tokenizer of a run with a base, and its capsules;
+    its files are those that the run pins. ``trusted``: whether this machine's owner lets
+    environments run where nothing contains them; ``takes_capsules``: whether it runs capsules.
     Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
     must not run here, or does not pay the same reward twice (`roles.envs.check`).
     """
     check_pins(run)  # before any of it is imported
+    capsules = [pin.name for pin in run.terms.environments if pin.is_capsule]
+    if capsules and not (takes_capsules or trusted):
+        raise ConfigError(
+            f"{capsules[0]} is code of the run's owner, which comes with its policies and runs"
+            " in an interpreter that reaches nothing of this machine: to lend it the CPU, start"
+            " the node with --accept-capsules"
+        )
+    if any(runs_python(pin.name) for pin in run.terms.environments):
+        await world.run_blocking(prepare, ("cpython",), cost=0.0)  # compiles it once
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         mix = open_mix(setup)
@@ -413,7 +478,7 @@ async def open_environment_of(
         yield LocalEnvironment(mix)
         return
     required = not trusted and not all(
-        evaluates_nothing(pin.name) for pin in run.terms.environments
+        pin.is_capsule or evaluates_nothing(pin.name) for pin in run.terms.environments
     )
     if required:
         _require(await world.containment(), setup)
@@ -454,7 +519,9 @@ def confinement_of(
     readable += [] if setup.model is None else [setup.model.folder]
     readable += [setup.modules] if setup.modules else []
     readable += [
-        f"{setup.folder}/{part.data.name}" for part in setup.parts if part.data is not None
+        f"{setup.place_of(part.data)}/{part.data.name}"
+        for part in setup.parts
+        if part.data is not None
     ]
     return Confinement(
         readable=tuple(dict.fromkeys(readable)),
@@ -511,5 +578,4 @@ def setup_of(
 def modules_for(parts: Sequence[EnvironmentPart]) -> str:
     """Compile the interpreters of wasm that these environments use, and return their folder.
     Raises `ConfigError`."""
-    used = dict.fromkeys(one for part in parts for one in USED_BY.get(part.name, ()))
-    return str(prepare(tuple(used))) if used else ""
+    return str(prepare(("cpython",))) if any(runs_python(part.name) for part in parts) else ""

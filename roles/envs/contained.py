@@ -179,7 +179,7 @@ def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
     """Return what ``work`` does for the call ``what`` of an environment.
 
     Raises:
-        AnswerFailed: It raised, and the call is of a reward.
+        AnswerFailed: It raised, and the call is about what a stranger's model said.
         EnvironmentFailed: It raised in any other call, or says itself that it failed.
     """
     try:
@@ -200,7 +200,7 @@ def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
             f"{what}() of the environment {environment.name!r}:"
             f" {kind}: {error!s:.{MAX_SAID}} ({place})"
         )
-        if what == "reward":
+        if what in ("reward", "respond"):
             raise AnswerFailed(said, f"{kind} ({place})") from error
         raise EnvironmentFailed(said) from error
 
@@ -244,7 +244,7 @@ class Failures:
         self.latest = ""
         """The last one, for people; empty once the environment has done the same again."""
 
-    def tell(self, error: EnvironmentFailed, consequence: str) -> None:
+    def tell(self, error: ShoalError, consequence: str) -> None:
         """Log it, with what becomes of the work that it was met by."""
         self.latest = printable(str(error))
         if str(error) not in self._told and len(self._told) < MAX_TOLD:

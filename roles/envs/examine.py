@@ -28,6 +28,7 @@ from typing import Any, Final
 import trio
 
 from roles.envs.base import Ration, Task, environment_places, make_environment
+from roles.envs.check import expect
 from roles.envs.contained import EnvironmentFailed, call_contained
 from roles.envs.ration import begin_call, end_calls
 from roles.envs.text import TextTask, is_text, is_turns
@@ -160,6 +161,8 @@ class _Trial:
     def run(self, is_reversed: bool) -> None:
         """Make tasks, pay, answer; a first call decides what is wrong, a second must repeat."""
         seeds = [hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(QUESTIONS)]
+        ahead = getattr(self._environment, "expect", lambda calls: None)
+        ahead(("task", seed, False) for seed in seeds)
         tasks = [self._call(f"task({n})", self._environment.task, seed)
                  for n, seed in enumerate(seeds)]  # fmt: skip
         held = self._call("evaluation()", self._environment.evaluation)
@@ -177,7 +180,11 @@ class _Trial:
         ):
             self._find("in the question", "the answer stands in every question")
         order = [(n, task, said) for n, task in enumerate(some) for said in _sayings(task)]
-        for n, task, said in reversed(order) if is_reversed else order:
+        order = order[::-1] if is_reversed else order
+        expect(self._environment, [(task, said) for _, task, said in order])
+        if is_turns(self._environment):
+            ahead(("respond", task, (said,)) for _, task, said in order)
+        for n, task, said in order:
             label = f"of task {n} and {str(said)[:40]!r}"
             self._watch.text = said if isinstance(said, str) and said in STRANGE else ""
             words = (said,) if is_turns(self._environment) else said

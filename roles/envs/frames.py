@@ -62,6 +62,8 @@ def heard_untrusted(
     `BadMessage`."""
     found = list[Heard]()
     for said in _listed_untrusted(value, count, count):
+        has_failed = isinstance(said, list) and said[-1:] == [None]
+        said = said[:-1] if has_failed else said
         if not isinstance(said, list) or not all(isinstance(words, list) for words in said):
             raise BadMessage("what is said within a completion is a list of lists")
         tokens = [token for words in said for token in words]
@@ -69,9 +71,9 @@ def heard_untrusted(
             raise BadMessage(f"a completion hears {len(tokens)} tokens, over {most}")
         if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
             raise BadMessage(f"what is said has token ids below {vocabulary:,}")
-        if not all(said[:-1]):
+        if not all(said if has_failed else said[:-1]):
             raise BadMessage("something is said behind the end of a completion")
-        found.append(tuple(map(tuple, said)))
+        found.append((*map(tuple, said), *([None] if has_failed else ())))
     return found
 
 

@@ -95,5 +95,5 @@ def require(packages: Mapping[str, str], *, extra: str, what: str) -> None:
         if found != wanted:
             raise ConfigError(
                 f"{what} needs {name} {wanted}, installed is {found}: pip install"
-                f" 'shoal[{extra}]'"
+                f" -e '.[{extra}]'"
             )

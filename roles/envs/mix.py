@@ -15,7 +15,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from p2p.errors import ConfigError
 from roles.contract.core.pin import FilePin
@@ -27,7 +28,7 @@ from roles.envs.base import (
     TurnLimits,
     make_environment,
 )
-from roles.envs.contained import EnvironmentFailed
+from roles.envs.contained import EnvironmentFailed, Failures
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import (
     ChatTokenizer,
@@ -85,6 +86,11 @@ class EnvironmentSetup:
     modules: str = ""
     """Where this machine keeps compiled interpreters (`roles.envs.wasm`), if one is used."""
 
+    def place_of(self, data: FilePin) -> str:
+        """The folder of this machine with a file: that of a capsule is the model's."""
+        is_carried = self.model is not None and Path(self.model.folder, data.name).exists()
+        return self.model.folder if self.model is not None and is_carried else self.folder
+
     def __str__(self) -> str:
         return " and ".join(repr(part.name) for part in self.parts)
 
@@ -98,7 +104,7 @@ class MixedEnvironment:
         turns: TurnLimits | None = None,
     ) -> None:
         """Weights and environments by their names in the run file."""
-        self._turns = turns
+        self._turns, self._failures = turns, Failures()
         self.name = " and ".join(parts)
         self._names = list(parts)
         self.environments = {name: environment for name, (_, environment) in parts.items()}
@@ -122,7 +128,14 @@ class MixedEnvironment:
         environment = self.environments.get(task.environment)
         if environment is None or self._turns is None:
             raise EnvironmentFailed(f"nothing answers in a task of {task.environment!r:.80}")
-        return hear(environment, task, tokens, self._turns)
+        return hear(environment, task, tokens, self._turns, self._failures.tell)
+
+    def expect(self, method: str, answers: Sequence[tuple[Task, Sequence[Any]]]) -> None:
+        """Let environments that would rather be asked together prepare what comes now."""
+        for name, environment in self.environments.items():
+            if isinstance(environment, TokenizedEnvironment):
+                own = [pair for pair in answers if pair[0].environment == name]
+                environment.expect(method, own)
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
         """What people read of tokens: as their environment says, or by its
@@ -178,7 +191,7 @@ def _open(
 ) -> Environment:
     options: dict[str, object] = {"kinds": dict(part.kinds)} if part.kinds else {}
     if part.data is not None:
-        options["data"] = read_data(part.data, setup.folder)
+        options["data"] = read_data(part.data, setup.place_of(part.data))
     environment = make_environment(part.name, **options)
     if hasattr(environment, "respond") and setup.turns is None:
         raise ConfigError(

@@ -355,6 +355,25 @@ class TokenizedEnvironment:
             said.append(open_thought(opening) + self._tokenizer.decode(turn))
         return said
 
+    def expect(self, method: str, answers: Sequence[tuple[Task, Sequence[Any]]]) -> None:
+        """Let the environment prepare ``reward`` or ``respond`` of all these completions."""
+        if hasattr(self._environment, "expect") and hasattr(self._environment, method):
+            self._environment.expect(
+                call
+                for task, given in answers
+                for tokens in given
+                for call in self._calls(method, self._source(task), task, tokens)
+            )
+
+    def _calls(
+        self, method: str, source: TextTask, task: Task, tokens: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        words = self._words(task, tokens)
+        ends = [token in self._model.end_tokens for token in tokens]
+        if method == "respond":
+            return [(method, source, words[:turn]) for turn in range(1, sum(ends) + 1)]
+        return [(method, source, words, ends[-1:] == [True])]
+
     @property
     def plain(self) -> TextEnvironment:
         """The environment of text that this is made of."""

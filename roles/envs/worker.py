@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from p2p.errors import ConfigError, MissingDependency
@@ -20,7 +19,6 @@ from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     EnvironmentFailed,
     Payment,
-    call_contained,
     evaluation_of,
     task_of,
     texts_of,
@@ -59,27 +57,31 @@ class EnvironmentServer:
         return why_not_repeatable(self._environment)
 
     def texts(self, answers: list[Any]) -> list[object]:
-        return [texts_of(self._environment, *one) for one in self._each(answers, self._ration)]
+        return [
+            texts_of(self._environment, *one) for one in self._each("", answers, self._ration)
+        ]
 
     def hear(self, answers: list[Any]) -> list[object]:
         """Return what the environment says within each completion."""
-        mix = self._environment
         return [
-            call_contained(mix, "respond", partial(mix.hear, *one))
-            for one in self._each(answers, self._talking)
+            self._environment.hear(*one)
+            for one in self._each("respond", answers, self._talking)
         ]
 
     def rewards(self, answers: list[Any]) -> list[object]:
         payment = Payment()
-        for task, tokens in self._each(answers, self._ration):
+        for task, tokens in self._each("reward", answers, self._ration):
             payment.pay(self._environment, task, tokens)
         return payment_to_wire(payment)
 
     def _each(
-        self, answers: list[Any], ration: Ration
+        self, method: str, answers: list[Any], ration: Ration
     ) -> Iterator[tuple[Task, tuple[int, ...]]]:
-        for listed, completions in answers:
-            task = task_from_wire(listed)
+        asked = [(task_from_wire(task), completions) for task, completions in answers]
+        if method:
+            begin_call(self._long)
+            self._environment.expect(method, asked)
+        for task, completions in asked:
             for tokens in completions:
                 begin_call(ration)
                 yield task, tuple(tokens)

@@ -214,11 +214,12 @@ class InferenceSession:
                 rest = [row for row in waiting if row not in alone]
                 return [*await self._hear(alone), *await self._hear(rest)]
             self._failures.tell(error, "completions that it does not answer prove nothing")
-            for place, row in zip(places, waiting, strict=True):
+            heard = [(None,)] * len(waiting)
+        for place, row, said in zip(places, waiting, heard, strict=True):
+            if None in said:
                 place.unheard.add((row.group, row.slot))
-            heard = [()] * len(waiting)
         return [
-            replace(row, tokens=said[-1] if said else ())
+            replace(row, tokens=(said and said[-1]) or ())
             for row, said in zip(waiting, heard, strict=True)
         ]
 

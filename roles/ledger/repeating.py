@@ -200,9 +200,9 @@ class Bystander:
         ruling = await check_place(
             self._run, self._environment, self._score, submission, replay_all, blames=blames
         )
-        if ruling.verdict is Verdict.INCONCLUSIVE:
-            return Outcome.UNKNOWN, ruling.reason
         found = finding_against(verdict, ruling)
+        if ruling.verdict is Verdict.INCONCLUSIVE and found is None:
+            return Outcome.UNKNOWN, ruling.reason
         said = str(found or "a replay finds nothing wrong with this work")
         if proof.accused == verdict.validator:
             is_repeated = weigh(verdict, found) >= Weight.STRIKE

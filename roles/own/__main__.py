@@ -31,7 +31,14 @@ from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import Run
 from roles.contract.core.trust import TrustTerms
 from roles.own import people
-from roles.own.draft import check_calibrated, digest_of, load_draft, read_draft
+from roles.own.draft import (
+    check_calibrated,
+    check_environments,
+    data_files,
+    digest_of,
+    load_draft,
+    read_draft,
+)
 from roles.own.editions import sign_edition, write_edition
 from roles.own.layout import RunFolder
 from roles.own.pending import pending
@@ -101,6 +108,7 @@ def _create(options: argparse.Namespace) -> Run:
     terms = read_draft(table, str(draft), now, draft.parent)
     if not options.uncalibrated:
         check_calibrated(terms)
+    check_environments(terms, data_files(table, draft.parent))
     owner, is_next = load_or_create_key(options.key), "epoch" not in table
     run = sign_edition(terms, owner, options.key, options.out, is_next=is_next)
     write_edition(run, options.key, options.out, digest_of(draft))

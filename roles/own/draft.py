@@ -8,7 +8,7 @@ ids of trainers and validators may lie beside the draft, in ``people.toml``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,15 @@ from p2p.node.usage import did_you_mean, expanded, remark
 from proofs.checks import Limits
 from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import EnvironmentPin, Terms
+from roles.contract.core.names import CAPSULES
+from roles.contract.core.pin import CAPSULE_SUFFIX
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.envs.base import environment_digest, is_ours, make_environment
-from roles.envs.check import why_not_repeatable
+from roles.envs.check import SAMPLE, check_rewards, why_not_repeatable
 from roles.envs.data import pin_data, read_data
 from roles.envs.examine import examine
+from roles.envs.text import is_text
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
@@ -34,6 +37,7 @@ from roles.rl.recipes import (
     ANSWER_TOKENS,
     NETWORK,
     OTHER_ANSWER_TOKENS,
+    OTHER_TURNS,
     SMALL_MODEL,
     SORTER,
     TRAINED,
@@ -201,24 +205,29 @@ def _make(pin: EnvironmentPin, file: Path) -> Any:
     return make_environment(pin.name, **options)
 
 
-def check_environments(terms: Terms, folder: Path) -> None:
-    """Make the environments of a run, and have each pay twice for the same answers.
+def check_environments(terms: Terms, files: Iterable[Path]) -> None:
+    """Make the environments of a run, and try them as ``shoal envs check`` does.
 
     Args:
         terms: Those of the run.
-        folder: Where its files of questions lie.
+        files: What they read.
 
     Raises:
-        ConfigError: One cannot be made, its file has bad lines, or it does not repeat itself:
-            no node could use it.
+        ConfigError: One cannot be made, its file has bad lines, or it has a fault: no node
+            could use it.
     """
+    places = {file.name: file for file in files}
     for pin in terms.environments:
-        name = pin.data.name if pin.data is not None else ""
-        if why := why_not_repeatable(_make(pin, folder / name)):
+        file = places[pin.data.name] if pin.data is not None else None
+        environment = _make(pin, file or Path())
+        if why := why_not_repeatable(environment):
             raise ConfigError(why)
-        if not is_ours(pin.name) and (
-            faults := examine(pin.name, folder / name if name else None, pin.kinds)
-        ):
+        if is_ours(pin.name):
+            continue
+        faults = examine(pin.name, file, pin.kinds)
+        if is_text(environment):
+            faults += check_rewards(environment, environment.evaluation()[:SAMPLE]).faults
+        if faults:
             raise ConfigError(
                 f"the environment {pin.name!r} is not sound: {faults[0]} (shoal envs check"
                 f" {pin.name} says all)"
@@ -327,9 +336,16 @@ class Plan:
 
 
 def read_source(text: str) -> Source:
-    """Return the source that ``NAME`` or ``NAME=FILE`` means."""
+    """Return the source that ``NAME``, ``NAME=FILE`` or ``FILE.capsule`` means."""
+    if text.endswith(CAPSULE_SUFFIX):
+        return Source(*capsule(Path(text)))
     name, _, file = text.partition("=")
     return Source(name, expanded(Path(file)) if file else None)
+
+
+def capsule(file: Path) -> tuple[str, Path]:
+    """Return the name that a run has for the environment in a ``.capsule``, and its file."""
+    return CAPSULES + file.name.removesuffix(CAPSULE_SUFFIX), expanded(file)
 
 
 def write_draft(plan: Plan) -> str:
@@ -376,7 +392,7 @@ def write_draft(plan: Plan) -> str:
         "admission": {"mode": "open"},
         "environments": [_environment(source, kind) for source in sources],
         "model": model,
-        "sampling": _one_turn_unsaid(fit(kind, names)),
+        "sampling": _one_turn_unsaid(fit(kind, names, any(map(_talks, sources)))),
         "limits": {"preset": "fp32"},
     }
     if folder is None:
@@ -422,6 +438,14 @@ REASONS: Final[Mapping[str, str]] = {
 """Comments of a draft."""
 
 
+def _talks(source: Source) -> bool:
+    if is_ours(source.name):
+        return False
+    data = None if source.file is None else pin_data(str(source.file))
+    pin = EnvironmentPin(name=source.name, digest=bytes(32), data=data)
+    return hasattr(_make(pin, source.file or Path()), "respond")
+
+
 def _environment(source: Source, kind: ModelKind) -> dict[str, object]:
     table: dict[str, object] = {"name": source.name, "weight": 1.0}
     if source.file is not None:
@@ -431,9 +455,11 @@ def _environment(source: Source, kind: ModelKind) -> dict[str, object]:
     return table
 
 
-def fit(kind: ModelKind, environments: Sequence[str]) -> SamplingTerms:
-    """Return the sampling of a kind of model, with room for these environments' answers."""
+def fit(kind: ModelKind, environments: Sequence[str], talks: bool = False) -> SamplingTerms:
+    """Return the sampling of a kind of model, with room for these environments' answers;
+    ``talks``: one that is not Shoal's answers the model."""
     spoken = [TURNS[name] for name in environments if name in TURNS] or [(1, 0)]
+    spoken += [OTHER_TURNS] if talks else []
     turns, heard = max(spoken)[0], max(words for _, words in spoken)
     sampling = replace(kind.sampling, turns=turns, heard=heard)
     if kind is not SMALL_MODEL:

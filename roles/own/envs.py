@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import sys
@@ -22,7 +23,9 @@ from p2p.node.usage import (
     say,
     write_text,
 )
+from roles.contract.core.pin import CAPSULE_SUFFIX
 from roles.envs.base import environment_digest, environment_names, is_ours, make_environment
+from roles.envs.capsule import pack
 from roles.envs.check import Report, check_rewards, why_not_repeatable
 from roles.envs.code import convert, read_problems
 from roles.envs.contained import EnvironmentFailed
@@ -30,6 +33,7 @@ from roles.envs.data import MAX_DATA, pin_data, read_data
 from roles.envs.examine import examine
 from roles.envs.questions import ExactEnvironment, read_questions
 from roles.envs.text import TextTask, is_text
+from roles.own.draft import capsule
 from roles.own.tables import as_question, is_other_form, read_rows
 
 MOST_TASKS = 256  # of an evaluation that are tried unless told otherwise, evenly
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="shoal envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="try what an environment pays")
-    check.add_argument("name", help="one of shoal envs list")
+    check.add_argument("name", help="one of shoal envs list, or a file NAME.capsule")
     check.add_argument(
         "file",
         type=Path,
@@ -111,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     new = commands.add_parser("new", help="begin a package with an environment of your own")
     new.add_argument("name", help="of package and environment: small letters, digits and _")
     new.add_argument("--turns", action="store_true", help="one that answers the model")
+    new.add_argument("--capsule", action="store_true", help="one that travels with its run")
+    packs = commands.add_parser("pack", help="make a capsule of a folder: one file for a run")
+    packs.add_argument("folder", type=Path, help="with environment.py, as new --capsule makes")
     rows = commands.add_parser("convert", help="make problems of `code` of public collections")
     rows.add_argument("file", type=Path, help="JSON lines of MBPP, HumanEval, APPS or TACO")
     rows.add_argument("--out", type=Path, required=True, help="where the problems go")
@@ -120,7 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--out", type=Path, help="write the lines that are good, as JSON lines")
     check.add_argument("--json", action="store_true", help="all that was found, for machines")
     options = parser.parse_args(argv)
-    does = {"check": _main, "new": _new, "list": _list, "convert": _convert}[options.command]
+    does = {"check": _main, "new": _new, "list": _list, "convert": _convert, "pack": _pack}[
+        options.command
+    ]
     return interruptible(lambda: does(options))
 
 
@@ -150,21 +159,39 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _new(options: argparse.Namespace) -> int:
     name = options.name
-    if not re.fullmatch(r"[a-z][a-z0-9_]{1,39}", name) or name in environment_names():
-        raise ConfigError(
-            f"{name!r:.60} is no new name: small letters, digits and _, and none of"
-            f" {', '.join(environment_names())}"
-        )
+    if not re.fullmatch(r"[a-z][a-z0-9_]{1,39}", name):
+        raise ConfigError(f"{name!r:.60} cannot be a name: 2 to 40 small letters, digits and _")
+    if name in environment_names():
+        raise ConfigError(f"an environment called {name!r} is installed: take another name")
     folder = Path(name)
     if folder.exists():
         raise ConfigError(f"{folder.absolute()} is there already: take another name")
-    package = folder / name
-    package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name))
-    text = (TURNS if options.turns else ONE_TURN).replace("NAME", name)
-    (package / "__init__.py").write_text(HEAD.replace("NAME", name) + text)
-    say(f"written   {package / '__init__.py'}: counting vowels; make it your own")
-    say(f"next      pip install -e {folder} && shoal envs check {name}")
+    source, then = folder / name / "__init__.py", f"pip install -e {folder}"
+    text = (HEAD + (TURNS if options.turns else ONE_TURN)).replace("NAME", name)
+    if options.capsule:
+        source, then = folder / "environment.py", f"shoal envs pack {folder}"
+        text = text.replace("class Vowels", "class Environment")
+        name += CAPSULE_SUFFIX
+    else:
+        folder.mkdir()
+        (folder / "pyproject.toml").write_text(PYPROJECT.format(name=name))
+    source.parent.mkdir()
+    source.write_text(text)
+    say(f"written   {source}: counting vowels; make it your own")
+    say(f"next      {then} && shoal envs check {name}")
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    if not options.folder.is_dir():
+        raise ConfigError(
+            f"{options.folder} is no folder: shoal envs new NAME --capsule makes one"
+        )
+    name = options.folder.absolute().name + CAPSULE_SUFFIX
+    data = pack(options.folder)
+    Path(name).write_bytes(data)
+    say(f"written   {name}: {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}")
+    say(f"next      shoal envs check {name}")
     return 0
 
 
@@ -174,6 +201,8 @@ def _main(options: argparse.Namespace) -> int:
     if options.json and options.out == STANDARD_OUTPUT:
         raise ConfigError("--json and --out - cannot both have standard output: name a file")
     check_target("--out", options.out)
+    if options.name.endswith(CAPSULE_SUFFIX):
+        options.name, options.file = capsule(Path(options.name))
     kinds = _kinds(options)
     environment, tasks, refused = _open(options, kinds)
     if why := why_not_repeatable(environment):
@@ -200,7 +229,7 @@ def _main(options: argparse.Namespace) -> int:
     else:
         people = sys.stderr if options.out == STANDARD_OUTPUT else sys.stdout
         print(*_summary(found), sep="\n", file=people)
-    return 0 if report.is_sound and not unsound else FAILED
+    return FAILED if report.faults or unsound else 0
 
 
 def _kinds(options: argparse.Namespace) -> dict[str, float]:

@@ -40,7 +40,7 @@ from roles.own.draft import (
     write_draft,
 )
 from roles.own.editions import SignedBefore, draft_of, sign_edition, write_edition
-from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
+from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base, link_files
 from roles.own.people import load_run
 from roles.own.pretraining import EXPORTS, open_text, read_corpora, write_pretraining
 from roles.own.tables import as_question, as_text, convert, is_other_form
@@ -159,7 +159,7 @@ def make(
         raise ConfigError(f"{where}: write base = {base!r:.80} as a whole path, from / or ~ on")
     terms = read_draft({**table, **people}, where, now, folder.path)
     check_calibrated(terms)
-    check_environments(terms, folder.data)
+    check_environments(terms, data_files(table, folder.path))
     is_text = is_diloco and terms.diloco.goal is Goal.TEXT
     rules = "" if is_text else _learner(folder, terms, learner)
     if is_text:
@@ -185,6 +185,7 @@ def make(
             (trainer / LEARNER).write_text(rules, encoding="utf-8")
         if base is not None:
             lay_base(base_folder(base, "base"), trainer / FOLDER, run)
+    _lay_capsules(folder, terms)
     folder.config.write_text(_config(folder, run, corpora), encoding="utf-8")
     if base is not None and not is_text:
         remark("one task goes through chat template, tokenizer, engine and reward ...")
@@ -232,13 +233,22 @@ def renew(folder: RunFolder) -> str:
         write_edition(run, folder.owner, folder.document, digest)
         return ""
     check_calibrated(terms)
-    check_environments(terms, folder.data)
+    check_environments(terms, data_files(load_draft(folder.draft), folder.path))
+    _lay_capsules(folder, terms)
     owner = load_or_create_key(folder.owner)
     terms = replace(terms, epoch=run.epoch + 1)
     edition = sign_edition(terms, owner, folder.owner, folder.document, is_next=True)
     write_edition(edition, folder.owner, folder.document, digest)
     why = f"was changed ({', '.join(changed)})" if changed else "would be void within a day"
     return f"{folder.draft.name} {why}: signed as epoch {edition.epoch}"
+
+
+def _lay_capsules(folder: RunFolder, terms: Terms) -> None:
+    """Put the capsules where the trainer takes what its policies carry."""
+    for pin in terms.environments:
+        if pin.is_capsule and pin.data is not None:
+            for trainer in folder.trainers:
+                link_files(folder.data, trainer / FOLDER, [pin.data.name])
 
 
 def _copy_data(folder: RunFolder, files: Iterable[Path], questions: Sequence[Path]) -> None:
@@ -293,7 +303,9 @@ def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
 def _config(folder: RunFolder, run: Run, corpora: Mapping[str, Path]) -> str:
     """For every node of the folder: a node reads the table of its own role."""
     every = 10 if run.terms.model.base else 1
+    takes = any(pin.is_capsule for pin in run.terms.environments)
     lines = [
+        *(["accept_capsules = true  # what its owner made runs in wasm", ""] if takes else []),
         "# Where each node has a machine for itself, threads = 0 takes all cores less one.",
         "[role.trainer]",
         "threads = 1",

@@ -83,7 +83,12 @@ async def open_sampler(
     folder = await keep_model_files(node, run)
     async with (
         open_environment_of(
-            node.world, run, limits, folder, trusted=node.config.trust_environments
+            node.world,
+            run,
+            limits,
+            folder,
+            trusted=node.config.trust_environments,
+            takes_capsules=node.config.accept_capsules,
         ) as environment,
         open_engine(node.world, engine_config, name=name, learns=False) as engine,
     ):

@@ -1,12 +1,14 @@
-"""The files of a run's base on a node's disk: what every policy has in common, kept once.
+"""What every policy of a run has in common, kept once on a node's disk: the files of its base,
+and its capsules.
 
 Theory of operation
 -------------------
 A policy of a run with a base is a whole folder in Hugging Face's layout, and SHARDCAST removes
-it when it is old. The environment's process reads tokenizer and template whenever it is
-started, also when no policy is here yet: so the small files are copied out of the first policy
-that has them as the run pins them, to `FOLDER`, and read from there. On a trainer that folder
-holds the whole base, put there by its operator, and is what the trainer publishes as policy 0.
+it when it is old. The environment's process reads tokenizer, template and capsules whenever it
+is started, also when no policy is here yet: so the small files are copied out of the first
+policy that has them as the run pins them, to `FOLDER`, and read from there. On a trainer that
+folder holds the whole base and the capsules, put there by its operator, and is what the trainer
+publishes as policy 0.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import MIB
 from p2p.world import World
 from roles.contract import Run
-from roles.contract.core.pin import OPTIONAL, REQUIRED, WEIGHTS_SUFFIX, FilePin, counts
+from roles.contract.core.pin import (
+    CAPSULE_SUFFIX,
+    OPTIONAL,
+    REQUIRED,
+    WEIGHTS_SUFFIX,
+    FilePin,
+    counts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +47,7 @@ HASH_RATE: Final = 1e9
 
 def small_pins(run: Run) -> tuple[FilePin, ...]:
     """Of a run with a base all files but the weights; of another none."""
-    return tuple(pin for pin in run.terms.model.base if not pin.name.endswith(WEIGHTS_SUFFIX))
+    return tuple(pin for pin in run.terms.carried if not pin.name.endswith(WEIGHTS_SUFFIX))
 
 
 async def keep_model_files(node: Node, run: Run) -> str | None:
@@ -75,15 +84,15 @@ async def keep_model_files(node: Node, run: Run) -> str | None:
 async def check_base(world: World, run: Run) -> None:
     """Raise `ConfigError` unless the whole base is in `FOLDER`, and no other file that would
     count as part of the model. A README or a licence may lie beside it: no policy has it."""
-    for pin in run.terms.model.base:
+    for pin in run.terms.carried:
         if not counts(pin.name):
             raise ConfigError(f"the run pins {pin.name}, which is no part of a model")
         if not await _is_sound(world, _kept(pin), pin):
             raise ConfigError(
                 f"{world.disk.locate(_kept(pin))} is missing, or not the file that the run"
-                " pins: a trainer begins from the run's base; copy its folder there"
+                " pins: a trainer begins from the run's base and its capsules; copy them there"
             )
-    pinned = {pin.name for pin in run.terms.model.base}
+    pinned = {pin.name for pin in run.terms.carried}
     found = await world.disk.list(FOLDER)
     strange = [name for name in found if counts(name) and name not in pinned]
     if strange:
@@ -96,10 +105,11 @@ async def check_base(world: World, run: Run) -> None:
 async def _forget_unpinned(world: World, run: Run) -> None:
     """Remove what another edition of the run pinned: a template that this one has not would be
     used all the same, and honest work have another prompt than everywhere else."""
-    pinned = {pin.name for pin in run.terms.model.base}
+    pinned = {pin.name for pin in run.terms.carried}
     if not pinned:
         return
-    for name in (*REQUIRED, *OPTIONAL):
+    capsules = [one for one in await world.disk.list(FOLDER) if one.endswith(CAPSULE_SUFFIX)]
+    for name in (*REQUIRED, *OPTIONAL, *capsules):
         path = f"{FOLDER}/{name}"
         if name not in pinned and await world.disk.size(path) is not None:
             logger.warning("%s is removed: the run does not pin it", world.disk.locate(path))

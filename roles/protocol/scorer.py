@@ -50,10 +50,11 @@ from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.answer import Refused, Reply
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
-from roles.protocol.core.findings import NO_ANSWER, Finding
+from roles.protocol.core.findings import HEARS_OTHER, NO_ANSWER, Finding
 from roles.protocol.core.groups import (
     DECODE_RATE,
     NOTHING,
+    UNHEARD,
     decode_groups_untrusted,
     heard_digest,
 )
@@ -85,12 +86,12 @@ OTHER_POLICY: Final = "its policy is not the one that is held here under this ve
 NOT_HELD: Final = "its policy is not held here any more"
 ENGINE_FAILED: Final = "the engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
-HEARS_OTHER: Final = "its worker's environment said other words within it than this one"
+HEARS_MORE: Final = "its worker's environment failed within it, and this one did not"
 NO_TASKS: Final = "the run's environment makes no tasks for it"
 LOST: Final = "its worker has lost it, or could not draw it"
 STORAGE_FAILED: Final = "the disk of its scorer failed"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
-BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, HEARS_OTHER, LOST)
+BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, HEARS_OTHER, HEARS_MORE, LOST)
 """Reasons for being inconclusive that content can bring about: no free way out of the dice.
 Nobody can bring about that a place has no tasks: seeds are not chosen."""
 
@@ -169,8 +170,10 @@ class Ruling:
 def finding_against(verdict: SignedVerdict, ruling: Ruling) -> Finding | None:
     """Return what a repetition holds against a place or, in an accepted one, against the
     rewards that its scorer has signed."""
-    if ruling.verdict is not Verdict.ACCEPTED or verdict.verdict is not Verdict.ACCEPTED:
+    if verdict.verdict is not Verdict.ACCEPTED or ruling.verdict is Verdict.REJECTED:
         return ruling.finding
+    if ruling.verdict is Verdict.INCONCLUSIVE:
+        return Finding(HEARS_OTHER, 1.0, 0.0) if ruling.reason == HEARS_OTHER else None
     signed = verdict.rewards
     return impossible_reward(signed) or wrong_reward(signed, ruling.rewards)
 
@@ -545,7 +548,9 @@ async def _hear_again(
                         return _no_answer("a completion of one turn hears nothing")
                     if await environment.hear(answers) != all_told:
                         raise EnvironmentFailed("it says other words when it is asked again")
-                    return inconclusive(HEARS_OTHER)
+                    if None in said:
+                        return inconclusive(ENVIRONMENT_FAILED)
+                    return inconclusive(HEARS_MORE if one.heard == UNHEARD else HEARS_OTHER)
                 turns = turns_of(one.tokens, said, ends)
                 completions.append(replace(one, turns=turns, heard=b""))
             heard.append(replace(group, completions=tuple(completions)))

@@ -157,8 +157,8 @@ class TrainerWatch:
         theirs = f"Shoal {printable(said)}" if said else "another version of Shoal"
         unspoken = f"the trainer runs {theirs}, which does not speak {WORK_PROTOCOL}"
         if _numbers(said) >= _numbers(WORK_SINCE):
-            return f"{unspoken}: this node needs that version (pip install --upgrade shoal)"
-        return f"{unspoken}: it needs Shoal {WORK_SINCE} or newer (pip install --upgrade shoal)"
+            return f"{unspoken}: this node needs that version (git pull in its checkout)"
+        return f"{unspoken}: it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -156,6 +156,7 @@ TURNS: Final[Mapping[str, tuple[int, int]]] = {
     "math-python": (4, 512),
 }
 """Turns of an answer in an environment that speaks, and the tokens that it says."""
+OTHER_TURNS: Final = (4, 256)
 
 
 def kind_of(parameters: int, *, has_base: bool) -> ModelKind:

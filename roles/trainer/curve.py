@@ -159,11 +159,12 @@ class LearningCurve:
             heard = await self._environment.hear(
                 [(task, [one]) for task, one in zip(self._tasks, drawn, strict=True)]
             )
-            open_rows = [at for at, said in enumerate(heard) if len(said) == turn and said[-1]]
+            told = [said[-1] if len(said) == turn else None for said in heard]
+            open_rows = [at for at, words in enumerate(told) if words]
             if not open_rows:
                 break
             for at in open_rows:
-                texts[at] += heard[at][-1]
+                texts[at] += told[at] or ()
             again = [
                 GroupTask(
                     at, tuple(texts[at]), (hashlib.sha256(seed + bytes([turn])).digest(),)

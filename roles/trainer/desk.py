@@ -64,7 +64,6 @@ from roles.protocol.reading import (
 from roles.protocol.request import PATIENCE
 from roles.protocol.scorer import (
     BY_CONTENT,
-    HEARS_OTHER,
     Ruling,
     Scorer,
     Scoring,
@@ -774,16 +773,11 @@ class WorkDesk:
 
         ruling = await self.scorer.score(submission, replay_all, blames)
         self.repeated += 1
-        now, audited = self.situation(), None
-        finding = finding_against(verdict, ruling)
-        said = str(finding or "a rejection of work that is in order")
-        if ruling.reason == HEARS_OTHER and verdict.verdict is Verdict.ACCEPTED:
-            audited, said = self.gate.audit_unheard(verdict, now), HEARS_OTHER
-        elif ruling.verdict is Verdict.INCONCLUSIVE:
+        now, finding = self.situation(), finding_against(verdict, ruling)
+        if ruling.verdict is Verdict.INCONCLUSIVE and finding is None:
             self.gate.audit_inconclusive(commitment, now)
         else:
             audited = self.gate.audited(verdict, submission, finding, now, self._world.verify)
-        if audited is not None:
             if audited.proof is not None:
                 await self._keep_proof(audited.proof)
             if audited.weight >= Weight.STRIKE:
@@ -791,7 +785,7 @@ class WorkDesk:
                 logger.warning(
                     "validator %s signed what the trainer's replay does not bear out: %s",
                     verdict.validator,
-                    said,
+                    finding or "a rejection of work that is in order",
                 )
             await self._follow_audit(audited)
         await self._records.write(self.gate)

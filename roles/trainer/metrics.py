@@ -97,7 +97,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise MissingDependency(
-                "it needs tensorboardX: pip install 'shoal[tensorboard]'"
+                "it needs tensorboardX: pip install -e '.[tensorboard]'"
             ) from None
         finally:
             if hides:

@@ -198,7 +198,12 @@ class Trainer:
         async with (
             open_sinks(learner.sinks, run.name, node.world.disk.locate(self.name)) as metrics,
             open_environment_of(
-                node.world, run, limits, folder, trusted=node.config.trust_environments
+                node.world,
+                run,
+                limits,
+                folder,
+                trusted=node.config.trust_environments,
+                takes_capsules=node.config.accept_capsules,
             ) as environment,
             open_engine(
                 node.world,

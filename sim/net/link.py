@@ -5,7 +5,7 @@ travels, and queues again at the receiver's line (store and forward). 3 % of eve
 charged to the reverse direction for acks. A stream may have three to five pieces under way
 (`sim.net.stream.WINDOW_PIECES`). On six real shaped trees the time to the last node was met
 within 6.0 % under cubic and 5.3 % under bbr, 2.3 % and 1.6 % in the mean
-(docs/simulation-links.md), at a fraction of the cost of exact max-min sharing
+(bench/links.md), at a fraction of the cost of exact max-min sharing
 (`sim.studies.lab.link_model.maxmin`, the oracle of the tests). Larger pieces are cheaper and
 worse: 256 KiB with two under way add 15 % to a chain of five. What many parallel flows do to
 one narrow, full uplink is not in the model.
@@ -26,7 +26,7 @@ PAYLOAD_SHARE: Final = 1448 / 1514
 """Payload in a full Ethernet frame over TCP with timestamps."""
 ACK_SHARE: Final = 0.03
 """Acks on the reverse line, as a share of the bulk: 66 bytes for every two frames of 1,514 are
-2.2 %, and real links took slightly more. Acks do not queue here (docs/simulation-links.md)."""
+2.2 %, and real links took slightly more. Acks do not queue here (bench/links.md)."""
 ACKED_FROM: Final = 1448
 """Bytes from which a transfer is charged for acks; below, they ride on other packets."""
 MBIT: Final = 1_000_000

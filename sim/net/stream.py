@@ -22,7 +22,7 @@ from sim.net.link import SEGMENT
 WINDOW_PIECES: Final = (3, 4, 5)
 """Window of each stream in pieces, drawn from these, as TCP's flows do not share a line evenly.
 Under full uplinks a tree of fifteen took 11 % (bbr) to 18 % (cubic) longer than with even
-shares; equal windows missed 12 % of that, these 6 % (docs/simulation-links.md)."""
+shares; equal windows missed 12 % of that, these 6 % (bench/links.md)."""
 MAX_WINDOW: Final = 16 * 1024 * 1024
 """Bytes under way on one stream at most, however long and fat the path: what our Yamux windows
 allow."""

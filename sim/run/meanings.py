@@ -20,7 +20,7 @@ MEANINGS: Final = {
     "death_seconds_p99": "The same for the slowest of a hundred.",
     "deaths": "Machines that died.",
     "deaths_known_share": "Of all pairs of a dead peer and a node that had it in view, the"
-    " share in which the node knew in time.",
+    " share in which the node knew within 15 s.",
     "ghost_share": "Of the members that nodes list, the share that is dead.",
     "join_seconds_median": "From a node's start until it was a member.",
     "returns_by_day": "Of the machines that came back, the share that did by day.",

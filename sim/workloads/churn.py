@@ -258,32 +258,31 @@ class DeathWatch:
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
         """Metrics of how quickly deaths became known."""
-        unaware = sum(
-            len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN
-        )
-        late = sum(
-            count for delay, count in self._delays.items() if delay > 1000 * KNOWN_WITHIN
-        )
-        total = unaware + self._delays.total()
+        delays = self._delays.copy()
+        for since, unaware in self._dying.values():
+            if now - since > KNOWN_WITHIN:
+                delays[round(1000 * (now - since))] += len(unaware)
+        late = sum(count for delay, count in delays.items() if delay > 1000 * KNOWN_WITHIN)
+        total = delays.total()
         return {
-            "deaths_known_share": round(1 - (unaware + late) / total, 4) if total else 1.0,
-            "death_seconds_median": self._after(0.5),
-            "death_seconds_p99": self._after(0.99),
+            "deaths_known_share": round(1 - late / total, 4) if total else 1.0,
+            "death_seconds_median": _after(0.5, delays),
+            "death_seconds_p99": _after(0.99, delays),
             "views_of_deaths": total,
         }
-
-    def _after(self, share: float) -> float:
-        """Return the seconds after which ``share`` of those who learnt of a death had done
-        so."""
-        left = share * self._delays.total()
-        for delay, count in sorted(self._delays.items()):
-            left -= count
-            if left <= 0:
-                return delay / 1000
-        return 0.0
 
     def delays(self, most: int) -> list[float]:
         """Seconds from a death until one holder knew, for each or, if they are more than
         ``most``, a part."""
         every = 1 + self._delays.total() // most
         return [delay / 1000 for delay in islice(self._delays.elements(), 0, None, every)]
+
+
+def _after(share: float, delays: Counter[int]) -> float:
+    """Return the seconds after which ``share`` of those who held a dead peer knew."""
+    left = share * delays.total()
+    for delay, count in sorted(delays.items()):
+        left -= count
+        if left <= 0:
+            return delay / 1000
+    return 0.0

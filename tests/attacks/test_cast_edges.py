@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given, strategies as st
 
+from p2p.cast.modes import Modes, decode_modes_untrusted, restore
 from p2p.cast.pull_http import LEAST_RATE, OriginsFailed
 from p2p.cast.puller import deliver
 from p2p.errors import BadMessage, ConfigError, StorageError
@@ -16,6 +19,7 @@ from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.http_world import edge_of, get, shelf_of
 from tests.e2e.test_pull_http import DATA, ORIGIN, following
+from tests.support.foreign import BOMBS
 from tests.support.tickets import ticket
 
 WEIGHTS = bytes(range(256)) * 4000
@@ -57,6 +61,37 @@ def test_a_link_within_the_folder_is_followed_and_one_in_a_files_place_replaced(
     assert mine.read_bytes() == b"mine"
     assert (out / "a").read_bytes() == (out / "real" / "x").read_bytes() == b"new"
     assert not (out / "a").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [["../e/x"], ["/tmp/x"], [".ssh"], ["a/.git"], ["b", "B"], ["a"], ["a/in"], ["w" * 600]],
+)
+def test_empty_folders_of_a_hostile_pusher_are_made_nowhere(
+    tmp_path: Path, folders: list[str]
+) -> None:
+    index, out = stored(tmp_path / "w", "a"), tmp_path / "out"
+    deliver(tmp_path / "w", index, out, "x")
+    table = Modes(("a", "../w/a", "/etc/passwd"), (), tuple(folders)).encode()
+    with pytest.raises(BadMessage):
+        restore(decode_modes_untrusted(table), index, out, "x", [0])
+    assert sorted(one.name for one in tmp_path.rglob("*")) == ["a", "a", "out", "w"]
+    assert (out / "a").stat().st_mode & 0o7022 == 0
+
+
+def test_an_empty_folder_is_not_made_behind_a_link(tmp_path: Path) -> None:
+    index, out = stored(tmp_path / "w", "a"), tmp_path / "out"
+    deliver(tmp_path / "w", index, out, "x")
+    (out / "link").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="leads out of"):
+        restore(Modes(folders=("link/in",)), index, out, "x", [0])
+    assert not (tmp_path / "in").exists()
+
+
+@given(st.one_of(st.binary(max_size=64), st.sampled_from([*BOMBS.values()])))
+def test_a_table_of_modes_is_one_or_is_refused(data: bytes) -> None:
+    with contextlib.suppress(BadMessage):
+        assert decode_modes_untrusted(data).encode() == data
 
 
 def test_two_pulls_into_one_folder_the_second_is_told(tmp_path: Path) -> None:

@@ -51,10 +51,14 @@ class Game(SortEnvironment):
                 raise LookupError("no such word")
             case 9:  # one call into C that never lets another thread go on
                 return len(str(7 ** 10**8))
+            case 10:
+                time.sleep(0.1)
         return super().reward(task, tokens)
 
 class Talk(Game):
     def respond(self, task, tokens, room):
+        if tokens[-2] == 4:
+            os._exit(3)
         until = time.process_time() + 0.15
         while time.process_time() < until:
             pass
@@ -108,6 +112,8 @@ async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
         environment._ration = replace(RATION, patience=BRIEF)
         with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
             await earns(environment, 2)
+        environment._ration = replace(RATION, patience=3.0)
+        assert await environment.rewards([(TASK, [(10,)] * 40)]) == [0.0] * 40, "in parts"
         environment._ration = RATION
         assert await earns(environment, 7) == [1.0, 0.0], "what it prints is no answer"
 
@@ -138,6 +144,10 @@ async def test_each_turn_has_the_time_of_an_answer() -> None:
         environment = WorkerEnvironment(world, setup, RATION, stack, required=False)
         await environment.open()
         assert await environment.hear([(task, [(1, 9) * 5])]) == [((5,),) * 5]
+        deadly = [(4, 9), (1, 9), (1, 9, 4, 9), (1, 9, 4, 9, 1, 9)]
+        assert await environment.hear([(task, deadly)]) == [
+            (None,), ((5,),), ((5,), None), (None,)
+        ]  # fmt: skip
         environment._ration = replace(RATION, patience=BRIEF)
         with pytest.raises(EnvironmentFailed, match=r"no answer in 1\.5 s"):
             await environment.hear([(task, [(1, 9) * 5] * 20)])

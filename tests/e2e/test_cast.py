@@ -27,6 +27,10 @@ from tests.e2e.forked import Forks, Surroundings
 
 def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None:
     source = folder_at(tmp_path / "model")
+    modes = {"config.json": 0o444, "sub/model-00002.bin": 0o4755}
+    for name, mode in modes.items():
+        (source / name).chmod(mode)
+    (source / "results" / "of today").mkdir(parents=True)
     with cast("push", source, "--data", tmp_path / "p", "--expect", 2, *LOCAL) as push:
         ticket = push.said("ticket")["ticket"]
         outs = [tmp_path / "one", tmp_path / "two"]
@@ -40,6 +44,9 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
             assert first.said("passing_on")["seconds"] == 5
         assert all(contents(out) == FILES for out in outs)
         assert all(one["files"] == len(FILES) for one in sources)
+        for out in outs:
+            assert (out / "results" / "of today").is_dir()
+            assert [(out / name).stat().st_mode & 0o7777 for name in modes] == [0o444, 0o755]
     # one copy on the disk: what is served is what is used
     assert os.stat(outs[0] / "model-00001.bin").st_nlink == 2
     assert not list(source.glob("**/.*"))

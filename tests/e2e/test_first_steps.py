@@ -507,7 +507,7 @@ def test_the_demo_says_what_the_machine_lacks(
             lambda name: None if name == "torch" else find_spec(name),
         )
         code, said = demo([], capsys)
-        assert (code, "pip install 'shoal[torch]'" in said) == (2, True), said
+        assert (code, "pip install -e '.[torch]'" in said) == (2, True), said
     with monkeypatch.context() as patch:
         patch.setattr("roles.demo.command.free_memory", lambda: 0.5e9)
         code, said = demo([], capsys)

@@ -25,9 +25,9 @@ SPEAKS = {"relay-1": "none", "trainer-1": "trainer", "inference-1": "inference"}
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        ("0.1.0", f"it needs Shoal {WORK_SINCE} or newer (pip install --upgrade shoal)"),
-        ("", f"it needs Shoal {WORK_SINCE} or newer (pip install --upgrade shoal)"),
-        ("9.1.2", "this node needs that version (pip install --upgrade shoal)"),
+        ("0.1.0", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
+        ("", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
+        ("9.1.2", "this node needs that version (git pull in its checkout)"),
     ],
 )
 def test_a_node_whose_trainer_speaks_another_protocol_names_the_version(

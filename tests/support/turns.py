@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from p2p.identity import KeyPair
 from p2p.shardcast.manifest import PolicyVersion
@@ -14,15 +18,20 @@ from proofs.sampling import DrawRule
 from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
-from roles.engines.base import Group, GroupTask, Row, Sampling, Scored
+from roles.engines.base import Completion, Group, GroupTask, Row, Scored
 from roles.engines.torch import scorer
+from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import Sampler
 from roles.envs.base import Environment, Task, TurnLimits
 from roles.envs.client import LocalEnvironment
 from roles.envs.mix import MixedEnvironment
+from roles.envs.text import Message
+from roles.inference.places import OpenPlace
+from roles.models.bundle import read_config
+from roles.models.tokenizer import Tokenizer
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
-from roles.protocol.core.groups import encode_groups
+from roles.protocol.core.groups import encode_groups, heard_digest
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import with_heard
@@ -57,6 +66,41 @@ class Talk:
 
     def evaluation(self) -> list[Task]:
         return [self.task(bytes([number]) * 32) for number in range(4)]
+
+
+class Chat(Talk):
+    """The same in English, through a model's own template and tokenizer."""
+
+    def __init__(self, folder: Path, ends: Sequence[int]) -> None:
+        super().__init__(256)
+        self._tokenizer = Tokenizer.open(folder)
+        self._tail = self._tokenizer.tail(ends)
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> Task:
+        asked = f"I think of a number below {seed[0] + 9}. Guess! Answer with a number only."
+        return Task(tuple(self._tokenizer.chat([Message("user", asked)])))
+
+    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+        words = super().respond(task, tokens, room)
+        if words is None:
+            return None
+        return self._tail.tokens(f"No, {sum(words)} is nearer by {words[0]}. Again!", room)
+
+
+def open_chat(folder: Path, dtype: Dtype) -> Talker:
+    """Return a talker with the real model of a folder."""
+    config = read_config(folder)
+    model = TransformerModel(config.shape, dtype)
+    load_weights(model, folder)
+    draw, limits = (
+        (DrawRule.CDF, Limits.fp32())
+        if dtype is Dtype.FLOAT32
+        else (DrawRule.GUMBEL, Limits.bf16())
+    )
+    ends = config.end_tokens
+    run = make_turns_run(config.shape, ends=ends, draw=draw, dtype=dtype, limits=limits,
+                         heard=96, turns=4, max_new_tokens=48, submission=8)  # fmt: skip
+    return Talker(run, model, Chat(folder, ends))
 
 
 def make_turns_run(
@@ -123,7 +167,7 @@ class Talker:
         ends = frozenset(terms.model.end_tokens)
         sampler = Sampler(model or self.model, ends, terms.model.draw, proves=True)
         sampler.add([task for _, task in asked.values()], run_sampling(self.run))
-        steps = 0
+        steps, void = 0, set[tuple[int, int]]()
         while sampler.has_work:
             while sampler.can_step:
                 sampler.step()
@@ -131,14 +175,13 @@ class Talker:
                 change(sampler, steps)
             rows = sampler.paused()
             heard = await local.hear([(asked[row.group][0], [row.tokens]) for row in rows])
-            sampler.hear(
-                [
-                    Row(row.group, row.slot, said[-1])
-                    for row, said in zip(rows, heard, strict=True)
-                ]
-            )
+            told = list(zip(rows, heard, strict=True))
+            void |= {(row.group, row.slot) for row, said in told if None in said}
+            sampler.hear([Row(row.group, row.slot, said[-1] or ()) for row, said in told])
         drawn = {group.group: group for _, group in sampler.take_ended()}
-        return tuple(with_heard(drawn[number], self.run) for number in asked)
+        tasks = [task for _, task in asked.values()]
+        place = OpenPlace(self.order, index, tasks, (), drawn, void)
+        return tuple(with_heard(group, self.run) for group in place.groups())
 
     def submit(self, index: int, groups: tuple[Group, ...]) -> Submission:
         content = encode_groups(groups)
@@ -150,12 +193,98 @@ class Talker:
 
     async def judge(self, index: int, groups: tuple[Group, ...]) -> Ruling:
         """Return what an honest scorer says of a place."""
-
-        async def score(tasks: Sequence[GroupTask], some: Sequence[Group]) -> list[Scored]:
-            how: Sampling = run_sampling(self.run)
-            terms = self.run.terms.model
-            ends = frozenset(terms.end_tokens)
-            return scorer.score(self.model, tasks, some, how, ends, terms.draw)
-
         submission = self.submit(index, groups)
-        return await check_place(self.run, self.local, score, submission, replay_all)
+        return await check_place(self.run, self.local, self.score, submission, replay_all)
+
+    async def score(self, tasks: Sequence[GroupTask], some: Sequence[Group]) -> list[Scored]:
+        """Run the model over groups."""
+        how, terms = run_sampling(self.run), self.run.terms.model
+        ends = frozenset(terms.end_tokens)
+        return scorer.score(self.model, tasks, some, how, ends, terms.draw)
+
+
+CHEATS = (
+    "forged tool output", "skipped turn", "altered observation", "early stop", "other template",
+    "stale policy in mid-episode",
+)  # fmt: skip
+
+
+class Misheard:
+    """An environment of which a worker's engine is told something else."""
+
+    def __init__(self, true: Any, change: Callable[[list[int]], list[int]]) -> None:
+        self._true, self._change, self.name = true, change, true.name
+        self.task, self.reward = true.task, true.reward
+        self.evaluation = true.evaluation
+
+    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+        said = self._true.respond(task, tokens, room)
+        return None if said is None else self._change(list(said))[:room]
+
+
+async def cheat(talker: Talker, name: str, index: int) -> tuple[Group, ...]:
+    """Draw a place with a lie, and claim to have heard what an honest worker hears."""
+
+    async def misheard(change: Callable[[list[int]], list[int]]) -> tuple[Group, ...]:
+        local = talker.with_environment(Misheard(talker.environment, change))
+        return await talker.draw(index, local=local)
+
+    match name:
+        case "forged tool output":
+            groups = await misheard(lambda said: said[::-1])
+        case "skipped turn":
+            groups = await misheard(lambda said: said[-1:])
+        case "altered observation":  # in one token
+            groups = await misheard(lambda said: [*said[:-1], said[-1] ^ 1])
+        case "early stop":
+            groups = tuple(
+                replace(group, completions=tuple(map(_stopped, group.completions)))
+                for group in await talker.draw(index)
+            )
+        case "other template":  # one token more
+            groups = await misheard(lambda said: [*said, said[-1]])
+        case "stale policy in mid-episode":
+            groups = await talker.draw(index, change=_Swap(talker.model, 9))
+        case _:
+            raise ValueError(name)
+    return await _claiming(talker, groups, index)
+
+
+async def _claiming(talker: Talker, groups: tuple[Group, ...], index: int) -> tuple[Group, ...]:
+    """Give each completion the digest of what the scorer will hear: the cheat's best claim."""
+    made = await talker.local.tasks(talker.order.task_seeds(index))
+    claimed = []
+    for task, group in zip(made, groups, strict=True):
+        heard = await talker.local.hear([(task, [one.tokens for one in group.completions])])
+        completions = tuple(
+            replace(one, heard=heard_digest(said))
+            for one, said in zip(group.completions, heard, strict=True)
+        )
+        claimed.append(replace(group, completions=completions))
+    return tuple(claimed)
+
+
+def _stopped(one: Completion) -> Completion:
+    """End a completion with its first turn."""
+    if not one.turns:
+        return one
+    after = one.turns[0].after
+    chunks = -(-after // 32)
+    return replace(one, tokens=one.tokens[:after], proof=one.proof[: chunks * 126], turns=())
+
+
+class _Swap:
+    """Goes on with older weights after some steps."""
+
+    def __init__(self, model: TransformerModel, after: int) -> None:
+        self._stale = copy.deepcopy(model)
+        rng = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weights in self._stale.parameters():
+                noise = torch.randn(weights.shape, generator=rng).to(weights.dtype)
+                weights.mul_(1 + 0.01 * noise)
+        self._after = after
+
+    def __call__(self, sampler: Any, step: int) -> None:
+        if step == self._after:
+            sampler._model = self._stale

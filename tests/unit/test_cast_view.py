@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.cast.view import CastState, _done, _drawn, _swarm
+from p2p.cast.view import CastState, _done, _drawn, _line, _rate, _swarm
 
 
 def state(**fields: int) -> CastState:
@@ -25,3 +25,12 @@ def test_never_are_more_machines_whole_than_there_are() -> None:
     assert _done(state(whole=3)) == "3 of 3 machines"  # they have left since
     assert _done(state(here=40)) == "0.0 of 0.0 MB"
     assert _swarm(state()) == "no other machine yet"
+
+
+def test_a_time_is_foretold_while_bytes_come_and_a_cause_is_named_while_none_do() -> None:
+    pull = CastState(total=100_000_000, here=40_000_000, rate=2e6, members=1)
+    assert _rate(pull) == "2.0 MB/s  0:00:30 left  "
+    pull.update(rate=1.0)
+    assert _rate(pull) == "0.0 MB/s  ", "what is nearly still ends at no time"
+    pull.update(waits_for="waits for the pusher, which is away")
+    assert _line(pull) == "40%  waits for the pusher, which is away"

@@ -84,7 +84,7 @@ LACKS = {
         "python", replace(SOUND, python=(3, 10)), Level.FAIL, "3.10", "Python 3.11 or newer"),
     "no torch": (
         "torch", replace(SOUND, torch=Torch()), Level.FAIL, "not installed",
-        r"pip install 'shoal\[torch\]'"),
+        r"pip install -e '.\[torch\]'"),
     "a torch that does not load": (
         "torch", replace(SOUND, torch=Torch(failure="ImportError: libcudnn.so.9")), Level.FAIL,
         "does not load: ImportError: libcudnn", "--force-reinstall"),
@@ -121,6 +121,8 @@ LACKS = {
     "a clock of which peers complain": (
         "clock", answered(skew=-7200.0), Level.FAIL, "7,200 s behind that of 1 boot",
         "set-ntp"),
+    "a folder that is not there": (
+        "folder", replace(SOUND, has_folder=False), Level.SKIP, "there is no .* yet", ""),
     "a folder that nobody may write to": (
         "folder", replace(SOUND, folder_failure="/data: Read-only file system"), Level.FAIL,
         "Read-only", "chown"),
@@ -294,7 +296,7 @@ def test_this_machine_is_looked_at(tmp_path: Path) -> None:
     assert seen.torch.version
     assert min(seen.cores, seen.disk, seen.memory) > 0
     assert seen.need == need_of(RUN)
-    assert seen.folder == str(tmp_path / "not" / "there")
+    assert (seen.folder, seen.has_folder) == (str(tmp_path / "not" / "there"), False)
     ahead = tmp_path / "run.shoal"
     ahead.touch()
     os.utime(ahead, (4e9, 4e9))

@@ -223,7 +223,7 @@ def test_trl_learns_what_it_is_given_and_its_weights_arrive_merged(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     for package in ("trl", "peft"):
-        pytest.importorskip(package, reason="TRL learns with pip install 'shoal[trl]'")
+        pytest.importorskip(package, reason="TRL learns with pip install -e '.[trl]'")
     exchange = tmp_path / "trainer/external"
     node = start("trainer_life", tmp_path, 3, "never")
     script = [sys.executable, "examples/trl/train.py", exchange, tmp_path / "trl", *how]

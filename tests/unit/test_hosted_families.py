@@ -28,7 +28,7 @@ from roles.rl.recipes import NETWORK
 from tests.hosted_folders import make_theirs, save_theirs
 from tests.sweeps import swept
 
-pytest.importorskip("transformers", reason="shoal[transformers] is not installed")
+pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
 
 CPU = torch.device("cpu")
 ENDS = frozenset(range(1, 5))

@@ -144,7 +144,7 @@ async def test_without_tensorboardx_the_log_says_so_once_and_the_rest_goes_on(
         await note(["jsonl", "tensorboard"], tmp_path, 2)
     (said,) = caplog.records
     assert said.getMessage() == (
-        "sink_dropped name=tensorboard: it needs tensorboardX: pip install 'shoal[tensorboard]'"
+        "sink_dropped name=tensorboard: it needs tensorboardX: pip install -e '.[tensorboard]'"
     )
     assert steps(tmp_path / METRICS) == [0, 1]
 

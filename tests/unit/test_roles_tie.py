@@ -17,8 +17,13 @@ from roles.envs.contained import EnvironmentFailed
 from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.status import InferenceCounts
-from roles.protocol.core.findings import Weight
-from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_OTHER, Scorer, inconclusive
+from roles.protocol.core.findings import HEARS_OTHER, Weight
+from roles.protocol.scorer import (
+    ENVIRONMENT_FAILED,
+    HEARS_MORE,
+    Scorer,
+    inconclusive,
+)
 from roles.rl.recipes import NETWORK
 from roles.trainer.core.gate import Audited
 from roles.trainer.desk import WorkDesk
@@ -163,6 +168,7 @@ async def test_a_completion_that_harms_the_environment_costs_no_other_place() ->
     ("word", "reason", "lies"),
     [
         (Verdict.ACCEPTED, HEARS_OTHER, 1),
+        (Verdict.ACCEPTED, HEARS_MORE, 0),
         (Verdict.REJECTED, HEARS_OTHER, 0),
         (Verdict.ACCEPTED, ENVIRONMENT_FAILED, 0),
     ],
@@ -181,9 +187,7 @@ async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acce
     desk: Any = WorkDesk.__new__(WorkDesk)
     desk.scorer, desk._records = SimpleNamespace(score=score), SimpleNamespace(write=write)
     desk.repeated = desk.lies = 0
-    desk.gate = SimpleNamespace(
-        audit_unheard=lambda *_: strike, audit_inconclusive=lambda *_: None
-    )
-    desk.situation = lambda: None
+    desk.gate = SimpleNamespace(audited=lambda *_: strike, audit_inconclusive=lambda *_: None)
+    desk.situation, desk._world = lambda: None, SimpleNamespace(verify=None)
     await desk._audit(verdict, cast(Any, SimpleNamespace(commitment=None)))
     assert (desk.repeated, desk.lies) == (1, lies)

@@ -1,7 +1,9 @@
 """Several turns, from draws to a ruling: honest work stands, cheats do not."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,20 +12,33 @@ import torch
 
 from p2p.identity import verify
 from proofs.checks import Evidence, Verdict, judge, judge_pool
-from roles.contract.core.shape import Family
-from roles.engines.base import Completion, Group
+from roles.contract.core.shape import Dtype, Family
+from roles.engines.base import Scored
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.findings import NO_ANSWER
-from roles.protocol.core.groups import UNHEARD, heard_digest
-from roles.protocol.scorer import HEARS_OTHER
+from roles.ledger.repeating import Bystander, Outcome
+from roles.protocol.core.conviction import convict
+from roles.protocol.core.findings import HEARS_OTHER, NO_ANSWER, Finding
+from roles.protocol.core.groups import UNHEARD
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, finding_against
 from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
-from tests.support.turns import TRAINER, Talk, Talker, make_turns_run
+from tests.support.turns import (
+    CHEATS,
+    TRAINER,
+    Talk,
+    Talker,
+    cheat,
+    make_turns_run,
+    open_chat,
+)
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)
+PLACES = int(os.environ.get("SHOAL_PLACES", "1"))
+"""Of the real model, 8 groups each: 13 make more than 100 groups, and take 5 to 15 minutes of
+CPU time for each dtype."""
 
 
 def make_model(seed: int = 5) -> TransformerModel:
@@ -71,102 +86,27 @@ async def test_what_was_heard_is_kept_with_a_place_until_it_is_learnt(talker: Ta
 
 @pytest.mark.deep
 async def test_of_2000_honest_submissions_none_is_refused(talker: Talker) -> None:
-    """Drawn again, with replacement, from 100 recorded groups."""
+    recorded = await recorded_of(talker, 50)
+    assert (len(recorded), refused_of_2000(talker, recorded)) == (100, 0)
+
+
+async def recorded_of(talker: Talker, places: int) -> list[Evidence]:
+    """The evidence of the groups of honest places."""
     recorded = list[Evidence]()
-    for index in range(50):
+    for index in range(places):
         recorded += (await talker.judge(index, await talker.draw(index))).evidence
+    return recorded
+
+
+def refused_of_2000(talker: Talker, recorded: list[Evidence]) -> int:
+    """How many of 2,000 submissions are refused, each of eight groups drawn again, with
+    replacement, from those that were recorded."""
     limits, rng, refused = talker.run.terms.limits, Random(1), 0
     for _ in range(2000):
         pool = [rng.choice(recorded) for _ in range(8)]
         said = [*(judge(one, limits) for one in pool), judge_pool(pool, limits)]
         refused += any(one.verdict is not Verdict.ACCEPTED for one in said)
-    assert (len(recorded), refused) == (100, 0)
-
-
-async def honest_digests(talker: Talker, groups: tuple[Group, ...], index: int) -> Any:
-    """Give each completion the digest of what the scorer will hear: the cheat's best claim."""
-    made = await talker.local.tasks(talker.order.task_seeds(index))
-    told = []
-    for task, group in zip(made, groups, strict=True):
-        heard = await talker.local.hear([(task, [one.tokens for one in group.completions])])
-        told.append(
-            replace(
-                group,
-                completions=tuple(
-                    replace(one, heard=heard_digest(said))
-                    for one, said in zip(group.completions, heard, strict=True)
-                ),
-            )
-        )
-    return tuple(told)
-
-
-async def cheat(talker: Talker, name: str, index: int) -> tuple[Group, ...]:
-    match name:
-        case "altered observation" | "forged tool output":
-            salt = name.encode()
-            other = talker.with_environment(Talk(SHAPE.vocabulary, salt))
-            groups = await talker.draw(index, local=other)
-        case "skipped turn":
-            silent = Talk(SHAPE.vocabulary)
-            respond = silent.respond
-            silent.respond = (
-                lambda task, tokens, room: (  # type: ignore[method-assign]
-                    None if (said := respond(task, tokens, room)) is None else said[:1]
-                )
-            )
-            groups = await talker.draw(index, local=talker.with_environment(silent))
-        case "early stop":
-            ends = set(talker.run.terms.model.end_tokens)
-            groups = tuple(
-                replace(group, completions=tuple(stopped(one, ends)
-                                                 for one in group.completions))
-                for group in await talker.draw(index)
-            )  # fmt: skip
-        case "other template":
-            wordy = Talk(SHAPE.vocabulary)
-            respond = wordy.respond
-            wordy.respond = (
-                lambda task, tokens, room: (  # type: ignore[method-assign]
-                    None
-                    if (said := respond(task, tokens, room)) is None
-                    else [*said, 30][:room]
-                )
-            )
-            groups = await talker.draw(index, local=talker.with_environment(wordy))
-        case "stale policy in mid-episode":
-            groups = await talker.draw(index, change=Swap(talker.model, 9))
-    return await honest_digests(talker, groups, index)
-
-
-def stopped(one: Completion, ends: set[int]) -> Completion:
-    """End a completion with its first turn."""
-    if not one.turns:
-        return one
-    after = one.turns[0].after
-    chunks = -(-after // 32)
-    return replace(one, tokens=one.tokens[:after], proof=one.proof[: chunks * 126], turns=())
-
-
-class Swap:
-    """Goes on with other weights after some steps."""
-
-    def __init__(self, model: TransformerModel, after: int) -> None:
-        self._stale = make_model()
-        with torch.no_grad():
-            for weights in self._stale.parameters():
-                weights.mul_(1.01)
-        self._after = after
-
-    def __call__(self, sampler: Any, step: int) -> None:
-        if step == self._after:
-            sampler._model = self._stale
-
-
-CHEATS = (
-    "forged tool output", "skipped turn", "altered observation", "early stop", "other template",
-    "stale policy in mid-episode",
-)  # fmt: skip
+    return refused
 
 
 @pytest.mark.parametrize("places", [2, pytest.param(10, marks=pytest.mark.deep)])
@@ -182,8 +122,36 @@ async def test_no_cheat_is_accepted(talker: Talker, name: str, places: int) -> N
         groups += sum(changed)
         ruling = await talker.judge(index, claimed)
         accepted += ruling.verdict is Verdict.ACCEPTED
-    assert groups >= 2 * places - 3
+    assert groups >= places
     assert accepted == 0
+
+
+@pytest.fixture(scope="module", params=Dtype)
+def chat(smollm2: Path, request: pytest.FixtureRequest) -> Talker:
+    """A real model that talks through its own template."""
+    torch.set_num_threads(1)
+    return open_chat(smollm2, request.param)
+
+
+@pytest.mark.deep
+async def test_of_2000_honest_submissions_of_a_real_model_none_is_refused(
+    chat: Talker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = await recorded_of(chat, PLACES)
+    refused = refused_of_2000(chat, recorded)
+    with capsys.disabled():
+        worst = max(one.mantissa_mean for one in recorded), max(one.gap_max for one in recorded)
+        print(chat.run.terms.model.dtype, len(recorded), worst, refused)  # noqa: T201
+    assert (len(recorded), refused) == (8 * PLACES, 0)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CHEATS)
+async def test_no_cheat_of_a_real_model_is_accepted(chat: Talker, name: str) -> None:
+    """Eight groups of a place."""
+    for index in range(-(-PLACES // 5)):
+        ruling = await chat.judge(index, await cheat(chat, name, index))
+        assert ruling.verdict is Verdict.REJECTED
 
 
 async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talker) -> None:
@@ -194,7 +162,70 @@ async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talke
     one, *rest = first.completions
     unheard = replace(first, completions=(replace(one, heard=UNHEARD), *rest))
     ruling = await talker.judge(0, (unheard, *more))
-    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_OTHER)
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, HEARS_MORE)
+
+
+async def test_who_accepts_what_nobody_heard_is_accused_and_a_bystander_repeats_it(
+    talker: Talker, tmp_path: Path
+) -> None:
+    other = talker.with_environment(Talk(SHAPE.vocabulary, b"other"))
+    finding = Finding(HEARS_OTHER, 1.0, 0.0)
+    for is_true, groups in (
+        (True, await talker.draw(0, local=other)),
+        (False, await talker.draw(0)),
+    ):
+        ruling, submission = await talker.judge(0, groups), talker.submit(0, groups)
+        commitment = submission.commitment
+        stamped = replace(ruling, verdict=Verdict.ACCEPTED, reason="").sign(commitment, TRAINER)
+        assert finding_against(stamped, ruling) == (finding if is_true else None)
+        proof = convict(commitment, commitment.terms, stamped, submission, finding, verify)
+        (tmp_path / "proof").write_bytes(proof.to_bytes())
+        shelf: Any = Shelf(talker)
+        bystander = Bystander(talker.run, talker.local, shelf, shelf)
+        found = await bystander.look(tmp_path / "proof")
+        assert found.accused == TRAINER.peer_id
+        assert found.outcome is (Outcome.REPEATED if is_true else Outcome.REFUTED), found.why
+
+
+class Shelf:
+    """A bystander's engine, and where the policy lies."""
+
+    def __init__(self, talker: Talker) -> None:
+        self._talker = talker
+
+    async def weights(self, _: object) -> str:
+        return "here"
+
+    async def load(self, _: str) -> None: ...
+
+    async def score(self, tasks: Any, groups: Any, _: object) -> list[Scored]:
+        return await self._talker.score(tasks, groups)
+
+
+async def test_a_completion_on_which_the_environment_raises_is_void_and_no_other(
+    talker: Talker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the scoring of the whole place. Where one machine fails alone, nobody is
+    struck."""
+
+    class Brittle(Talk):
+        def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
+            if sum(tokens) % 5 == 0:
+                raise ValueError("a number that it cannot bear")
+            return super().respond(task, tokens, room)
+
+    brittle = replace(talker, environment=Brittle(SHAPE.vocabulary))
+    groups = await brittle.draw(0)
+    void = [one for group in groups for one in group.completions if one.heard == UNHEARD]
+    assert 0 < len(void) < 8
+    assert max(len(one.turns) for one in void) > 0
+    ruling = await brittle.judge(0, groups)
+    assert (ruling.verdict, ruling.reason) == (Verdict.ACCEPTED, "")
+    assert "cannot bear" in caplog.text
+    assert "such a completion is over" in caplog.text
+    assert (await talker.judge(0, groups)).reason == HEARS_MORE
+    ruling = await brittle.judge(0, await talker.draw(0))
+    assert (ruling.verdict, ruling.reason) == (Verdict.INCONCLUSIVE, ENVIRONMENT_FAILED)
 
 
 async def test_an_environment_that_contradicts_itself_is_at_fault_itself(

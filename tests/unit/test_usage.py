@@ -1,4 +1,4 @@
-"""An option that there is not is answered with the nearest one, by every command."""
+"""A word that there is not is answered with the nearest one, by every command."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ SLIPS = {
     "node": (["--bootstap", "x"], "there is no option --bootstap; did you mean '--bootstrap'?"),
     "push": ([".", "--expct", "1"], "there is no option --expct; did you mean '--expect'?"),
     "sim": (["run", "churn", "--seds=1"], "there is no option --seds; did you mean '--seeds'?"),
+    "run": (["strat"], "there is no command 'strat'; did you mean 'start'?"),
+    "models": (["fech"], "there is no command 'fech'; did you mean 'fetch'?"),
+    "node --log": (["--log", "warn"], "no value of --log 'warn'; did you mean 'warning'?"),
+    "doctor": (
+        ["--role"],
+        "there is no option --role; there are: --bootstrap, --data, --help,"
+        " --json, --open, --port, --run",
+    ),
 }
 
 
 @pytest.mark.parametrize("command", SLIPS)
-def test_a_misspelt_option_is_answered_with_the_nearest(
+def test_a_misspelt_word_is_answered_with_the_nearest(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, sentence = SLIPS[command]
     with pytest.raises(SystemExit, match="2"):
-        load_command(command)(arguments)
+        load_command(command.split()[0])(arguments)
     assert capsys.readouterr().err.endswith(f"{sentence}\n")
 
 

@@ -15,7 +15,7 @@ from roles.envs.code import CodeEnvironment, convert, read_problems
 from roles.envs.text import TextTask
 from roles.envs.wasm import LIMIT, Interpreter, prepare
 
-pytest.importorskip("wasmtime", reason="code runs as wasm: pip install 'shoal[wasm]'")
+pytest.importorskip("wasmtime", reason="code runs as wasm: pip install -e '.[wasm]'")
 try:
     prepare()
 except ConfigError as error:

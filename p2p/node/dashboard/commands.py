@@ -110,7 +110,7 @@ async def _order(path: str, options: argparse.Namespace) -> None:
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
     folder, *others = nodes_of(options)
     whole = json.loads(await read(folder, "/api/picture"))
-    whole["picture"]["facts"] += notes(folder)
+    whole["picture"]["facts"] += [*notes(folder), ("folder", str(folder.absolute()))]
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
     for other in () if options.json else others:
         says = json.loads(await read(other, "/api/picture"))["picture"]["says"]

@@ -40,8 +40,8 @@ from proofs.checks import Limits, Shape
 from proofs.sampling import DrawRule
 from roles.contract.core.bounds import check_bounds
 from roles.contract.core.diloco import Algorithm, DilocoTerms, Goal, Joining
-from roles.contract.core.names import NAME
-from roles.contract.core.pin import FilePin
+from roles.contract.core.names import CAPSULES, NAME
+from roles.contract.core.pin import CAPSULE_SUFFIX, MAX_CAPSULE, FilePin
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import (
     ENGINES,
@@ -277,7 +277,8 @@ class EnvironmentPin:
     """Weights of its kinds of tasks; empty: the environment's own."""
 
     data: FilePin | None = None
-    """File of questions that every node must have, pinned by size and digest."""
+    """File of questions that every node must have, pinned by size and digest. That of a capsule
+    travels with the policies."""
 
     length_targets: tuple[int, ...] = ()
     """Lengths in tokens, of which each task's prompt asks for one. Empty: no length rewards."""
@@ -312,6 +313,17 @@ class EnvironmentPin:
             )
         if len(self.digest) != 32:
             raise ValueError(f"the digest of environment {self.name!r} is not 32 bytes")
+        if self.is_capsule:
+            file = self.name.removeprefix(CAPSULES) + CAPSULE_SUFFIX
+            if self.data is None or self.data.name != file or self.data.size > MAX_CAPSULE:
+                raise ValueError(
+                    f"the data of {self.name} is {file}, of at most {MAX_CAPSULE:,} bytes"
+                )
+
+    @property
+    def is_capsule(self) -> bool:
+        """True if its code travels with the policies."""
+        return self.name.startswith(CAPSULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,10 +419,9 @@ class Terms:
                     f" at most {self.sampling.max_new_tokens}: lower it, or raise"
                     " max_new_tokens in [sampling]"
                 )
-            if pin.length_targets and not self.model.base:
+            if (pin.length_targets or pin.is_capsule) and not self.model.base:
                 raise ValueError(
-                    "length_targets stand in the prompt, in words: they need a model with a"
-                    " base"
+                    "length_targets and capsules ask in words: they need a model with a base"
                 )
         if self.calibration is not None:
             self._check_calibration(self.calibration)
@@ -443,6 +454,12 @@ class Terms:
         if self.sampling.turns == 1:
             del sampling["turns"], sampling["heard"]
         return table
+
+    @property
+    def carried(self) -> tuple[FilePin, ...]:
+        """The files that every policy carries beside its own weights."""
+        capsules = (pin.data for pin in self.environments if pin.is_capsule and pin.data)
+        return (*self.model.base, *capsules)
 
     @property
     def work_size(self) -> WorkSize:
@@ -718,7 +735,7 @@ def decode_run_untrusted(
     )
     if head[0] != FORMAT:
         remedy = (
-            "upgrade Shoal here (pip install --upgrade shoal)"
+            "upgrade Shoal here (git pull in its checkout)"
             if head[0] > FORMAT
             else "its owner signs the draft again with this version (shoal run create)"
         )

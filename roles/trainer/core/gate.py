@@ -34,7 +34,7 @@ from p2p.wire import pack
 from proofs.checks import Verdict
 from roles.protocol.core.answer import Refused
 from roles.protocol.core.conviction import Conviction, convict, weigh
-from roles.protocol.core.findings import STRIKES, Finding, Weight
+from roles.protocol.core.findings import HEARS_OTHER, STRIKES, Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import (
     Claim,
@@ -614,6 +614,9 @@ class Gate:
             self.audit_inconclusive(commitment, now)
             return nothing
         judged = replace(self._strike(verdict.validator, commitment, weight), proof=proof)
+        if finding is not None and finding.reason == HEARS_OTHER:
+            self.audit_inconclusive(commitment, now)
+            return judged
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
         self._decide(place, PlaceState.STOOD)
@@ -626,24 +629,6 @@ class Gate:
         if place is not None and place.state in AUDITED:
             is_rejected = place.state is PlaceState.REJECTED_AUDIT
             self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
-
-    def audit_unheard(self, verdict: SignedVerdict, now: Situation) -> Audited:
-        """Note that a validator accepted a place in which the environment says other words.
-
-        It is a strike, as other rewards are: the environment was asked twice. Without it a
-        worker and a validator that lie together would never be found out, since what was heard
-        elsewhere cannot be replayed. The place does not count.
-        """
-        place = self._look_up(verdict.commitment)
-        if (
-            place is None
-            or place.scorer != verdict.validator
-            or place.state is not PlaceState.ACCEPTED_AUDIT
-        ):
-            nothing = Weight.NOTHING
-            return Audited(validator=verdict.validator, worker=None, weight=nothing)
-        self.audit_inconclusive(verdict.commitment, now)
-        return self._strike(verdict.validator, verdict.commitment, Weight.STRIKE)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
         """Return the validators of the run that are drawn for nobody now, and why.

@@ -8,5 +8,5 @@ ways.
 - `maxmin`: the same by exact fair sharing of lines, where there are no real lines to compare
   with
 
-``python -m bench links`` runs all and prints the differences (docs/simulation-links.md).
+``python -m bench links`` runs all and prints the differences (bench/links.md).
 """

@@ -1,0 +1,14 @@
+"""Says, before anything else is imported, which package Shoal needs and this Python lacks."""
+
+import importlib.util
+import sys
+
+for _needed in ("trio", "nacl", "msgpack", "zstandard", "blake3", "numpy"):
+    if importlib.util.find_spec(_needed) is None:
+        _remedy = (
+            f"Shoal needs the package {_needed}, which this Python lacks: pip install -e . in"
+            " Shoal's checkout, with -e '.[torch,hf]' to compute"
+        )
+        if sys.argv[:1] == ["-m"]:  # python -m p2p.node: a sentence, and no traceback
+            raise SystemExit(_remedy)
+        raise ModuleNotFoundError(_remedy, name=_needed)
