@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2815,
-    "tests": 59839,
+    "tests": 58729,
 }
 
 NO_CODE = {
