@@ -87,8 +87,16 @@ lint: $(STAMP)
 model: $(STAMP)
 	$(PYTHON) -m roles.models fetch smollm2
 
+# py-libp2p brings sixty packages: it has an environment of its own. The wheel has go-libp2p's daemon in it. What
+# cannot be had is left out: the tests that need it skip and say so.
 interop: $(STAMP)
-	cd tests/interop/js && npm install --silent --no-audit --no-fund
+	-cd tests/interop/js && npm install --silent --no-audit --no-fund
+	-test -x build/py-libp2p/bin/python || { $(PYTHON) -m venv build/py-libp2p && \
+	  build/py-libp2p/bin/python -m pip install --quiet --disable-pip-version-check libp2p==0.8.1; }
+	-test -x build/p2pd || { $(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	  --dest build/wheels hivemind==1.1.12 && $(PYTHON) -c 'import glob, zipfile; [wheel] = \
+	  glob.glob("build/wheels/hivemind-*.whl"); data = zipfile.ZipFile(wheel).read("hivemind/hivemind_cli/p2pd"); \
+	  open("build/p2pd", "wb").write(data)' && chmod +x build/p2pd; }
 	SHOAL_DEEP=1 $(PYTHON) -m pytest -q tests/interop
 
 browser: $(STAMP)

@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1145,
     "p2p/ledger": 1300,
     "p2p/membership": 2510,
-    "p2p/node": 4402,
+    "p2p/node": 4400,
     "p2p/reach": 1033,
     "p2p/sandbox": 875,
     "p2p/shardcast": 6985,
@@ -49,7 +49,7 @@ LIMITS = {
     "roles/rl": 663,
     "roles/shared": 169,
     "roles/trainer": 3496,
-    "roles/trl": 345,
+    "roles/trl": 360,
     "roles/validator": 424,
     "roles/workers": 416,
     "sim": 606,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1168,
     "sim/studies": 3551,
     "sim/workloads": 2815,
-    "tests": 58729,
+    "tests": 59075,
 }
 
 NO_CODE = {

@@ -6,12 +6,14 @@ python examples/trl/train.py FOLDER OUT [--lora]
 import argparse
 from pathlib import Path
 
+try:
+    from roles.trl import ExactTrainer, SwarmRun, arguments
+except ImportError as error:
+    raise SystemExit(str(error)) from None
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from trl.experimental.async_grpo import AsyncGRPOConfig
-
-from roles.trl import ExactTrainer, SwarmRun, arguments
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("folder", type=Path, help="trainer/external of the trainer node's data")

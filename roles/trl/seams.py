@@ -37,6 +37,7 @@ _KNOWN: Final = {
     "clip_ratio/low_mean": "clipped_low",
     "clip_ratio/high_mean": "clipped_high",
     "ratio": "ratio_mean",
+    "ratio_max": "ratio_max",
     "learning_rate": "learning_rate",
 }
 """What of TRL's log is reported, and as what."""
@@ -226,6 +227,22 @@ class ExactTrainer(AsyncGRPOTrainer):
         )
         if self.accelerator.num_processes > 1:
             raise ValueError("ExactTrainer is one process: start it without accelerate launch")
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **named: Any) -> Any:
+        """Note the largest ratio as well, which the node watches and TRL does not log."""
+        seen: list[Tensor] = []
+        hook = model.register_forward_hook(
+            lambda _model, _inputs, outputs: seen.append(outputs.log_probs.detach().flatten())
+        )
+        try:
+            loss = super().compute_loss(model, inputs, *args, **named)
+        finally:
+            hook.remove()
+        taken = inputs["token_index"] >= 0
+        grown = seen[-1][inputs["token_index"][taken]] - inputs["old_log_probs"][taken]
+        largest = math.exp(min(float(grown.max()), 700))
+        self._metrics["train"]["ratio_max"].append(largest)  # TRL reports the largest of *_max
+        return loss
 
     def get_train_dataloader(self) -> Any:
         prepare = self.accelerator.prepare

@@ -10,25 +10,36 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 import p2p
-from p2p.host import Stream
+from p2p.reach.autonat import open_autonat
 from p2p.wire import MIB
+from tests.support.foreign_nodes import (
+    ECHO,
+    LITTLE,
+    circuit_of,
+    echo,
+    open_home,
+    open_relay,
+    other_machine,
+    talking,
+    try_echo,
+    until,
+)
 
 JS = Path(__file__).parent / "js"
-ECHO = p2p.ProtocolId("/shoal/interop/echo/1.0.0")
 PATIENCE = 90
 """Seconds; node takes 5 to start on a loaded machine."""
 
 pytestmark = [
     pytest.mark.interop,
+    pytest.mark.deep,
     pytest.mark.skipif(
         shutil.which("node") is None or not (JS / "node_modules").is_dir(),
         reason="js-libp2p not installed: run make interop",
@@ -36,32 +47,16 @@ pytestmark = [
 ]
 
 
-def command(*args: str) -> list[str]:
-    return ["node", "--import", "./poly.mjs", "node.mjs", *args]
-
-
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some():
-        await stream.send_all(data)
+def command(*args: object, listen: str = "") -> list[str]:
+    env = ["env", f"LISTEN={listen}"] if listen else []
+    return [*env, "node", "--import", "./poly.mjs", "node.mjs", *map(str, args)]
 
 
 @asynccontextmanager
-async def js_node() -> AsyncIterator[p2p.Multiaddr]:
-    """A js-libp2p node that echoes, and where it listens."""
-    async with trio.open_nursery() as nursery:
-        run = partial(
-            trio.run_process,
-            command("listen"),
-            cwd=JS,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        process = await nursery.start(partial(run, capture_stdout=False))
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            line += await process.stdout.receive_some()
-        yield p2p.Multiaddr.parse(json.loads(line)["addr"])
-        await process.stdin.aclose()
+async def js_node(*args: object, listen: str = "") -> AsyncIterator[p2p.Multiaddr]:
+    """A js-libp2p node that echoes, and where it can be dialled."""
+    async with talking(command(*args or ("listen",), listen=listen), cwd=JS) as next_line:
+        yield p2p.Multiaddr.parse(json.loads(await next_line())["addr"])
 
 
 async def test_js_dials_us() -> None:
@@ -91,7 +86,7 @@ async def test_we_dial_js() -> None:
             peer = await host.connect_addr(addr)
             assert await p2p.ping(host, peer) < PATIENCE
             for _ in range(2):  # the second stream negotiates lazily
-                await _echo_16_mib(host, peer)
+                await try_echo(host, peer, 16 * MIB)
             info = host.info(peer)
             assert info is not None
             assert info.agent.startswith("js-libp2p/")
@@ -100,19 +95,122 @@ async def test_we_dial_js() -> None:
                 await host.open_stream(peer, p2p.ProtocolId("/shoal/nobody/1.0.0"))
 
 
-async def _echo_16_mib(host: p2p.SwarmHost, peer: p2p.PeerId) -> None:
-    sent = bytes(range(256)) * (16 * MIB // 256)
-    received = bytearray()
-    async with await host.open_stream(peer, ECHO) as stream, trio.open_nursery() as nursery:
+async def test_we_meet_through_a_relay_of_js() -> None:
+    with trio.fail_after(PATIENCE):
+        async with (
+            js_node("relay") as relay,
+            open_home(relay) as home,
+            p2p.open_host(strict=True) as guest,
+        ):
+            peer = await guest.connect_addr(circuit_of(home))
+            await try_echo(guest, peer, LITTLE)
+            assert not guest.is_direct(peer)
 
-        async def send() -> None:
-            await stream.send_all(sent)
-            await stream.send_eof()
 
-        nursery.start_soon(send)
-        while data := await stream.receive_some():
-            received += data
-    assert received == sent
+async def test_we_dial_js_behind_our_relay() -> None:
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_relay() as relay,
+            js_node("reserve", relay) as addr,
+            p2p.open_host(strict=True) as guest,
+        ):
+            peer = await guest.connect_addr(addr)
+            await try_echo(guest, peer, LITTLE)
+            assert not guest.is_direct(peer)
+
+
+@pytest.mark.parametrize("whose", ["js", "ours"])
+async def test_js_dials_us_through_a_relay(whose: str) -> None:
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_relay() as ours,
+            js_node("relay") as theirs,
+            open_home(ours if whose == "ours" else theirs) as home,
+            talking(command("circuit", circuit_of(home)), cwd=JS) as next_line,
+        ):
+            assert json.loads(await next_line()) == {"echo": True, "limited": True}
+
+
+PUBLIC = "8.8.4.4", "9.9.9.9", "1.1.1.1", "5.5.5.5", "23.23.23.23"
+
+
+@pytest.fixture
+def internet() -> Iterator[None]:
+    """A machine of its own with public addresses: js dials no others for AutoNAT and DCUtR."""
+    with other_machine(*PUBLIC):
+        yield
+
+
+async def test_js_dials_our_addresses_for_dial_data(internet: None) -> None:
+    """AutoNAT v2 with js as server. Loopback's connections come from the address that they
+    lead to, so ours is another one, for which js wants data first."""
+    mine, theirs = (f"/ip4/{host}/tcp/4001" for host in PUBLIC[:2])
+    with trio.fail_after(PATIENCE):
+        async with (
+            p2p.open_host(strict=True, listen=[mine]) as host,
+            open_autonat(host) as autonat,
+            js_node("listen", listen=theirs) as addr,
+        ):
+            peer = await host.connect_addr(addr)
+            await until(host, lambda: host.info(peer) is not None)
+            open_one, closed = (p2p.Multiaddr.tcp(PUBLIC[0], port) for port in (4001, 4002))
+            answers = await autonat.survey([open_one, closed], [peer])
+            assert answers == {open_one: [True], closed: [False]}
+
+
+async def test_we_dial_an_address_of_js(internet: None) -> None:
+    """AutoNAT v2 with js as client, which believes four servers in different networks."""
+    mine = f"/ip4/{PUBLIC[0]}/tcp/4001"
+    with trio.fail_after(PATIENCE):
+        async with AsyncExitStack() as stack:
+            servers = []
+            for place in PUBLIC[1:]:
+                host = await stack.enter_async_context(
+                    p2p.open_host(strict=True, listen=[f"/ip4/{place}/tcp/4001"])
+                )
+                await stack.enter_async_context(open_autonat(host))
+                servers.append(host.addrs[0])
+            command_line = command("asks", *servers, listen=mine)
+            async with talking(command_line, cwd=JS) as next_line:
+                assert json.loads(await next_line()) == {"before": False}
+                assert json.loads(await next_line()) == {"confirmed": True}
+
+
+@asynccontextmanager
+async def public_relay() -> AsyncIterator[p2p.Multiaddr]:
+    async with open_relay(f"/ip4/{PUBLIC[1]}/tcp/4001") as relay:
+        yield relay
+
+
+async def test_js_that_accepted_our_circuit_begins_a_punch(internet: None) -> None:
+    """DCUtR with js as B, which knows no port of ours before we tell it."""
+    config = p2p.SwarmConfig(punch=True)
+    with trio.fail_after(PATIENCE):
+        async with (
+            public_relay() as relay,
+            js_node("reserve", relay, listen=f"/ip4/{PUBLIC[0]}/tcp/4001") as addr,
+            p2p.open_host(strict=True, config=config, listen=["/ip4/0.0.0.0/tcp/0"]) as guest,
+        ):
+            peer = await guest.connect_addr(addr)
+            await try_echo(guest, peer, LITTLE)
+            await until(guest, lambda: guest.is_direct(peer))
+            await try_echo(guest, peer)
+
+
+async def test_we_begin_a_punch_with_js_that_dialled_our_circuit(internet: None) -> None:
+    """DCUtR with js as A. It takes the third try, in which parts change: js dials from another
+    port, so that our packet comes to its listener, a server like us."""
+    with trio.fail_after(PATIENCE):
+        async with (
+            public_relay() as relay,
+            open_home(relay, punch=True) as home,
+            talking(
+                command("circuit", circuit_of(home), listen=f"/ip4/{PUBLIC[0]}/tcp/4001"),
+                cwd=JS,
+            ) as next_line,
+        ):
+            assert json.loads(await next_line()) == {"echo": True, "limited": True}
+            assert json.loads(await next_line()) == {"direct": True}
 
 
 def test_the_example_has_a_topic_with_js(tmp_path: Path) -> None:

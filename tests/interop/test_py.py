@@ -1,47 +1,64 @@
 """py-libp2p on the other side of the wire, in an environment of its own (it brings sixty
-packages).
-
-``python -m venv env && env/bin/pip install libp2p``, then ``PY_LIBP2P=env/bin/python pytest
-tests/interop``.
+packages). ``make interop`` makes it; without it these tests skip.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 import p2p
-from p2p.host import Stream
+from tests.support.foreign_nodes import (
+    ECHO,
+    LITTLE,
+    circuit_of,
+    echo,
+    open_home,
+    open_relay,
+    talking,
+    try_echo,
+    until,
+)
 
 NODE = Path(__file__).parent / "py_node.py"
-PYTHON = os.environ.get("PY_LIBP2P", "")
-ECHO = p2p.ProtocolId("/shoal/interop/echo/1.0.0")
+MADE = Path(__file__).parents[2] / "build" / "py-libp2p" / "bin" / "python"
+PYTHON = os.environ.get("PY_LIBP2P") or str(MADE)
 PATIENCE = 60
 
 pytestmark = [
     pytest.mark.interop,
+    pytest.mark.deep,
     pytest.mark.skipif(
-        not PYTHON, reason="py-libp2p not installed: set PY_LIBP2P to a Python that has it"
+        not Path(PYTHON).is_file(),
+        reason="py-libp2p not installed: run make interop, or set PY_LIBP2P to a Python of it",
     ),
 ]
 
 
-async def echo(stream: Stream) -> None:
-    while data := await stream.receive_some():
-        await stream.send_all(data)
+def command(*args: object) -> list[str]:
+    return [PYTHON, str(NODE), *map(str, args)]
+
+
+@asynccontextmanager
+async def py_node(*args: object) -> AsyncIterator[p2p.Multiaddr]:
+    """A py-libp2p node, and where it can be dialled."""
+    async with talking(command(*args)) as next_line:
+        yield p2p.Multiaddr.parse(json.loads(await next_line())["addr"])
 
 
 async def test_py_dials_us() -> None:
     with trio.fail_after(PATIENCE):
         async with p2p.open_host() as host:
             host.set_handler(ECHO, echo)
-            command = [PYTHON, str(NODE), "dial", str(host.addrs[0])]
-            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True)
+            done = await trio.run_process(
+                command("dial", host.addrs[0]), capture_stdout=True, capture_stderr=True
+            )
             assert [json.loads(line) for line in done.stdout.splitlines()] == [
                 {"ping": True},
                 {"echo": True},
@@ -49,33 +66,46 @@ async def test_py_dials_us() -> None:
 
 
 async def test_we_dial_py() -> None:
-    command = [PYTHON, str(NODE), "listen"]
-    process = await trio.lowlevel.open_process(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdout is not None
-    try:
-        with trio.fail_after(PATIENCE):
-            line = bytearray()
-            while not line.endswith(b"\n"):
-                line += await process.stdout.receive_some()
-            async with p2p.open_host() as host:
-                peer = await host.connect_addr(p2p.Multiaddr.parse(json.loads(line)["addr"]))
-                assert await p2p.ping(host, peer) < PATIENCE
-                await _echo_1_mib(host, peer)
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            await process.stdout.aclose()
+    with trio.fail_after(PATIENCE):
+        async with py_node("listen") as addr, p2p.open_host() as host:
+            peer = await host.connect_addr(addr)
+            assert await p2p.ping(host, peer) < PATIENCE
+            await try_echo(host, peer)
 
 
-async def _echo_1_mib(host: p2p.SwarmHost, peer: p2p.PeerId) -> None:
-    sent, received = bytes(range(256)) * 4096, bytearray()
-    async with await host.open_stream(peer, ECHO) as stream, trio.open_nursery() as nursery:
-        nursery.start_soon(stream.send_all, sent)
-        while len(received) < len(sent):
-            data = await stream.receive_some()
-            assert data
-            received += data
-    assert received == sent
+async def test_we_meet_through_a_relay_of_py() -> None:
+    with trio.fail_after(PATIENCE):
+        async with (
+            py_node("relay") as relay,
+            open_home(relay) as home,
+            p2p.open_host(strict=True) as guest,
+        ):
+            peer = await guest.connect_addr(circuit_of(home))
+            await try_echo(guest, peer, LITTLE)
+            assert not guest.is_direct(peer)
+
+
+async def test_we_dial_py_behind_our_relay_and_punch() -> None:
+    """py accepts the circuit: it begins the hole punch, as server."""
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_relay() as relay,
+            py_node("listen", relay) as addr,
+            p2p.open_host(strict=True, config=p2p.SwarmConfig(punch=True)) as guest,
+        ):
+            peer = await guest.connect_addr(addr)
+            await try_echo(guest, peer, LITTLE)
+            await until(guest, lambda: guest.is_direct(peer))
+            await try_echo(guest, peer)
+
+
+async def test_py_dials_us_behind_our_relay_and_we_punch() -> None:
+    """We accept the circuit: we begin the hole punch, as server."""
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_relay() as relay,
+            open_home(relay, punch=True) as home,
+            talking(command("dial", circuit_of(home))) as next_line,
+        ):
+            said = [json.loads(await next_line()) for _ in range(3)]
+            assert said == [{"echo": True}, {"echo": True}, {"direct": True}]
