@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1145,
     "p2p/ledger": 1300,
     "p2p/membership": 2510,
-    "p2p/node": 4437,
+    "p2p/node": 4435,
     "p2p/reach": 1173,
     "p2p/sandbox": 875,
     "p2p/shardcast": 7291,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2735,
-    "tests": 61444,
+    "tests": 60334,
 }
 
 NO_CODE = {

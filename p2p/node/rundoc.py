@@ -350,10 +350,8 @@ class RunBook:
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             self._warn(run, due, left)
-        was_guest, self._was_guest = (
-            self._was_guest,
-            self.guests.is_guest(run, self._world.signer.peer_id),
-        )
+        was_guest = self._was_guest
+        self._was_guest = self.guests.is_guest(run, self._world.signer.peer_id)
         if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import json
 import os
 import re
@@ -18,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,38 +24,28 @@ from typing import ClassVar
 
 import pytest
 import trio
-from rich.console import Console
 
 from p2p import (
     ConfigError,
-    KeyPair,
     Multiaddr,
     PeerId,
     PeerUnreachable,
-    ProtocolId,
     ProtocolNotSupported,
     WrongPeer,
-    open_host,
-    ping,
 )
 from p2p.machine import open_world
-from p2p.node.cli import REACH, node_main
+from p2p.node.cli import node_main
 from p2p.node.process import check_key_place
 from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
-from p2p.node.screen import LiveScreen, Terminal, scene_of
-from p2p.shardcast import Shardcast
-from p2p.swarm.core.limits import reach_of
+from p2p.node.screen import LiveScreen, Terminal
 from roles.contract import open_run
 from roles.contract.core.diloco import DilocoTerms, Joining
 from roles.demo.command import main as demo_main, prepare
 from roles.demo.pretraining import PretrainingDemo
-from roles.demo.shows import SORTING
 from roles.engines.hardware import free_memory
 from roles.own.__main__ import main as run_main
 from roles.own.layout import RunFolder
-from roles.own.status import SwarmStatus
-from roles.own.view import draw
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.support.processes import ROOT, lines_until, started
@@ -140,35 +128,6 @@ async def at_once(write: Callable[[], None], *, abandon_on_cancel: bool) -> None
     await trio.lowlevel.checkpoint()
 
 
-def test_how_much_of_a_policy_is_fetched_is_said() -> None:
-    """A policy of 62 GB takes hours, and nothing was said of them."""
-
-    def policy(version: int, verified: int, *, stored: bool = False) -> SimpleNamespace:
-        manifest = SimpleNamespace(version=version)
-        return SimpleNamespace(manifest=manifest, share=verified.bit_count() / 8, stored=stored)
-
-    def fetching(*policies: SimpleNamespace) -> tuple[int, float] | None:
-        service = SimpleNamespace(_core=SimpleNamespace(downloads=policies))
-        service._coming = Shardcast._coming.fget(service)  # type: ignore[attr-defined]
-        return Shardcast.fetching.fget(service)  # type: ignore[attr-defined]
-
-    assert fetching() is None
-    assert fetching(policy(3, 0b11111111, stored=True)) is None
-    assert fetching(
-        policy(3, 1, stored=True), policy(4, 1), policy(5, 0b111), policy(6, 0)
-    ) == (6, 0.0)
-    node = stub_node(None)
-    for coming, text in [
-        (None, "3 (the swarm has 4)"),
-        ((4, 0.375), "3, 38% of 4 (the swarm has 4)"),
-        ((3, 0.9), "3 (the swarm has 4)"),
-    ]:
-        node.shardcast.fetching = coming
-        assert scene_of(node, []).policy == text
-    node.shardcast.newest, node.shardcast.fetching = -1, (0, 0.25)
-    assert scene_of(node, []).policy == "none yet, 25% of 0 (the swarm has 4)"
-
-
 def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:
     """A node on loopback says that others cannot reach it."""
     run_file = tmp_path / "run.shoal"
@@ -235,25 +194,6 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
 
 
 # Addresses that others cannot reach
-
-
-@pytest.mark.parametrize(
-    ("place", "who"),
-    [
-        ("/ip4/127.0.0.1/tcp/1", "only this machine"),
-        ("/ip6/::1/tcp/1", "only this machine"),
-        ("/ip4/192.168.1.7/tcp/1", "only this network"),
-        ("/ip4/100.64.0.9/tcp/1", "only this network"),
-        ("/ip6/fe80::1/tcp/1", "only this network"),
-        ("/ip4/8.8.8.8/tcp/1", ""),
-        ("/dns4/seed.example.org/tcp/1", ""),
-    ],
-)
-def test_who_can_dial_an_address_is_said(place: str, who: str) -> None:
-    """``others join with`` offered addresses that nobody else can reach."""
-    said = REACH.get(reach_of(Multiaddr.parse(place)), "")
-    assert said.startswith(who)
-    assert bool(said) == bool(who)
 
 
 @pytest.mark.parametrize(
@@ -358,18 +298,6 @@ class Reads:
         return {"lifetime": scenario.parameter("lifetime", 3.0)}
 """
 
-CHURN = """caption = "Mine?"
-workload = "sim.workloads.churn:MembershipChurn"
-nodes = 4
-duration = 40.0
-[parameters]
-lifetime = 20.0
-arrival = 1.0
-[draw]
-start = 5.0
-end = 30.0
-"""
-
 
 def scenario_file(folder: Path, workload: str, code: str = "", rest: str = "") -> Path:
     """A scenario of one's own, with its workload beside it."""
@@ -381,35 +309,6 @@ def scenario_file(folder: Path, workload: str, code: str = "", rest: str = "") -
         f'caption = "Mine?"\nworkload = "{workload}"\nnodes = 2\nduration = 9.0\n{rest}'
     )
     return path
-
-
-def test_a_saved_plan_holds_all_that_the_run_had(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`replay` of ``run --duration 150 --save-plan`` played 300 s."""
-    path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
-    path.write_text(CHURN)
-    results = [tmp_path / "one.json", tmp_path / "other.json"]
-    arguments = [
-        "--duration",
-        "25",
-        "--nodes",
-        "5",
-        "--set",
-        "lifetime=7",
-        "--save-plan",
-        str(plan),
-    ]
-    assert sim_main(["run", str(path), *arguments, "--json", str(results[0])]) == 0
-    # the scenario has changed since
-    path.write_text(CHURN.replace("arrival = 1.0", "arrival = 3.0"))
-    assert sim_main(["replay", str(plan), "--json", str(results[1])]) == 0
-    one, other = (json.loads(result.read_text()) for result in results)
-    assert other["virtual_seconds"] == 25
-    assert one["faults"] == other["faults"]
-    assert {key: one[key] for key in ("nodes", "metrics")} == {
-        key: other[key] for key in ("nodes", "metrics")
-    }
 
 
 @pytest.mark.parametrize(
@@ -486,23 +385,6 @@ def test_a_parameter_that_nothing_reads_fails_the_run(
     assert "the parameter 'lifetme' had no effect" in capsys.readouterr().err
     path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetime = 9.0\n")
     assert sim_main(["run", str(path)]) == 0
-
-
-@pytest.mark.deep
-def test_what_diff_and_trace_are_told_they_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`diff` ignored --duration and --json, `trace` --json."""
-    path = tmp_path / "mine.toml"
-    path.write_text(CHURN)
-    found, traced = tmp_path / "found.json", tmp_path / "traced.json"
-    few = [str(path), "--nodes", "2", "--duration", "3"]
-    assert sim_main(["diff", *few, "--seed2", "2", "--json", str(found)]) == 1
-    assert json.loads(found.read_text())["first"]["number"] >= 0
-    assert (
-        sim_main(["trace", *few, "--out", str(tmp_path / "t.json"), "--json", str(traced)]) == 0
-    )
-    assert json.loads(traced.read_text())["virtual_seconds"] == 3
 
 
 def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> None:
@@ -667,68 +549,6 @@ def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
     assert "Traceback" not in output
 
 
-FIGURES = {
-    "greedy_start": 0.16, "greedy_end": 0.3, "reward_start": 0.14, "reward_end": 0.2,
-    "cheater_accepted": 0, "cheater_submitted": 9, "cheater_bans": 1,
-    "honest_rejected": 0,
-    "kinds_start": {}, "kinds_end": {},
-}  # fmt: skip
-
-
-def test_a_short_demo_promises_no_gain() -> None:
-    """With fewer ``--steps`` than the default it ended with exit 1 and two red
-    lines.
-    """
-    assert list(SORTING.complaints(FIGURES, promised=False)) == []
-    assert len(list(SORTING.complaints(FIGURES, promised=True))) == 2
-    caught = {**FIGURES, "cheater_accepted": 2}
-    assert len(list(SORTING.complaints(caught, promised=False))) == 1
-
-
-def test_the_demos_table_fits_a_terminal() -> None:
-    """At 80 x 24 its lines wrapped, and what was redrawn scrolled away."""
-    stats = {
-        "newest": 1000,
-        "from_peers": 900_100_000,
-        "from_origin": 1,
-        "uploaded_as_origin": 900_100_000,
-    }
-    node = {
-        "peer": "12D3KooWabc",
-        "members": 12,
-        "shardcast": {**stats, "uploaded_as_relay": 0},
-    }
-    record = {
-        "accepted": 9999,
-        "rejected": 9999,
-        "reasons": {f"reason {n}" * 9: n for n in range(20)},
-    }
-    curve = [(step, 0.5, 0.5) for step in range(0, 1000, 10)]
-    trainer = {
-        "step": 1000, "steps": 1000, "greedy_start": 0.1, "greedy": 0.9, "reward_start": 0.1,
-        "reward": 0.9, "staleness_max": 2, "curve": curve, "groups_used": 12345, "pooled": 1234,
-    }  # fmt: skip
-    roles = {
-        "relay-1": {}, "trainer-1": {"trainer": trainer},
-        "validator-1": {
-            "validator": {"accepted": 9999, "rejected": 9999, "nodes": {"a": record}}
-        },
-        **{f"inference-{n}": {"inference": {"submitted": 9999}} for n in (1, 2)},
-        "cheat-1": {"cheat": {"submitted": 9999}},
-    }  # fmt: skip
-    status = SwarmStatus({name: {**node, "roles": role} for name, role in roles.items()}, 128)
-    out = io.StringIO()
-    Console(file=out, width=200).print(draw(status, 1234.0, SORTING))
-    lines = out.getvalue().splitlines()
-    fixed = [line for line in lines if " × " not in line]
-    assert max(len(line.rstrip()) for line in fixed) <= 80
-    assert len(lines) + 4 <= 24, "the line to join with takes three, and the prompt one"
-    narrow = io.StringIO()
-    Console(file=narrow, width=80).print(draw(status, 1234.0, SORTING))
-    assert len(narrow.getvalue().splitlines()) == len(lines), "nothing wraps"
-    assert "9999 accepted, 9999 rejected" in narrow.getvalue()
-
-
 # Keys, and other platforms
 
 
@@ -778,25 +598,6 @@ def test_no_key_is_made_where_git_would_take_it(
         # tracked already: an ignore file does not help
         check_key_place(tmp_path / "mine" / "key")
     check_key_place(tmp_path.parent / "elsewhere" / "key")
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_this_checkout_ignores_what_the_readme_and_nodes_leave(tmp_path: Path) -> None:
-    """Of the names that people chose after reading the README, none was
-    ignored.
-    """
-    shutil.copy(ROOT / ".gitignore", tmp_path)
-    git(tmp_path, "init", "--quiet")
-    for name in (
-        "my-node/key",
-        "node-1/key",
-        "data/key",
-        "owner.key",
-        "run.shoal",
-        "demo-data/owner.key",
-    ):
-        assert git(tmp_path, "check-ignore", name) == f"{name}\n"
-    assert "--data my-node" not in (ROOT / "README.md").read_text()
 
 
 def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
@@ -849,103 +650,4 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
 
 
-SHAPE = (
-    "{ vocabulary = 50, width = 64, layers = 2, query_heads = 4, key_heads = 2,"
-    " head_width = 16, feed_forward = 192 }"
-)
-
-
-@pytest.mark.parametrize(
-    ("draft", "sentence"),
-    [
-        ("days = 0", "days must be more than 0"),
-        ("days = -3", "days must be more than 0"),
-        ("days = inf", "days must be more than 0"),
-        (f'[model]\nengine = "tinny"\nshape = {SHAPE}', "there is no engine 'tinny'"),
-        ("dayz = 3", "there is no key 'dayz'; did you mean 'days'?"),
-    ],
-)
-def test_a_draft_that_makes_no_sense_is_not_signed(
-    draft: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``days = 0`` and an engine that does not exist were signed; exit code
-    2.
-    """
-    path, out = tmp_path / "draft.toml", tmp_path / "run.shoal"
-    trainer, validator = (KeyPair(bytes([n]) * 32).peer_id for n in (1, 2))
-    path.write_text(
-        f'name = "x"\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n{draft}\n'
-    )
-    assert (
-        run_main(["create", str(path), "--key", str(tmp_path / "key"), "--out", str(out)]) == 2
-    )
-    assert sentence in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_shoal_run_is_a_command() -> None:
-    """Runs were signed by a module only, which ``shoal`` did not name."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
-    assert getattr(importlib.import_module(module), name) is run_main
-
-
-def test_services_are_exported_and_imported_when_asked_for() -> None:
-    """`open_gossip` and others were found by module only; ``import p2p`` stays
-    light.
-    """
-    code = (
-        "import sys, p2p\nheavy = {'asyncio', 'kademlia', 'numpy', 'torch', 'p2p.dht',"
-        " 'p2p.gossip', 'p2p.membership'}\nassert not heavy & set(sys.modules), heavy &"
-        " set(sys.modules)\nfor name in ('open_world', 'open_gossip', 'open_dht',"
-        " 'open_membership'):\n    assert name in p2p.__all__ and callable(getattr(p2p, name)),"
-        " name\nassert all(hasattr(p2p, name) for name in p2p.__all__)\ntry:\n   "
-        " p2p.open_gosip\nexcept AttributeError as error:\n    print(error)\n"
-    )
-    assert play("-c", code) == (0, "module 'p2p' has no attribute 'open_gosip'\n")
-
-
-async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
-    """``set_handler("bad id")`` was accepted. 10.21: `connect_addr` takes text."""
-    async with open_host() as alice, open_host() as bob:
-        assert await alice.connect_addr(str(bob.addrs[0])) == bob.peer_id
-        with pytest.raises(ConfigError, match="must end in /p2p/"):
-            await alice.connect_addr("/ip4/127.0.0.1/tcp/1")
-        with pytest.raises(ConfigError, match="cannot dial: 'localhost' is no address"):
-            await alice.connect_addr("localhost")
-        for bad in ("bad id", "echo/1.0.0", "/echo\n", "/écho", "", "/" + "x" * 255):
-            with pytest.raises(ValueError, match="protocol id"):
-                alice.set_handler(ProtocolId(bad), ping)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="protocol id"):
-                alice.receiving(ProtocolId(bad), lambda peer, data: None).__enter__()
-
-
-@pytest.mark.parametrize("interval", ["-1", "0", "nan", "inf", "often"])
-def test_the_interval_of_status_is_checked(
-    interval: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``--status -1`` was taken for twenty lines a second."""
-    with pytest.raises(SystemExit, match="2"):
-        node_main(["--status", interval])
-    assert "argument --status" in capsys.readouterr().err
-
-
 # The page
-
-
-def test_the_page_of_a_run_can_be_read_by_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The page begins with a sentence, its curves have units, and it says what made it."""
-    path, page = tmp_path / "mine.toml", tmp_path / "out.html"
-    path.write_text(CHURN)
-    assert sim_main(["run", str(path), "--report", str(page)]) == 0
-    text = page.read_text()
-    found = re.search(r'id="report">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    report = json.loads(found.group(1))
-    assert re.match(r"\d of 4 nodes live; a death is known to 99 % after \d+ s", report["says"])
-    assert f"made by shoal sim run {path} --report {page}, Shoal 0." in report["foot"]
-    lines = [line for chart in report["charts"] for line in chart["lines"]]
-    assert all(line["label"] for line in lines)
-    assert "bytes" in {line["unit"] for line in lines}

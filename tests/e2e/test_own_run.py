@@ -37,7 +37,7 @@ from roles.own.layout import RunFolder
 from roles.own.status import SwarmStatus
 from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
-from roles.rl.recipes import NETWORK, SMALL_MODEL, read_learner
+from roles.rl.recipes import NETWORK, SMALL_MODEL
 from tests.e2e.node_process import LOOPBACK, fail, node
 from tests.model_folders import LLAMA, edit, make_folder, random_weights, write_weights
 from tests.support.processes import lines_until, started
@@ -84,17 +84,6 @@ def test_a_key_is_made_once_and_its_id_printed(
     assert (tmp_path / "trainer" / "key").stat().st_mode & 0o777 == 0o600
 
 
-def test_no_key_is_made_where_git_would_take_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    assert key_main([str(tmp_path / "node")]) == 2
-    assert "git add would publish it" in capsys.readouterr().err
-    code, said = init(capsys, tmp_path / "mine")
-    assert (code, "git add would publish it" in said) == (2, True)
-    assert not (tmp_path / "mine").exists()
-
-
 def test_init_makes_keys_draft_and_signed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,16 +115,6 @@ def test_init_makes_keys_draft_and_signed_run(
     code, said = init(capsys, folder)
     assert (code, "holds a run already: start it with shoal run start" in said) == (2, True)
     assert (folder / "run.shoal").read_bytes() == before
-
-
-def test_init_writes_how_its_trainer_learns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "mine"
-    assert init(capsys, folder)[0] == 0
-    written = tomllib.loads((folder / "trainer" / "learner.toml").read_text())
-    learner = read_learner(written, "learner.toml", "mine", run_in(folder).terms.model)
-    assert learner == replace(NETWORK.learner, run="mine")
 
 
 def test_init_takes_the_learner_beside_a_draft_if_it_suits_the_model(
@@ -365,14 +344,6 @@ def test_the_draft_of_an_example_makes_a_run(
 def commands_of(example: str) -> list[str]:
     text = (EXAMPLES / example / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^\$ shoal (.*)", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("example", ["sorting", "arithmetic", "questions"])
-def test_the_page_of_an_example_shows_its_commands(example: str) -> None:
-    commands = commands_of(example)
-    assert len(commands) <= 3
-    assert any(f"--draft examples/{example}/draft.toml" in command for command in commands)
-    assert commands[-1].startswith("run start ")
 
 
 @pytest.mark.deep

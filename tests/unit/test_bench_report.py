@@ -41,14 +41,6 @@ def test_a_report_has_the_promised_shape(tmp_path: Path) -> None:
     report.write(None)
 
 
-def test_nothing_measured_is_an_error() -> None:
-    report = Report("bulk")
-    with pytest.raises(ValueError, match="no values"):
-        report.add("loopback", "shoal", "throughput", "MB/s", [])
-    with pytest.raises(KeyError, match="no values of"):
-        report.compare("loopback", "throughput", "shoal", "other")
-
-
 def test_benches_are_found_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rl-controls" in names()
     assert "report" not in names()

@@ -380,3 +380,50 @@ def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
     assert burst.size == 256 * KI
     burst.note_slow(1, 0.0)
     assert burst.size == 256 * KI
+
+
+async def test_streams_keep_trios_rules() -> None:
+    async with open_pair(ConnectionConfig(keepalive=float("inf"), yield_every=0)) as pair:
+        await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
+
+
+@pytest.mark.parametrize("size", [1, 4 * KI, 64 * KI, 3 * MIB])
+async def test_what_is_sent_arrives(size: int) -> None:
+    data = (bytes(range(256)) * (6 * MIB // 256))[: 6 * MIB]
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        total = min(len(data), size * 200)
+
+        async def send() -> None:
+            for start in range(0, total, size):
+                await ours.send_all(data[start : min(total, start + size)])
+            await ours.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            assert await read_all(theirs) == data[:total]
+
+
+async def test_a_slow_reader_may_take_minutes(autojump_clock) -> None:
+    async with open_pair(ConnectionConfig(keepalive=30)) as pair:
+        ours, theirs = await pair.stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, bytes(16 * MIB))
+            await pair.world.sleep(600)
+            received = 0
+            while received < 16 * MIB:
+                received += len(await theirs.receive_some())
+
+
+async def test_a_lost_connection_breaks_its_streams() -> None:
+    async with open_pair() as pair:
+        ours, theirs = await pair.stream_pair()
+        await pair.raw[0].aclose()
+        for stream in (ours, theirs):
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.receive_some()
+        await pair.alice.wait_closed()
+        await pair.bob.wait_closed()
+        assert not pair.alice.is_open
+        with pytest.raises(trio.BrokenResourceError):
+            pair.alice.open_stream(ECHO)

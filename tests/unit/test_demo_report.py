@@ -3,60 +3,15 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate
+from roles.demo.gate import SORTING_PROMISE, LearningGate
 from roles.demo.shows import SORTING
 from roles.engines.evaluation import Evaluation
 from roles.own.status import Doorbell, SwarmStatus
 from roles.own.view import draw
-
-SHOW = replace(SORTING, promise=ARITHMETIC_PROMISE, held_out=256, judged="arithmetic/addition")
-FIGURES: dict[str, Any] = {
-    "kinds_start": {
-        "arithmetic/addition": (0.188, 0.113),
-        "arithmetic/three_digits": (0.078, 0.04),
-        "arithmetic/tables": (0.9, 0.8),
-    },
-    "kinds_end": {
-        "arithmetic/addition": (0.734, 0.7),
-        "arithmetic/three_digits": (0.453, 0.3),
-        "arithmetic/tables": (0.85, 0.8),
-    },
-    "cheater_submitted": 20, "cheater_accepted": 0, "cheater_bans": 1,
-    "honest_rejected": 0, "shown_start": None, "shown_end": None,
-}  # fmt: skip
-
-
-def test_the_kinds_are_listed_and_which_were_not_trained() -> None:
-    _, addition, digits, tables = SHOW.details(FIGURES)
-    assert " ".join(addition.split()) == "addition 0.188 → 0.734 0.113 → 0.700"
-    gains = "0.078 → 0.453 0.040 → 0.300"
-    assert " ".join(digits.split()) == f"three_digits {gains} not trained"
-    assert tables.endswith("0.800")
-
-
-def test_one_kind_alone_is_not_listed() -> None:
-    one = {"sort/lists": (0.1, 0.1)}
-    assert list(SHOW.details({**FIGURES, "kinds_start": one, "kinds_end": one})) == []
-
-
-def test_what_falls_short_of_a_hope_is_said_and_is_no_failure() -> None:
-    """``make demo-llm`` ended at 0.645 where it promised 0.65, said so in red, and failed."""
-    assert list(SHOW.shortfalls(FIGURES)) == []
-    end = FIGURES["kinds_end"]
-    low = {**FIGURES, "kinds_end": {**end, "arithmetic/addition": (0.645, 0.66)}}
-    assert list(SHOW.complaints(low, promised=True)) == []
-    assert list(SHOW.shortfalls(low)) == ["greedy reward ended at 0.645, not at 0.65"]
-    lost = {**FIGURES, "kinds_end": {**end, "arithmetic/tables": (0.7, 0.7)}}
-    assert list(SHOW.complaints(lost, promised=True)) == []
-    (said,) = SHOW.shortfalls(lost)
-    assert said.startswith("arithmetic/tables fell from 0.900 to 0.700")
-    (said,) = SHOW.complaints({**FIGURES, "honest_rejected": 3}, promised=True)
-    assert said.startswith("3 submissions of honest nodes")
 
 
 def test_a_promised_rise_is_judged_with_its_standard_error() -> None:

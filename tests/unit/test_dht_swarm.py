@@ -11,10 +11,9 @@ import pytest
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import MAX_PUBLICATIONS
-from p2p.dht.core.events import Join, Moved, SendIfConnected
+from p2p.dht.core.events import Forget, Join, Moved, SendIfConnected
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
-    Contact,
     FindNode,
     Nodes,
     Ping,
@@ -232,20 +231,6 @@ def test_a_replayed_older_record_does_not_replace_the_newer(
     assert [each.value for each in victim.core._store.get(store(new).key)] == [b"new"]
 
 
-def test_a_sender_needs_a_stamp_and_its_own_name(pair: tuple[Swarm, Node, Node]) -> None:
-    _, victim, other = pair
-    cheap = next(
-        contact
-        for number in range(1000)
-        if (contact := Contact(other.peer, number.to_bytes(8, "big"), (other.addr,))).work < 4
-    )
-    for sender in (cheap, victim.core.own):
-        data = encode(1, sender, Ping())
-        (effect,) = victim.core.handle(Received(other.peer, data, WALL), 0.0)
-        assert isinstance(effect, Penalise)
-        assert victim.core.contact_of(other.peer) is None
-
-
 def test_a_flood_is_answered_slowly(pair: tuple[Swarm, Node, Node]) -> None:
     swarm, victim, other = pair
     answers = sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000))
@@ -287,3 +272,12 @@ def test_publications_are_bounded() -> None:
     swarm.put(node, b"in the place of our address", b"value")
     # we can be dialled again, and nobody is there to be told
     swarm.give(node, Moved((node.addr,)))
+
+
+def test_what_is_forgotten_is_not_renewed() -> None:
+    swarm = joined(12, 8)
+    node = list(swarm.nodes.values())[4]
+    swarm.put(node, b"name", b"value", lifetime=60)
+    swarm.give(node, Forget("test", b"name"))
+    swarm.run(swarm.now + 60 + CLOCK_TOLERANCE + 1)
+    assert swarm.get(node, b"name")[1] == ()

@@ -13,7 +13,6 @@ from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.messages import (
-    NO_DIGEST,
     Outcome,
     Plan,
     Promise,
@@ -96,23 +95,6 @@ def kill_proposer(swarm: DilocoSwarm, after: float, dice: Random) -> None:
     swarm.at(after, look)
 
 
-def test_without_a_majority_the_survivors_stop_and_go_on_with_those_that_return() -> None:
-    swarm = DilocoSwarm(6, 2)
-    swarm.start()
-    swarm.run(25)
-    swarm.kill(3, 4, 5)
-    swarm.run(60)
-    at = swarm.machines[0].held
-    swarm.run(150)
-    assert [swarm.machines[n].held for n in (0, 1, 2)] == [at] * 3
-    assert all(swarm.machines[n].stalls == 1 for n in (0, 1, 2))
-    assert all(machine.core.is_stalled for machine in swarm.alive)
-    swarm.start(3)
-    swarm.run(260)
-    swarm.check()
-    assert swarm.step() > at
-
-
 def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
     swarm = DilocoSwarm(4, 4)
     swarm.start()
@@ -157,43 +139,6 @@ def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
     assert all(liar.peer in machine.core.convicted for machine in honest)
     assert all(set(machine.core.convicted) == {liar.peer} for machine in honest)
     assert swarm.machines[0].held > first + 2
-
-
-def test_a_restarted_member_never_contradicts_itself() -> None:
-    """Killed again and again, at any point of a round, with an update of its own each time."""
-    for seed in swept(range(20), 6):
-        swarm = DilocoSwarm(4, seed)
-        dice = Random(seed)
-        swarm.start()
-        for _ in range(8):
-            when, victim = dice.uniform(1, 90), dice.randrange(4)
-            swarm.at(when, lambda s=swarm, v=victim: s.kill(v))
-            swarm.at(when + dice.uniform(0.1, 3), lambda s=swarm, v=victim: s.start(v))
-        swarm.run(130)
-        swarm.check()
-        assert not any(machine.core.convicted for machine in swarm.alive), seed
-
-
-def test_a_member_that_has_forgotten_what_it_signed_sits_a_step_out() -> None:
-    """Its disk was wiped after its update was out: a second one for the step, from training
-    again, would convict it."""
-    for seed in swept(range(10), 4):
-        swarm = DilocoSwarm(4, seed)
-        swarm.machines[0].seconds = 20.0  # so that the others wait, their updates signed
-        swarm.start()
-        swarm.run(35)
-        victim = swarm.machines[1]
-        while victim.core.round.ready is None:
-            swarm.run(swarm.now + 1)
-        swarm.kill(1)
-        victim.records, victim.held, victim.kept = victim.records[:1], 0, None
-        victim.states = {0: NO_DIGEST}
-        swarm.run(swarm.now + 1)
-        swarm.start(1)
-        swarm.run(200)
-        swarm.check()
-        assert not any(machine.core.convicted for machine in swarm.alive), seed
-        assert victim.peer in swarm.machines[0].records[-1].outcome.plan.summed, seed
 
 
 # Majorities and what must be proposed again.

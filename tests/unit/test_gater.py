@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.swarm.core.gater import (
     DIAL_BACKOFF,
     MAX_REST,
-    PENALTY_HALF_LIFE,
-    PENALTY_LIMIT,
-    REFUSAL,
     ConnectionGater,
 )
-from p2p.swarm.core.limits import PUBLIC
 
 ME, PEER, OTHER = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 HERE = Multiaddr.parse("/ip4/81.2.3.4/tcp/1")
@@ -36,19 +29,6 @@ def test_a_back_off_ends_in_time() -> None:
     assert not mine.may_send(OTHER, ends)
     assert mine.may_send(OTHER, ends + 1.0)
     mine.check_dial(OTHER, 10.0)  # a caller's own wish is not held back
-
-
-def test_news_and_a_connection_end_a_back_off() -> None:
-    mine = gater()
-    mine.add_addrs(PEER, [HERE], AddrSource.SIGNED)
-    mine.dial_failed(PEER, 10.0)
-    mine.add_addrs(PEER, [HERE], AddrSource.SIGNED)
-    assert not mine.may_send(PEER, 10.0)
-    mine.add_addrs(PEER, [THERE], AddrSource.SIGNED)
-    assert mine.may_send(PEER, 10.0)
-    mine.dial_failed(PEER, 10.0)
-    mine.connected(PEER)
-    assert mine.may_send(PEER, 10.0)
 
 
 def test_an_address_that_fails_again_and_again_rests_ever_longer() -> None:
@@ -93,21 +73,6 @@ def test_failures_that_are_over_are_forgotten() -> None:
     assert len(mine._unreachable) == DIAL_BACKOFF
 
 
-def test_points_fade_and_a_refusal_ends() -> None:
-    mine = gater()
-    assert not mine.scores.penalise(PEER, PENALTY_LIMIT - 1, 0.0)
-    assert not mine.scores.penalise(PEER, PENALTY_LIMIT / 2, PENALTY_HALF_LIFE)
-    assert mine.scores.penalise(PEER, 1.0, PENALTY_HALF_LIFE)
-    began = PENALTY_HALF_LIFE
-    assert mine.scores.is_refused(PEER, began + REFUSAL - 1)
-    assert not mine.may_send(PEER, began)
-    with pytest.raises(PeerUnreachable, match="refused"):
-        mine.check_dial(PEER, began)
-    assert not mine.scores.is_refused(PEER, began + REFUSAL)
-    mine.scores.ban(PEER)
-    assert mine.scores.is_refused(PEER, 1e9)
-
-
 def test_what_is_sure_is_our_own_wish() -> None:
     mine = gater()
     mine.add_addrs(PEER, [HERE], AddrSource.HEARSAY)
@@ -119,10 +84,3 @@ def test_what_is_sure_is_our_own_wish() -> None:
     mine.add_addrs(PEER, [THERE], AddrSource.SIGNED)
     assert mine.is_sure(PEER)
     assert mine.addrs_of(PEER) == (THERE.with_peer(PEER), HERE.with_peer(PEER))
-
-
-def test_hearsay_names_no_place_nearer_than_ours() -> None:
-    mine = gater()
-    private = Multiaddr.parse("/ip4/10.0.0.1/tcp/1")
-    mine.add_addrs(PEER, [private, HERE], AddrSource.HEARSAY, reach=PUBLIC)
-    assert mine.addrs_of(PEER) == (HERE.with_peer(PEER),)

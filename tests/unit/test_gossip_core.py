@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from random import Random
 from typing import Any
 
 import pytest
 
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
-from p2p.gossip.config import LAZY, GossipConfig
+from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.caches import (
-    MAX_CACHE_BYTES,
-    MAX_RETRANSMISSIONS,
-    MessageCache,
     SeenCache,
 )
 from p2p.gossip.core.core import MAX_PENDING, GossipCore
@@ -26,7 +22,6 @@ from p2p.gossip.core.events import (
     Validity,
 )
 from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
-from p2p.gossip.core.promises import MAX_ASKED
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,
@@ -264,21 +259,6 @@ def test_a_forgery_is_blamed_and_does_not_block_what_it_imitates() -> None:
     assert [type(effect) for effect in lone.hear(FRIEND, Rpc(messages=[real]))] == [Validate]
 
 
-def test_a_forger_leaves_the_mesh_and_is_not_taken_back() -> None:
-    lone = Lone()
-    lone.later(2)
-    forged = PubsubMessage(peer_named(3).digest, bytes(8), TOPIC, b"lies", bytes(64))
-    lone.hear(ENEMY, Rpc(messages=[forged]))
-    (rpc,) = [rpc for rpc in rpcs(lone.later(1), ENEMY) if rpc.prune]
-    assert rpc.prune == [(TOPIC, 60)]
-    assert ENEMY not in lone.core.topics[TOPIC]
-    lone.later(5)
-    assert lone.core.topics[TOPIC] == (FRIEND,)
-    effects = lone.hear(ENEMY, Rpc(graft=[TOPIC]))
-    assert blamed(effects) == [(ENEMY, "graft in backoff")]
-    assert rpcs(effects, ENEMY)[0].prune == [(TOPIC, 60)]
-
-
 def test_messages_of_foreign_keys_and_topics_are_dropped_without_blame() -> None:
     lone = Lone()
     foreign = PubsubMessage(b"\x12\x20" + bytes(32), bytes(8), TOPIC, b"x", bytes(64))
@@ -332,47 +312,6 @@ def test_a_peer_that_brought_news_is_left_an_interval_to_answer() -> None:
     lone.later(1)
     (rpc,) = rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, [told])])), ENEMY)
     assert rpc.iwant == [told]
-
-
-def test_ids_are_asked_for_within_a_limit() -> None:
-    lone = Lone()
-    ids = [b"%d" % number for number in range(2000)]
-    asked = [
-        each
-        for rpc in rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY)
-        for each in rpc.iwant
-    ]
-    assert len(asked) == len(set(asked)) == MAX_ASKED
-    assert rpcs(lone.hear(ENEMY, Rpc(ihave=[(TOPIC, ids)])), ENEMY) == []
-
-
-def test_a_message_is_given_to_one_peer_three_times_at_most() -> None:
-    lone = Lone()
-    (rpc,) = rpcs(lone.do(Publish(TOPIC, b"mine")), FRIEND)
-    for _ in range(MAX_RETRANSMISSIONS):
-        (answer,) = rpcs(lone.hear(FRIEND, Rpc(iwant=[rpc.messages[0].id])), FRIEND)
-        assert answer.messages == rpc.messages
-    assert lone.hear(FRIEND, Rpc(iwant=[rpc.messages[0].id])) == []
-    assert lone.hear(ENEMY, Rpc(iwant=[b"unknown"])) == []
-
-
-def test_outsiders_are_told_ids_for_three_intervals() -> None:
-    lone = Lone(hearers=20)
-    lone.later(2)
-    lone.do(Publish(TOPIC, b"mine"))
-    mesh = lone.core.topics[TOPIC]
-    told = []
-    for _ in range(6):
-        effects = lone.later(1)
-        told.append(
-            {
-                each.peer
-                for each in effects
-                if isinstance(each, Send) and rpcs([each], each.peer)[0].ihave
-            }
-        )
-    assert all(len(peers) == LAZY and not peers & set(mesh) for peers in told[:3])
-    assert told[3:] == [set(), set(), set()]
 
 
 def test_a_prune_is_respected_until_its_backoff_has_ended() -> None:
@@ -445,27 +384,6 @@ def test_ids_are_forgotten_in_time() -> None:
     assert b"c" in seen
     assert b"d" in seen
     assert len(seen) == 2
-
-
-def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
-    cache = MessageCache(5, 3)
-    many = MAX_CACHE_BYTES // MAX_DATA + 3
-    messages = [
-        PubsubMessage(hashlib.sha256(b"%d" % number).digest(), bytes(8), TOPIC, bytes(MAX_DATA))
-        for number in range(many)
-    ]
-    for message in messages:
-        cache.put(message)
-    assert len(cache.gossip_ids(TOPIC)) == many - 4
-    for _ in range(3):
-        cache.shift()
-    assert cache.gossip_ids(TOPIC) == []
-    assert cache.get_for_peer(messages[0].id, FRIEND) == messages[0]
-    cache.shift()
-    cache.shift()
-    assert cache.get_for_peer(messages[0].id, FRIEND) is None
-    cache.put(messages[-1])
-    assert cache.gossip_ids(TOPIC) == [messages[-1].id]
 
 
 @pytest.mark.parametrize(

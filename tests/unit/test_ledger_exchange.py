@@ -54,7 +54,7 @@ from p2p.membership.heartbeat import (
 )
 from p2p.multiaddr import Multiaddr
 from p2p.wire import pack
-from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.core_swarm import FakeSigner, peer_named
 
 AUTHOR, OTHER, STRANGER = (KeyPair(bytes([letter]) * 32) for letter in b"aos")
 
@@ -255,34 +255,6 @@ def test_bans_outlast_the_window_and_reach_who_comes_later() -> None:
     assert kept(first) == kept(second)
 
 
-def test_three_validators_with_as_many_bans_as_are_kept_reach_a_newcomer() -> None:
-    """And what they sign meanwhile reaches it with the next answer. The same hundred bans were
-    sent again and again, and nothing behind them, for good."""
-    judges = [FakeSigner(peer_named(number)) for number in range(3)]
-    old, new = Exchange(fake_verify), Exchange(fake_verify)
-    heads = dict.fromkeys((judge.peer_id for judge in judges), EMPTY)
-
-    def state(judge: FakeSigner, kind: str) -> None:
-        entry = make_entry(heads[judge.peer_id], judge, kind, bytes(700), 1000.0)
-        heads[judge.peer_id] = check_link(heads[judge.peer_id], entry)
-        old.take_untrusted(entry)
-
-    for node in (old, new):
-        node.follow(judge.peer_id for judge in judges)
-    for judge in judges:
-        for _ in range(MAX_LASTING):
-            state(judge, "ban")
-        for _ in range(20):
-            state(judge, "verdict")
-    for questions in range(1, 7):
-        for judge in judges:
-            state(judge, "verdict")
-        asks(new, old)
-        if questions > 1:
-            assert all(new.top(who) == head.seqno for who, head in heads.items())
-    assert kept(new) == kept(old)
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
@@ -437,24 +409,3 @@ def test_spans_that_are_none_are_refused(ends: list[object]) -> None:
     row[-1] = [1, 2, 4, 4]
     read = decode_question_untrusted(pack([[row], []])).extents[AUTHOR.peer_id]
     assert read.spans == ((1, 2), (4, 4))
-
-
-def test_all_of_a_swarm_know_within_log_n_questions() -> None:
-    """Each of 200 nodes asks one of its seven neighbours in a round; news of one is everywhere
-    after six."""
-    author = FakeSigner(peer_named(0))
-    nodes = [Exchange(fake_verify) for _ in range(200)]
-    for node in nodes:
-        node.follow([author.peer_id])
-    nodes[0].take_untrusted(make_entry(EMPTY, author, "ban", b"who", 1.0))
-    dice = Random(3)
-    rounds = 0
-    while not all(node.top(author.peer_id) == 0 for node in nodes):
-        rounds += 1
-        for place, node in enumerate(nodes):
-            meet(node, nodes[(place + dice.choice(NEAR)) % 200])
-    assert rounds <= 6
-
-
-NEAR = (1, 7, 29, 61, -1, -7, -29)
-"""Neighbours in a ring with chords."""

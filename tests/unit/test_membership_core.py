@@ -549,19 +549,6 @@ def test_an_accusation_without_words_of_the_accused_is_forgery() -> None:
     assert Change.DIED not in changes(node, peer_named(2))
 
 
-def test_nobody_can_say_good_bye_for_another() -> None:
-    swarm = MembershipSwarm(5)
-    swarm.run(3 * INTERVAL)
-    node = swarm.nodes[peer_named(1)]
-    tell(
-        swarm,
-        node,
-        Heartbeats((heartbeat_of(peer_named(2), 2**61, signer=ENEMY, leaving=True),)),
-    )
-    assert changes(node, peer_named(2)) == [Change.JOINED]
-    assert node.core.counters["forged"] == 1
-
-
 def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
     swarm = MembershipSwarm(10)
     swarm.refused.add(ENEMY)
@@ -620,18 +607,6 @@ def test_a_flood_is_cut_off_and_penalised() -> None:
     assert node.penalties[ENEMY] == 50
 
 
-def test_minted_identities_do_not_push_out_the_neighbours() -> None:
-    swarm = MembershipSwarm(20, config=MembershipConfig(passive=15))
-    swarm.run(4 * INTERVAL)
-    node = swarm.nodes[peer_named(1)]
-    before = set(node.core.neighbours)
-    for start in range(0, 320, 32):
-        minted = tuple(heartbeat_of(peer_named(1000 + start + index), 1) for index in range(32))
-        tell(swarm, node, Heartbeats(minted), source=peer_named(2))
-    assert set(node.core.neighbours) == before
-    assert len(node.core.members()) <= 15 + 10
-
-
 # Determinism, numbers.
 
 
@@ -665,18 +640,6 @@ def test_sequence_numbers_stay_below_what_is_reserved() -> None:
                 assert used[-1] <= ceiling
     assert used == list(range(used[0], used[0] + len(used)))
     assert 3 <= reserved <= 5
-
-
-def test_policy_updates_cannot_make_a_node_babble() -> None:
-    core = make_core(1)
-    core.handle(Interest((ENEMY,)), 0.0)
-    sent = 0
-    for step in range(1000):
-        now = step * 0.01
-        core.handle(UpdateProfile(Profile(policy=step)), now)
-        if core.next_deadline <= now:
-            sent += sum(isinstance(effect, Send) for effect in core.handle(Tick(), now))
-    assert sent <= 9  # 10 s at a quarter of an interval each
 
 
 @pytest.mark.parametrize(

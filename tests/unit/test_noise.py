@@ -189,17 +189,6 @@ def test_records_survive_any_split(sizes: list[int], step: int) -> None:
     assert opened == plain
 
 
-def test_bytes_one_by_one() -> None:
-    one, other = sessions()
-    wire = one.seal(b"hello") + one.seal(b"world")
-    opened = [
-        piece
-        for index in range(len(wire))
-        for piece in other.receive_data(wire[index : index + 1])
-    ]
-    assert opened == [b"hello", b"world"]
-
-
 def test_long_plaintext_takes_several_records() -> None:
     one, other = sessions()
     data = bytes(range(256)) * 1000

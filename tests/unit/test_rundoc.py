@@ -80,12 +80,6 @@ async def test_a_pinned_book_refuses_the_rest(tmp_path: Path, run: Run) -> None:
     assert book.run == RUN
 
 
-async def test_a_rotten_pin_says_so(tmp_path: Path) -> None:
-    (tmp_path / PATH).write_bytes(RUN.document[:-1])
-    with pytest.raises(ConfigError, match="the pinned run file cannot be used"):
-        await book_in(tmp_path).load()
-
-
 def old_host(host: Host) -> Host:
     """A node of the version before, which knows one question only."""
 
@@ -114,19 +108,6 @@ async def two_hosts(
         yield (first, books[0]), (second, books[1])
 
 
-async def test_a_newcomer_gets_the_run_from_its_bootstrap_peer(tmp_path: Path) -> None:
-    async with two_hosts(tmp_path) as ((host, book), (other, newcomer)):
-        await book.offer(RUN.document)
-        with trio.fail_after(10):
-            run = await newcomer.wait_for_document(other, host.addrs, RunConfig())
-        assert run == newcomer.run == RUN
-        assert not await newcomer.ask(other, host.peer_id)
-        await book.offer(NEWER.document)
-        assert await newcomer.ask(other, host.peer_id)
-        assert newcomer.run == NEWER
-        assert not await book.ask(host, other.peer_id)
-
-
 async def test_a_newcomer_goes_on_asking(tmp_path: Path) -> None:
     config = RunConfig(ask_interval=0.01, ask_timeout=5)
     async with two_hosts(tmp_path) as ((host, book), (other, newcomer)):
@@ -150,15 +131,6 @@ async def test_a_pinned_node_learns_that_a_peer_is_in_another_run(tmp_path: Path
         assert pinned.run == RUN
 
 
-async def test_garbage_costs_the_asker_its_stream(tmp_path: Path) -> None:
-    async with two_hosts(tmp_path) as ((host, book), (other, _)):
-        await book.offer(RUN.document)
-        peer = await other.connect_addr(host.addrs[0])
-        for question in (b"garbage", pack([b"", "0"]), pack([bytes(99), 0])):
-            with pytest.raises((trio.BrokenResourceError, BadMessage, PeerUnreachable)):
-                await request(other, peer, PROTOCOL_ID, question)
-
-
 async def test_an_expired_pin_waits_for_the_next_edition_and_keeps_out_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -172,13 +144,6 @@ async def test_an_expired_pin_waits_for_the_next_edition_and_keeps_out_the_rest(
     assert not await book.offer(RUN.document)
     assert await book.offer(NEWER.document)
     assert (book.run, book.expired) == (NEWER, None)
-
-
-async def test_an_expired_pin_is_replaced_from_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / PATH).write_bytes(sign_run(replace(TERMS, expiry=1), OWNER).document)
-    book = book_in(tmp_path)
-    await book.load(NEWER.document)
-    assert book.run == NEWER
 
 
 async def test_an_edition_ends_while_the_node_runs(

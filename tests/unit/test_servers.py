@@ -14,7 +14,6 @@ import trio.testing
 
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.swarm import outbox as servers_module
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
@@ -56,13 +55,6 @@ async def ask(client: SwarmHost, server: SwarmHost) -> bytes:
     answer = await request(client, server.peer_id, ECHO, b"!")
     await trio.testing.wait_all_tasks_blocked()
     return answer
-
-
-async def test_requests_that_follow_each_other_are_served_by_one_task() -> None:
-    async with pair(strict=True) as (client, server, tasks):
-        for _ in range(5):
-            assert await ask(client, server) == b"clean!"
-        assert len(set(tasks)) == 1
 
 
 @pytest.mark.parametrize("error", [ValueError("our bug"), trio.BrokenResourceError("gone")])
@@ -160,26 +152,3 @@ async def test_context_variables_of_one_stream_do_not_reach_the_next() -> None:
                 assert await stream.receive_some() == b""
             assert await ask(client, server) == b"clean!"
         assert len(set(tasks)) == 1
-
-
-async def test_few_tasks_wait_when_many_streams_are_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(servers_module, "MAX_IDLE", 2)
-    async with pair(strict=True) as (client, server, tasks):
-        gate = trio.Event()
-
-        async def wait(stream: Stream) -> None:
-            tasks.append(trio.lowlevel.current_task())
-            await gate.wait()
-
-        server.set_handler(OTHER, wait)
-        streams = [await client.open_stream(server.peer_id, OTHER) for _ in range(6)]
-        await trio.testing.wait_all_tasks_blocked()
-        gate.set()
-        await trio.testing.wait_all_tasks_blocked()
-        for stream in streams:
-            await stream.aclose()
-        assert len(set(tasks)) == 6
-        alive = {task for task in tasks if task.coro.cr_frame is not None}
-        assert len(alive) == 2

@@ -10,7 +10,6 @@ from random import Random
 
 import pytest
 
-from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
@@ -294,16 +293,6 @@ def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
             assert [e.peer for e in node.effects if isinstance(e, ev.Penalise)] == [liar.peer]
 
 
-@pytest.mark.parametrize("count", swept([33, 100], 1))
-def test_the_dead_at_birth_do_not_stop_the_rest(count: int) -> None:
-    swarm = Swarm(count)
-    for node in swarm.peers[:: count // 2][:2]:
-        node.alive = False
-    swarm.publish(1, 8 * MIB, 64 * KI)
-    swarm.run(60)
-    assert swarm.time_to_all(1) <= 1.8 * bound(8 * MIB, swarm)
-
-
 def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     swarm = Swarm(20)
     roster, alone = swarm.roster, Swarm(20).peers
@@ -499,24 +488,6 @@ def test_a_run_that_outpaces_its_links_still_delivers() -> None:
         assert len(node.core.downloads) < 45
 
 
-def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
-    swarm = Swarm(5)
-    swarm.publish(1, 420_000, 32 * KI)
-    swarm.run(5)
-    swarm.policies.last = None
-    other, index, _ = swarm.policies.make(1, 420_000, 32 * KI, seed=1)
-    victim = swarm.peers[0]
-    swarm.give(victim, ev.Heard(swarm.peers[1].peer, PolicyNews(other.encode(), index.data)))
-    swarm.run(10)
-    for node in swarm.nodes.values():
-        halts = [e for e in node.effects if isinstance(e, ev.Halt)]
-        assert len(halts) == 1
-        assert halts[0].evidence.author
-    swarm.publish(2, 420_000, 32 * KI)
-    swarm.run(20)
-    assert all(2 not in node.whole for node in swarm.peers)
-
-
 def test_a_roster_of_a_newer_version_is_refused_with_one_sentence_and_costs_nothing() -> None:
     swarm = Swarm(2)
     victim, sender = swarm.peers
@@ -564,15 +535,3 @@ def test_a_peer_that_is_heard_after_its_bulk_stream_broke_is_connected() -> None
     assert [peers.admit(peer) for peer in (friend, liar)] == [True, False]
     assert peers.connected == (friend,)
     assert not peers.is_gone(friend)
-
-
-def test_a_peer_that_may_not_publish_is_not_heard() -> None:
-    swarm = Swarm(2)
-    forged, index, _ = Policies(swarm.keys[1]).make(9, 420_000, 32 * KI)
-    victim = swarm.peers[1]
-    swarm.give(victim, ev.Heard(swarm.peers[0].peer, PolicyNews(forged.encode(), index.data)))
-    assert victim.core.downloads == ()
-    broken = bytearray(swarm.policies.make(1, 64 * KI, 32 * KI)[0].encode())
-    broken[-1] ^= 1
-    with pytest.raises(BadMessage, match="signature"):
-        victim.core.handle(ev.Heard(swarm.peers[0].peer, PolicyNews(bytes(broken), b"")), 1.0)

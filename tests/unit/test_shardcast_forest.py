@@ -17,7 +17,6 @@ from p2p.shardcast.forest import (
     Roster,
     RosterEntry,
     build_forest,
-    capacity_class,
     decode_roster_untrusted,
 )
 from p2p.shardcast.index import digest_of
@@ -83,15 +82,6 @@ def test_a_share_over_a_whole_number_does_not_give_every_relay_a_child_more(
     assert len(fan_outs) == 40 - idle
     assert max(fan_outs) <= 5
     assert fan_outs.count(5) == fives
-
-
-def test_the_forest_turns_with_the_version_and_nothing_else() -> None:
-    roster = roster_of([1e6] * 40)
-    again = roster_of([1e6] * 40)
-    assert roster == again
-    assert build_forest(roster, PolicyVersion(3)) == build_forest(again, PolicyVersion(3))
-    roots = {build_forest(roster, PolicyVersion(version)).roots for version in range(8)}
-    assert len(roots) > 4
 
 
 @settings(max_examples=30, deadline=None)
@@ -222,14 +212,3 @@ def test_a_roster_from_before_rules_had_numbers_is_refused_too() -> None:
     signed = pack([content, ORIGIN.sign(PROTOCOL_ID, content)])
     with pytest.raises(OtherForestRule, match="forest rule 1 "):
         decode_roster_untrusted(signed, b"run", verify)
-
-
-def test_capacity_classes_are_powers_of_two() -> None:
-    assert [capacity_class(upload) for upload in (0, 16383, 16384, 32768, 5e6)] == [
-        0,
-        0,
-        1,
-        2,
-        9,
-    ]
-    assert capacity_class(1e30) == 31

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.core.handout import TRANSITIONS, GiftEvent, GiftStage, HandOut
-from p2p.shardcast.core.queue import CREDIT, Lines
+from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion
@@ -45,105 +43,6 @@ def nobody_is_gone(_: PeerId) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "fail",
-    [lambda handout, _: handout.expire(1.0), lambda handout, bad: handout.lose(bad)],
-    ids=["times out", "is lost"],
-)
-def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
-    fail: Callable[[HandOut, PeerId], None],
-) -> None:
-    """Five books knew parts of a chunk's fate: two chunks that were given again at 0.2 s and
-    confirmed at 0.3 s were given once more when their first root failed later."""
-    handout = homes(1.5e6, chunks=12, peers=6)
-    given = give_all(handout, 0.0)
-    bad, *good = handout.forest.roots
-    assert given[bad] == [0, 6]
-    for peer in good:
-        assert handout.confirm(peer, 2, 99, 0.1)
-    for chunk in given[bad]:
-        assert not handout.ask(chunk, good[0], 0.2, lanes=0), "one may only be impatient"
-        assert handout.ask(chunk, good[1], 0.2, lanes=0)
-    again = give_all(handout, 0.2)
-    assert sorted(chunk for chunks in again.values() for chunk in chunks) == [0, 6]
-    assert bad not in again
-    for peer, chunks in again.items():
-        assert handout.confirm(peer, 2 + len(chunks), 99, 0.3)
-    fail(handout, bad)
-    assert give_all(handout, 1.0) == {}
-    assert handout.exhausted
-
-
-def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
-    """Two chunks at any round trip left long lines idle."""
-    forest, lines = forest_of(20, 25e6), Lines()
-    for root in forest.roots:
-        lines.to(root).note_round_trip(0.15)
-    handout = hand_out(forest, 500, lines)
-    given = give_all(handout, 0.0)
-    first, second = forest.roots[:2]
-    rate = forest.rate(0) / (64 * KI)
-    assert len(given[first]) == lines.to(first).credit(rate) > 5 * CREDIT
-    assert handout.confirm(second, 4, 4 + CREDIT, 0.2), "its children lag"
-    assert handout.give(lambda peer: peer == second, 0.2) is None
-
-
-def test_a_root_that_confirms_faster_than_its_class_is_given_more_ahead() -> None:
-    """A home's line counts for slow until its uplink was measured; after a push all are new."""
-    handout = homes(1e6, 999)
-    root = handout.forest.roots[0]
-    now, said, given = 0.0, 0, [0]
-    for _ in range(8):
-        while handout.give(lambda peer: peer == root, now) is not None:
-            handout.note_left(root, now)
-            given[-1] += 1
-        now += 0.05
-        for _ in range(given[-1]):
-            now, said = now + 0.001, said + 1
-            assert handout.confirm(root, said, 999, now)
-        given.append(0)
-    assert given[0] == CREDIT
-    assert given[7] > 2 * CREDIT, given
-
-
-def test_a_root_is_waited_for_as_long_as_its_line_takes_to_relay_a_chunk() -> None:
-    """Seven ADSL lines, 1.5 s to relay a chunk by their class: after 0.5 s each root's chunks
-    were given again."""
-    homes_4, homes_40 = homes(500e3), homes(5e6)
-    give_all(homes_4, 0.0)
-    give_all(homes_40, 0.0)
-    assert homes_4.next_deadline == 2.0, "and never longer than the longest wait"
-    assert homes_40.next_deadline == 0.5
-
-
-def test_a_root_that_lets_a_deadline_pass_gets_nothing_until_it_has_confirmed_all() -> None:
-    handout = homes(5e6)
-    given = give_all(handout, 0.0)
-    slow, *quick = handout.forest.roots
-    for peer in quick:
-        handout.confirm(peer, len(given[peer]), 999, 0.4)
-    handout.expire(0.5)
-    again = give_all(handout, 0.5)
-    assert set(given[slow]) <= {chunk for chunks in again.values() for chunk in chunks}
-    assert slow not in again
-    handout.confirm(slow, 1, 999, 0.6)
-    assert handout.give(lambda peer: peer == slow, 0.6) is None
-    handout.confirm(slow, len(given[slow]), 999, 0.7)
-    assert handout.give(lambda peer: peer == slow, 0.7) is not None
-
-
-def test_a_late_root_that_confirms_before_its_chunk_is_given_again_keeps_it() -> None:
-    handout = homes(1.5e6, chunks=14)
-    given = give_all(handout, 0.0)
-    slow, *quick = handout.forest.roots
-    handout.expire(handout.next_deadline)
-    handout.confirm(slow, len(given[slow]), 999, 0.6)
-    for peer in quick:
-        handout.confirm(peer, len(given[peer]), 999, 0.6)
-    assert len(given) == 7
-    assert handout.exhausted, "all of it has come"
-
-
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:
     """A hundred peers that pulled at once made three of their four roots lose their stripes."""
     handout = hand_out(forest_of(20, 5e6))
@@ -160,32 +59,6 @@ def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> Non
     assert handout.suspect(chunk, by, 7.4) is None
     assert handout.suspect(chunk, by, 7.9) == root
     assert handout.suspect(chunk, KEYS[40].peer_id, 9.0) is None, "it came later"
-
-
-def test_two_reports_of_two_peers_demote_a_root_and_each_peer_has_one() -> None:
-    handout = homes(5e6)
-    given = give_all(handout, 0.0)
-    root, other, *peers = handout.forest.roots
-    assert not handout.report(root, root)
-    assert not handout.report(root, peers[0])
-    assert not handout.report(root, peers[0])
-    assert not handout.report(other, peers[0]), "it has had its report"
-    assert not handout.report(root, KEYS[40].peer_id), "a stranger"
-    handout.confirm(root, len(given[root]), 999, 0.1)
-    assert handout.report(root, peers[1])
-    for peer in (other, *peers):
-        handout.confirm(peer, len(given[peer]), 999, 0.1)
-    rest = [step[2] for step in iter(lambda: take(handout, 0.2), None)]
-    assert rest[-len(given[root]) :] == given[root], "all that it had, when all else has left"
-
-
-def take(handout: HandOut, now: float) -> tuple[PeerId, int, int] | None:
-    """One chunk given, left and confirmed."""
-    step = handout.give(lambda _: True, now)
-    if step is not None:
-        handout.note_left(step[0], now)
-        handout.confirm(step[0], handout._roots[step[0]].given, 999, now + 0.1)
-    return step
 
 
 def test_an_origin_with_a_busy_line_does_not_answer_for_what_it_is_about_to_give() -> None:
@@ -218,44 +91,6 @@ def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:
     handout.lose(root)
     handout.admit(root)
     assert not is_fed()
-
-
-def last_given_to_a_slow_root(handout: HandOut, granted: int) -> float:
-    """Play a hand-out in which one root's word takes a second and that of all others a tenth;
-    returns when it was last given a chunk. The others ask for ``granted`` chunks in all."""
-    slow, *quick = handout.forest.roots
-    counts, last, idle = dict.fromkeys(handout.forest.roots, 0), 0.0, 0
-    for tenth in range(10_000):
-        now = tenth / 10
-        for peer in quick if tenth else ():
-            handout.confirm(peer, counts[peer], granted, now)
-        if tenth % 10 == 9:
-            handout.confirm(slow, counts[slow], 999, now)
-        idle += 1
-        while (step := handout.give(lambda _: True, now)) is not None:
-            handout.note_left(step[0], now)
-            counts[step[0]] += 1
-            idle = 0
-            last = now if step[0] == slow else last
-        if idle > 20:
-            break
-    assert sum(counts.values()) > 100
-    return last
-
-
-def test_a_slow_root_is_passed_over_when_it_would_be_the_last_to_confirm() -> None:
-    """It had confirmed all that it owed, and so came first: all waited for its last chunk."""
-    handout = homes(2.5e6, chunks=9000)
-    last = last_given_to_a_slow_root(handout, 99_999)
-    assert handout.exhausted
-    assert 5.0 < last < handout.progress - 0.8, "its word takes a second"
-
-
-def test_a_slow_root_gets_the_rest_if_no_other_asks_for_more() -> None:
-    """Roots that confirm all at once and grant nothing make every honest one a slow one."""
-    handout = homes(2.5e6, chunks=120)
-    assert last_given_to_a_slow_root(handout, 18) == handout.progress
-    assert handout.exhausted
 
 
 @pytest.mark.parametrize("event", GiftEvent)

@@ -49,36 +49,8 @@ def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
         assert not node.core.stats.from_peers, "no relay has had anything to pass on"
 
 
-def test_receipts_make_the_next_roster_before_the_next_version() -> None:
-    """One of 60 claims everything. Every relay dials by what the first version's
-    receipts say while there is nothing to send."""
-    swarm = LiarSwarm(60, claim=lambda n: 2.0**52 if n == 5 else 40 * MBIT)
-    boaster = list(swarm.nodes)[5]
-    swarm.publish(1, 4 * MIB, 64 * KI)
-    before = swarm.newest
-    assert before.upload(boaster) > 2 * 40 * MBIT
-    for node in swarm.nodes.values():
-        node.effects.clear()
-    swarm.run(8)
-    after = swarm.newest
-    assert after.epoch > before.epoch
-    assert after.upload(boaster) <= before.upload(boaster) / 2
-    forest = build_forest(after, PolicyVersion(2))
-    assert dialled(swarm.origin) >= set(forest.roots)
-    root = swarm.nodes[forest.roots[0]]
-    assert dialled(root) >= set(forest.children(0, root.peer, lambda _: False))
-
-
 def dialled(node: Node) -> set[PeerId]:
     return {effect.peer for effect in node.effects if isinstance(effect, ev.Connect)}
-
-
-def test_one_claim_of_everything_leaves_the_other_stripes_as_they_were() -> None:
-    entries = [RosterEntry(key(n).peer_id, 2.0**52 if n == 5 else 5e6) for n in range(1, 201)]
-    forest = build_forest(Roster.sign(key(0), RUN, 1, entries), PolicyVersion(1))
-    others = [stripe for stripe in forest.stripes if stripe.slots[stripe.root] < 199]
-    assert len(others) == len(forest.stripes) - 1
-    assert max(max(stripe.slots.values()) for stripe in others) <= 10
 
 
 def test_claims_count_for_four_times_the_median_at_most() -> None:
@@ -151,20 +123,6 @@ def test_pulls_that_are_answered_slowly_do_not_teach_patience_with_black_holes()
         swarm.run(60)
         took.append(sorted(node.whole[1] for node in swarm.honest)[2])
     assert sum(took) / len(took) <= 13.5
-
-
-def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None:
-    one, two = (Policies(key(number)) for number in (1, 2))
-    statements = Statements(RUN, lambda _: True, verify)
-    first, _, _ = one.make(7, 64 * KI, 32 * KI)
-    honest, _, _ = two.make(7, 64 * KI, 32 * KI, seed=1)
-    two.last = None
-    other, _, _ = two.make(7, 64 * KI, 32 * KI, seed=2)
-    assert statements.record(first) is None
-    assert statements.record(honest) is None, "two trainers may have the same version"
-    evidence = statements.record(other)
-    assert evidence is not None
-    assert evidence.author == key(2).peer_id
 
 
 def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:

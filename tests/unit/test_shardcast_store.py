@@ -250,15 +250,6 @@ async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
     assert tight.stored(PolicyVersion(3)) is not None
 
 
-async def test_memory_for_chunks_is_bounded(world: RealWorld) -> None:
-    store = open_store(world, cache_bytes=100_000)
-    for version in range(3):
-        await fetch(store, version)
-    assert store._cached <= 100_000
-    manifest, _, wires, _ = policy(0)
-    assert await store.chunk(manifest.digest, 0) == wires[0]
-
-
 async def publish(store: PolicyStore, world: RealWorld, version: int = 1) -> Manifest:
     manifest, index, _, raw = policy(version)
     await world.disk.write("weights", raw)
@@ -333,22 +324,6 @@ async def test_a_policy_pinned_while_another_is_removed_stays(
     monkeypatch.setattr(store, "forget", pin_meanwhile)
     assert await store.prune() == [entries[1].manifest.digest]
     assert store.stored(PolicyVersion(0)) is entries[0]
-
-
-async def test_as_many_work_at_a_time_as_there_are_cores(world: RealWorld) -> None:
-    world.cores = 3
-    cores, working, most = Cores(world), 0, 0
-
-    async def work(_: int) -> None:
-        nonlocal working, most
-        async with cores._limit:
-            working += 1
-            most = max(most, working)
-            await world.sleep(0.001)
-            working -= 1
-
-    await cores.for_each(range(50), work)
-    assert most == 3
 
 
 async def test_work_that_fails_ends_the_rest(world: RealWorld) -> None:

@@ -25,7 +25,6 @@ from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
-from p2p.swarm.connector import HANDSHAKE_TIMEOUT
 from p2p.swarm.core.gater import (
     DIAL_BACKOFF,
     MAX_ADDRS,
@@ -38,9 +37,7 @@ from p2p.swarm.core.gater import (
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
-from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.upgrade import secure
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
@@ -95,12 +92,6 @@ async def test_an_address_that_cannot_be_had_is_an_error_of_the_configuration(
     with pytest.raises(ConfigError):
         async with open_host(listen=(addr,)):
             pass
-
-
-async def test_the_callers_own_error_comes_out_as_it_is() -> None:
-    with pytest.raises(KeyError):
-        async with open_host(listen=()):
-            raise KeyError
 
 
 async def test_nothing_outlives_the_block() -> None:
@@ -198,34 +189,6 @@ async def test_a_handler_that_waits_for_a_gone_peer_does_not_crash(caplog) -> No
 # Limits.
 
 
-async def test_silent_visitors_are_shown_out(autojump_clock) -> None:
-    network = MemoryNetwork()
-    async with open_host(network=network, listen=("/memory/0",), config=QUIET) as host:
-        places = ResourceLimits().handshakes
-        raw = []
-        for _ in range(places + 5):
-            raw.append(await network.dial(host.addrs[0]))
-            await trio.testing.wait_all_tasks_blocked()
-        assert host.budget.handshakes == places
-        assert [await _is_closed(stream) for stream in raw] == [True] * 5 + [
-            False
-        ] * places  # the oldest went
-        await host.world.sleep(HANDSHAKE_TIMEOUT + 1)
-        assert host.budget.handshakes == 0
-        assert host.connected == ()
-
-
-async def _is_closed(stream: trio.abc.HalfCloseableStream) -> bool:
-    """Whether the other side has hung up: reads over the negotiation header that waits
-    otherwise.
-    """
-    with trio.move_on_after(0.001):
-        while await stream.receive_some():
-            pass
-        return True
-    return False
-
-
 async def test_connections_are_bounded_and_the_newest_finds_room() -> None:
     network = MemoryNetwork()
     small = SwarmConfig(limits=ResourceLimits(connections=2))
@@ -241,28 +204,6 @@ async def test_connections_are_bounded_and_the_newest_finds_room() -> None:
             await trio.testing.wait_all_tasks_blocked()
         assert len(host.connected) == host.budget.connections == 2
         assert third.peer_id in host.connected
-
-
-async def test_one_peer_may_have_a_few_connections_only() -> None:
-    key = KeyPair(b"\x09" * 32)
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as host,
-        open_world(key=key) as world,
-    ):
-        raw = []
-        for _ in range(ResourceLimits().per_peer + 3):
-            stream = await network.dial(host.addrs[0])
-            await secure(
-                stream, StaticKey.create(key, world.entropy(32)), world.entropy, dialer=True
-            )
-            raw.append(stream)
-            await trio.testing.wait_all_tasks_blocked()
-        assert host.connected == (key.peer_id,)
-        live = [c for c in host._connector._connections[key.peer_id] if c.is_open]
-        assert len(live) == ResourceLimits().per_peer == host.budget.connections
-        for stream in raw:
-            await stream.aclose()
 
 
 # Peers that lie.
@@ -289,11 +230,6 @@ async def test_observed_and_listen_addresses_are_learnt() -> None:
         assert other.addrs_of(one.peer_id)[0] == one.addrs[0]
         await one.disconnect(other.peer_id)
         assert one.info(other.peer_id) is None
-
-
-async def test_a_ping_takes_some_time() -> None:
-    async with two_hosts() as (one, other):
-        assert 0 < await p2p.ping(one, other.peer_id) < 5
 
 
 async def test_more_questions_at_once_than_a_connection_has_streams_are_refused() -> None:

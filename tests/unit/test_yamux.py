@@ -274,21 +274,6 @@ def test_a_stream_lives_until_its_queue_is_sent() -> None:
     assert one.stream_ids == ()
 
 
-def test_sending_stops_at_the_window_and_goes_on_after_an_update() -> None:
-    one = Mux(dialer=True)
-    stream_id = one.open_stream()
-    drain(one)
-    sent = 0
-    while taken := send(one, stream_id, bytes(100_000)):
-        sent += taken
-        drain(one)
-    assert sent == INITIAL_WINDOW
-    assert one.take_writable() == []
-    feed(one, frame(WINDOW_UPDATE, ACK, stream_id, 10))
-    assert one.take_writable() == [stream_id]
-    assert send(one, stream_id, bytes(100)) == 10
-
-
 def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
     one, _other, stream_id = connected()
     feed(one, frame(WINDOW_UPDATE, 0, stream_id, FULL_WINDOW))
@@ -299,20 +284,6 @@ def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
     one.data_to_send()
     assert one.take_writable() == [stream_id]
     assert one.room(stream_id) > 0
-
-
-def test_the_window_refills_as_the_application_reads() -> None:
-    one, other, stream_id = connected()
-    total = received = 0
-    for _ in range(40):
-        total += send(one, stream_id, bytes(MAX_QUEUED))
-        _at_one, at_other = [], feed(other, drain(one))
-        for event in at_other:
-            assert isinstance(event, DataReceived)
-            received += len(event.data)
-            other.consumed(stream_id, len(event.data))
-        feed(one, drain(other))
-    assert received == total == 40 * MAX_QUEUED > 2 * FULL_WINDOW
 
 
 def test_updates_are_sent_per_half_window_not_per_read() -> None:
