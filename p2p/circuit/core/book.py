@@ -133,8 +133,8 @@ class RelayBook:
     ) -> HopStatus:
         """Count a circuit if it is allowed. The caller must call `end` for it.
 
-        When there are too many, the newest circuit of the peer that asked for most is aborted, if
-        that peer has more of them than the new circuit's would have.
+        When there are too many, the newest circuit of the peer that asked for most is aborted,
+        if that peer has more of them than the new circuit's would have.
         """
         if not self._may_ask(source, now):
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
