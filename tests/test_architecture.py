@@ -82,6 +82,7 @@ EXEMPT = {
     "roles/diloco/worker.py": "is the worker process",
     "roles/engines/torch/": "runs inside the worker process",
     "roles/engines/vllm/": "runs inside the worker process",
+    "roles/envs/capsule.py": "runs inside the worker process; packs a command line's folder",
     "roles/envs/data.py": "reads files inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/models/bundle.py": "a model's folder, for a command line or inside a worker process",

@@ -23,6 +23,11 @@ environment may use. The largest collections of questions in use have 1.2 GB; a 
 as well."""
 
 
+def lies_in(folder: str, name: str) -> bool:
+    """True if a folder of this machine has a file of that name."""
+    return Path(folder, name).exists()
+
+
 def read_data(pin: FilePin, folder: str) -> bytes:
     """The content of the file that ``pin`` names. Raises `ConfigError`, with the remedy."""
     if not folder:

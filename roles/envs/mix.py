@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Final
 
 from p2p.errors import ConfigError
@@ -29,7 +28,7 @@ from roles.envs.base import (
     make_environment,
 )
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.envs.data import open_tokenizer, read_data
+from roles.envs.data import lies_in, open_tokenizer, read_data
 from roles.envs.text import (
     ChatTokenizer,
     LengthTargets,
@@ -88,8 +87,9 @@ class EnvironmentSetup:
 
     def place_of(self, data: FilePin) -> str:
         """The folder of this machine with a file: that of a capsule is the model's."""
-        is_carried = self.model is not None and Path(self.model.folder, data.name).exists()
-        return self.model.folder if self.model is not None and is_carried else self.folder
+        if self.model is not None and lies_in(self.model.folder, data.name):
+            return self.model.folder
+        return self.folder
 
     def __str__(self) -> str:
         return " and ".join(repr(part.name) for part in self.parts)
