@@ -63,9 +63,27 @@ def load_draft(path: Path) -> dict[str, object]:
     `ConfigError`."""
     table, people = load_toml(path), path.with_name(PEOPLE)
     others = load_toml(people) if people.exists() else {}
-    if twice := sorted(table.keys() & others.keys()):
-        raise ConfigError(f"{twice[0]} stands in {path} and in {people}: remove it from one")
-    return {**table, **others}
+    try:
+        return with_people(table, others)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} stands in {path} and in {people}: remove it from one"
+        ) from None
+
+
+def with_people(table: Table, people: Table, prefix: str = "") -> dict[str, object]:
+    """Return the keys of both tables and of the tables in them. Raises `ConfigError`, with the
+    key, if one is in both."""
+    joined = dict(table)
+    for key, value in people.items():
+        mine = joined.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            joined[key] = with_people(mine, value, f"{prefix}{key}.")
+        elif key in joined:
+            raise ConfigError(f"{prefix}{key}")
+        else:
+            joined[key] = value
+    return joined
 
 
 def digest_of(path: Path) -> str:

@@ -37,6 +37,7 @@ from roles.own.draft import (
     load_draft,
     read_draft,
     read_source,
+    with_people,
     write_draft,
 )
 from roles.own.editions import SignedBefore, draft_of, sign_edition, write_edition
@@ -149,15 +150,20 @@ def make(
     names += [f"{many}-{number}" for number in range(1, count + 1)]
     peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
     _copy_data(folder, data_files(table, place), data_files(table, place, QUESTIONS))
-    people = {
+    people: dict[str, object] = {
         f"{role}s": [str(peer) for name, peer in peers.items() if name.startswith(role)]
         for role in (TRAINER, VALIDATOR)
     }
+    workers = [str(peer) for name, peer in peers.items() if name.startswith(INFERENCE)]
+    if workers and "allowed" not in table.get("admission", {}):
+        people["admission"] = {
+            "allowed": workers
+        }  # the owner's, who owe no work before it counts
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     base = table.get("model", {}).get("base")
     if base is not None and base not in MODELS and not expanded(Path(base)).is_absolute():
         raise ConfigError(f"{where}: write base = {base!r:.80} as a whole path, from / or ~ on")
-    terms = read_draft({**table, **people}, where, now, folder.path)
+    terms = read_draft(with_people(table, people), where, now, folder.path)
     check_calibrated(terms)
     check_environments(terms, data_files(table, folder.path))
     is_text = is_diloco and terms.diloco.goal is Goal.TEXT

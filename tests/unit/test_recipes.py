@@ -81,9 +81,9 @@ def test_one_token_among_thousands_is_no_step_that_goes_wrong() -> None:
 
 def test_entropy_that_rises_for_five_steps_is_told() -> None:
     guards = LearningGuards()
-    rising = [guards.why_wrong(report(step, entropy=0.2 + 0.01 * step)) for step in range(7)]
+    rising = [guards.why_wrong(report(step, entropy=0.2 + 0.03 * step)) for step in range(7)]
     assert rising[:5] == [""] * 5
-    assert "entropy rose 5 steps in a row, from 0.20 to 0.25" in rising[5]
+    assert "entropy rose 5 steps in a row, from 0.20 to 0.35" in rising[5]
     assert "entropy rose" in rising[6]
     assert guards.why_wrong(report(7, entropy=0.2)) == ""
 
