@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,14 +116,17 @@ def restore(modes: Modes, index: Index, out: Path, name: str, chosen: Collection
 class Tables:
     """The tables that this node has, for itself and for others."""
 
-    def __init__(self, world: World, host: Host) -> None:
+    def __init__(self, world: World, host: Host, charge: Callable[[int], None]) -> None:
+        """``charge`` is told of the bytes of each answer, which are upload."""
         self._disk = world.disk
-        self._host = host
+        self._host, self._charge = host, charge
         self._tables: dict[bytes, bytes] = {}
         self.serve = serve_requests(self._answer, max_request=DIGEST_BYTES)
 
     async def _answer(self, peer: PeerId, digest: bytes) -> bytes:
-        return self._tables.get(digest, b"\0")
+        table = self._tables.get(digest, b"\0")
+        self._charge(len(table))
+        return table
 
     def keep(self, modes: Modes) -> bytes:
         """Keep a table for others; returns the note that names it, empty if nothing is said or

@@ -113,7 +113,7 @@ async def open_cast(
             host=host,
             membership=membership,
             shardcast=shardcast,
-            tables=Tables(world, host),
+            tables=Tables(world, host, shardcast.charge_upload),
             run=run,
         )
         if host.peer_id == pusher:

@@ -304,6 +304,7 @@ class SwarmHost:
     async def look_from(self, peer: PeerId) -> None:
         """Connect to ``peer`` once more for a moment, from the port at which we listen, to
         learn where it sees us there."""
+        door.check("peer", peer, PeerId)
         places = [one for one in self.addrs_of(peer) if one.relay is None]
         with trio.move_on_after(IDENTIFY_TIMEOUT):
             while (before := self.info(peer)) is None:

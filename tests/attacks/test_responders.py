@@ -96,6 +96,7 @@ SMALL_ANSWERS: Final[dict[str, int]] = {
 
 ANSWER_NOBODY: Final = {
     "/shoal/shardcast-bulk/1.0.0": "only reads; chunks and indexes wait for [share] upload",
+    "/shoal/cast/modes/1.0.0": "a table, to those who know its digest; it counts as upload",
     "/shoal/work/answer/1.0.0": "a domain of signatures",
     "/shoal/work/verdict/1.0.0": "a domain of signatures",
     "/shoal/work/window/1.0.0": "a domain of signatures",

@@ -160,6 +160,7 @@ METHODS: dict[str, Arguments] = {
     "host.has_dialled": {"peer": PEERS},
     "host.has_dialled_circuit": {"peer": PEERS},
     "host.dial_direct": {"peer": PEERS},
+    "host.look_from": {"peer": PEERS},
     "host.set_standing": {"standing": ({}, [None, 7, [ADDR]])},
     "host.remote_addr": {"peer": PEERS},
     "host.punch": {

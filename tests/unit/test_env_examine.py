@@ -119,6 +119,8 @@ def test_new_and_list_say_what_they_do(
     assert 'tides = "tides:Vowels"' in (tmp_path / "tides" / "pyproject.toml").read_text()
     assert main(["new", "tides"]) != 0
     assert main(["new", "sort"]) != 0
-    assert "is no new name" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "tides is there already" in said
+    assert "an environment called 'sort' is installed" in said
     assert main(["list"]) == 0
     assert "calculator" in capsys.readouterr().out

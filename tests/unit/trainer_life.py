@@ -162,7 +162,9 @@ class Shardcast:
         self.newest = PolicyVersion(json.loads(lines[-1]) if lines else -1)
         self.signed = self.newest
 
-    async def publish(self, version: PolicyVersion, weights: str, note: bytes) -> None:
+    async def publish(
+        self, version: PolicyVersion, weights: str, note: bytes, adapter: object
+    ) -> None:
         await trio.lowlevel.checkpoint()
         assert version == self.newest + 1
         with self._path.open("a") as file:
