@@ -25,13 +25,14 @@ NOT_BENCHES = (
 
 
 def names() -> list[str]:
-    """The benches there are, as they are typed."""
+    """Return the names of all benches, as they are typed."""
     found = (module.name for module in pkgutil.iter_modules(bench.__path__))
     return sorted(name.replace("_", "-") for name in found if name not in NOT_BENCHES)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Dispatch; 2 when there is no such bench."""
+    """Run the bench that ``argv`` names and return its exit status. Print the usage if there is
+    no such bench (status 2) or ``--help`` is given (status 0)."""
     if not argv or argv[0] in {"-h", "--help"} or argv[0] not in names():
         print(
             f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}"

@@ -61,7 +61,7 @@ class Course:
 
     @property
     def gate(self) -> LearningGate:
-        """First evaluation against last."""
+        """Compare the first evaluation with the last."""
         return LearningGate(
             self.evaluations[min(self.evaluations)], self.evaluations[max(self.evaluations)]
         )
@@ -97,7 +97,7 @@ a step takes 160 to 190."""
 
 
 def sorting(seed: int, steps: int = NETWORK.sampling.steps) -> EngineConfig:
-    """Return the engine of the network that sorts, with its learner."""
+    """Return the engine configuration of the network that sorts, with its learner."""
     sampling = replace(NETWORK.sampling, steps=steps)
     return EngineConfig(seed=seed, sampling=sampling, learner=NETWORK.learner)
 
@@ -189,7 +189,8 @@ class Alone:
         return tuple(self._rng.randbytes(32) for _ in range(count))
 
     def _advantages(self, groups: Sequence[TrainingGroup]) -> Advantages:
-        """Group by group; for the control, permuted over all completions of the step."""
+        """Return the advantages of each group. In the control run they are permuted over all
+        completions of the step."""
         advantages = self.learner.advantages(groups)
         if not self._shuffled:
             return advantages

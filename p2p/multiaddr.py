@@ -66,9 +66,8 @@ class AddrSource(Enum):
     resolved.
     """
     SIGNED = "signed"
-    """The peer itself, in words that it signed, that were verified, and that an admitted member
-    may say.
-    """
+    """The peer itself, in a statement whose signature was verified: a member's heartbeat or a
+    DHT record."""
     HEARSAY = "hearsay"
     """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
 

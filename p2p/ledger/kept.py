@@ -37,7 +37,8 @@ READ_RATE: Final = 20e6
 
 
 class KeptLedgers:
-    """The folder `FOLDER` of a node."""
+    """Copies, in the folder `FOLDER` of a node, of the followed authors' logs and the proofs of
+    equivocation."""
 
     def __init__(self, world: World, exchange: Exchange) -> None:
         self._world = world
@@ -91,7 +92,7 @@ class KeptLedgers:
 
 
 async def newest_told(world: World) -> Entry | None:
-    """The newest entry of this node's own log that its peers may have."""
+    """Return the newest entry of this node's own log that its peers may have."""
     me = world.signer.peer_id
     path = f"{FOLDER}/{me}"
     if await world.disk.size(path) is None:

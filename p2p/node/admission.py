@@ -297,8 +297,8 @@ class Pass:
         return pack([*terms, one.signature, self.signature])
 
     def check(self, run: bytes, peer: PeerId, verify: Verify) -> None:
-        """Check both signatures: the inviter's for ``run`` and the bearer's for ``peer``.
-        Raise `Uninvited` otherwise."""
+        """Check two signatures: the inviter's over the grant for ``run``, and that of the
+        invite's key over ``run`` and ``peer``. Raise `Uninvited` if either is wrong."""
         check_grant(self.grant, run, verify)
         if not verify(self.grant.key, PASS_DOMAIN, _claim(run, peer), self.signature):
             raise Uninvited(

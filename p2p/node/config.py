@@ -39,7 +39,7 @@ class NodeConfig:
     """Peers to start from; each address ends in ``/p2p/`` and an id."""
 
     host: SwarmConfig = field(default_factory=partial(SwarmConfig, punch=True))
-    """Connections."""
+    """Connections to peers."""
 
     relay: RelayConfig = field(default_factory=RelayConfig)
     """Relaying for members of the run that routers keep apart."""
@@ -57,13 +57,13 @@ class NodeConfig:
     """Membership: who is alive."""
 
     gossip: GossipConfig = field(default_factory=GossipConfig)
-    """Topics."""
+    """Gossip: messages by topic."""
 
     dht: DhtConfig = field(default_factory=DhtConfig)
     """Kademlia: who is where."""
 
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
-    """Policies."""
+    """SHARDCAST: distribution of policies."""
 
     ledger: ExchangeConfig = field(default_factory=ExchangeConfig)
     """Exchange of officers' ledgers."""

@@ -36,16 +36,16 @@ MARGIN: Final = 2
 ours by honest noise, which the limits leave room for once (`proofs.checks.Limits`), so that
 twice them is past doubt."""
 WARMTH: Final = 0.9
-"""Of the temperature 1 that a run's recipe has."""
+"""Temperature of the cheat ``warm``; a run's recipe has 1."""
 ROUNDED: Final = "cheat/int8"
-"""Where rounded weights lie: of one policy at a time."""
+"""Path of the weights rounded to eight bits, of one policy at a time."""
 HEATS: Final = (4.0, 16.0, 64.0)
 """Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at
 temperature 1 it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens
 of a submission hundreds are not those that the seeds give."""
 
 Weights = tuple[PolicyVersion, bool]
-"""Of which policy, and whether rounded to eight bits."""
+"""Version of a policy, and True if its weights are rounded to eight bits."""
 Attempt = tuple[Weights, Sequence[GroupTask], Sampling]
 
 
@@ -103,7 +103,8 @@ class CheatSession(InferenceSession):
     def _attempts(
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
     ) -> Iterator[Attempt]:
-        """First this turn's own way, then the others, then what cannot pass."""
+        """Yield this turn's own way to cheat, then the others, then high temperatures, which
+        cannot pass."""
         mine = self.loaded, False
         redrawn = [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
         made: dict[str, Attempt] = {
@@ -121,7 +122,7 @@ class CheatSession(InferenceSession):
             yield mine, redrawn, replace(honest, temperature=heat)
 
     def forget_policy(self) -> None:
-        """Nor any other."""
+        """Note that the engine holds no policy any more."""
         super().forget_policy()
         self.in_engine = NO_POLICY, False
 
@@ -134,7 +135,7 @@ class CheatSession(InferenceSession):
         self.in_engine = weights
 
     async def _rounded(self, path: str) -> str:
-        """A copy of the weights as eight bits hold them."""
+        """Return the path of a copy of the weights, rounded to eight bits."""
         disk = self.node.world.disk
         await disk.remove(ROUNDED)
         source, target = disk.locate(path), disk.locate(ROUNDED)
@@ -143,7 +144,7 @@ class CheatSession(InferenceSession):
 
 
 def _other_seed(seed: bytes) -> bytes:
-    """One that is not derived from the run."""
+    """Return a seed other than ``seed``, which the run prescribes."""
     return hashlib.sha256(b"cheat" + seed).digest()[: len(seed)]
 
 

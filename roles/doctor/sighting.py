@@ -53,11 +53,11 @@ print(json.dumps({
 }))
 """
 _MASTER_BYTES: Final = 24
-"""Of a parameter, in a trainer's two generations of checkpoints: weights and two moments in
+"""Bytes per parameter in a trainer's two generations of checkpoints: weights and two moments in
 float32 each."""
 _POLICY_BYTES: Final = 4
-"""Of a parameter, in a policy that is kept: two in bfloat16, and as many while the next one
-arrives."""
+"""Bytes per parameter of a policy that is kept: two in bfloat16, and as many while the next
+policy arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Torch:
     """What torch says of itself."""
 
     version: str = ""
-    """With its build, such as ``2.13.0+cpu``; empty if it is not installed or does not
-    load."""
+    """Version of torch with its build, such as ``2.13.0+cpu``; empty if torch is not installed
+    or does not load."""
     cards: tuple[Gpu, ...] = ()
     """The GPUs that it sees."""
     has_mps: bool = False
@@ -86,9 +86,9 @@ class Need:
     expiry: float
     """Wall clock after which nobody takes part in it."""
     id: bytes = b""
-    """The run's."""
+    """Id of the run."""
     epoch: int = 1
-    """Of the newest edition that was seen."""
+    """Epoch of the newest edition that was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A machine, as far as the checks look."""
+    """What the checks look at on a machine."""
 
     python: tuple[int, int] = (3, 11)
     torch: Torch = field(default_factory=Torch)
@@ -116,43 +116,44 @@ class Sighting:
     memory: int = 0
     """Bytes of the CPU's memory; 0 where the system does not say."""
     folder: str = ""
-    """Where the node's data goes."""
+    """Folder of the node's data."""
     has_folder: bool = True
-    """Whether it is there."""
+    """True if the folder exists."""
     disk: int = 0
-    """Bytes free there."""
+    """Bytes free on the disk of the folder."""
     now: float = 0.0
     """The wall clock."""
     newest: float = 0.0
     """When the newest of our own files, and of the run's, was written."""
     port: int = 0
-    """That the node is to listen at; 0 for any."""
+    """Port that the node is to listen at; 0: any free one."""
     port_failure: str = ""
-    """Why nobody can listen there."""
+    """Why nobody can listen at the port; empty if a node can."""
     need: Need | None = None
-    """Of the run that was named, is pinned in the folder, or that a bootstrap peer is in."""
+    """Needs of the run that was named, is pinned in the folder, or that a bootstrap peer is
+    in."""
     folder_failure: str = ""
-    """Why nothing can be written to the folder."""
+    """Why nothing can be written to the folder; empty if it can."""
     has_key: bool = True
-    """Whether there is a key in it."""
+    """True if the folder has a key."""
     key_failure: str = ""
-    """Why the key in it cannot be used."""
+    """Why the key in the folder cannot be used; empty if it can."""
     sandbox: Containment = field(default_factory=Containment)
     """What contains environments here."""
     owners: tuple[str, ...] = ()
     """Other distributions that bring a package of our names."""
     answers: tuple[Answer, ...] = ()
-    """Of the bootstrap peers."""
+    """Answers of the bootstrap peers."""
     came: DialIn = field(default_factory=DialIn)
     """Whether the bootstrap peers can dial this machine."""
     must_be_open: str = ""
-    """Why others have to be able to dial it; empty if a node here may do without."""
+    """Why others must be able to dial this machine; empty if a node here may do without."""
     scoring: Scoring | None = None
     """None if no node that scores runs in the folder."""
 
 
 def need_of(run: Run) -> Need:
-    """What ``run`` asks of a machine that does any of its jobs."""
+    """Return what ``run`` needs of a machine that does any of its jobs."""
     model = run.terms.model
     kept = ShardcastConfig().keep_versions * _POLICY_BYTES + _MASTER_BYTES
     return Need(
@@ -177,8 +178,8 @@ def look(
     bootstrap: Sequence[Multiaddr] = (),
     is_open: bool = False,
 ) -> Sighting:
-    """This machine; ``document`` is the file of ``run``, and ``is_open`` says that others are
-    to join through it."""
+    """Look at this machine; ``document`` is the file of ``run``, and ``is_open`` says that
+    others are to join through it."""
     ours = [Path(__file__), *([] if document is None else [document])]
     answers = ask(bootstrap)
     is_behind = any(one.observed not in ("", one.local) for one in answers)
@@ -250,8 +251,8 @@ def scoring_of(metrics: str) -> Scoring | None:
 
 
 def _newest(run: Run | None, answers: Sequence[Answer]) -> Need | None:
-    """What the newest edition asks for that is known of the run, or of the peers' if none was
-    named: a node takes it from them."""
+    """Return the needs of the newest edition known of ``run``, or of the run that the first
+    bootstrap peer names if ``run`` is None. None if there is no run."""
     told = [one.run for one in answers if one.run is not None]
     named = run or _told(answers)
     if named is None:
@@ -262,7 +263,7 @@ def _newest(run: Run | None, answers: Sequence[Answer]) -> Need | None:
 
 
 def _told(answers: Sequence[Answer]) -> Run | None:
-    """The run that the first peer which has one is in."""
+    """Return the run of the first peer that names one; None if no peer does."""
     return next((one.run for one in answers if one.run is not None), None)
 
 
@@ -352,5 +353,5 @@ def _memory() -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """``folder``, or what there is of the way to it."""
+    """Return ``folder``, or its nearest ancestor that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

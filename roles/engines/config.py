@@ -37,9 +37,9 @@ where `ROWS` of them would need more, fewer are decoded together. A model of 135
 has 46 kB a token in float32: 256 rows of 180 tokens, 44 of 1,024."""
 
 AUTO: Final = "auto"
-"""Of an engine or a device: the best that the engine's process finds."""
+"""Name for the best engine or device that the engine's process finds."""
 NODE_ENGINES: Final = ("torch", "vllm")
-"""What computes in a run that computes; a machine's owner may also leave the choice open."""
+"""Engines that really compute, unlike ``fake``. A machine's owner may also write `AUTO`."""
 DEVICES: Final = re.compile(r"auto|cpu|cuda(:\d{1,2})?|mps")
 """What a machine's owner may compute on."""
 AUTO_THREADS: Final = 0
@@ -232,10 +232,10 @@ class EngineConfig:
     base."""
 
     shape: ModelShape = SORTER
-    """Of the policy."""
+    """Architecture and sizes of the policy."""
 
     dtype: Dtype = Dtype.FLOAT32
-    """What is sampled and scored in."""
+    """Data type in which answers are sampled and scored."""
 
     draw: DrawRule = DrawRule.CDF
     """How a seed decides which token comes next."""
@@ -244,7 +244,7 @@ class EngineConfig:
     """Most tokens of a prompt and its completion together."""
 
     end_tokens: tuple[int, ...] = (0,)
-    """Any of them ends a completion."""
+    """Tokens that end a completion."""
 
     sampling: SamplingTerms = NETWORK.sampling
     """How the run draws answers."""
@@ -253,7 +253,7 @@ class EngineConfig:
     """How the trainer learns; None at other nodes."""
 
     seed: int = 0
-    """Of the initial weights and of the learner's random choices."""
+    """Seed of the initial weights and of the learner's random choices."""
 
     device: str = "cpu"
     """What computes: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
@@ -266,20 +266,21 @@ class EngineConfig:
     """Added to the worker's niceness."""
 
     autocast: Autocast = Autocast.AUTO
-    """Of the learner: bfloat16 products over float32 weights. The machine's own choice."""
+    """Whether the learner multiplies in bfloat16, with weights in float32. The machine chooses,
+    not the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
-    """Of the fake engine."""
+    """Speeds of the fake engine; others ignore it."""
 
     vllm: VllmOptions = field(default_factory=VllmOptions)
-    """Of the vllm engine."""
+    """Options of the vllm engine; others ignore it."""
 
     gpus: GpuOptions = field(default_factory=GpuOptions)
-    """Of the learner of the torch engine."""
+    """GPU options of the learner of the torch engine; others ignore it."""
 
     def computed_with(self, engine: str) -> EngineConfig:
-        """The same run's, with the engine that this machine's owner chose. What pretends,
-        pretends with any."""
+        """Return this configuration with the engine that this machine's owner chose. A run with
+        the fake engine keeps it."""
         return replace(self, kind=engine) if self.kind in NODE_ENGINES else self
 
 

@@ -39,7 +39,7 @@ class LocalEngine(Protocol):
     system does."""
 
     def placement(self) -> Placement:
-        """What it computes with."""
+        """Return the engine, device and threads that compute."""
         ...
 
     def load(self, weights: str) -> None: ...

@@ -224,7 +224,7 @@ class InferenceSession:
         ]
 
     def _note(self, groups: Sequence[Group]) -> None:
-        """These have ended."""
+        """Add groups that have ended to their places, and count their tokens."""
         self._places.note(groups)
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         self.counts.drawn.note(tokens, self.node.world.now())
@@ -232,7 +232,7 @@ class InferenceSession:
             self.book.tokens += tokens
 
     def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
-        """What is handed in of a full place."""
+        """Return the groups of a full place that are handed in."""
         return place.groups()
 
     async def _keep(self, place: OpenPlace) -> FullPlace:
@@ -343,7 +343,7 @@ class InferenceSession:
             await _wait_any(*waits)
 
     async def begin(self, place: OpenPlace) -> None:
-        """Do the work, or let the engine do it: as the run prescribes."""
+        """Give the engine the work of a place, as the run prescribes it."""
         await self.engine.submit(place.tasks, run_sampling(self.run))
 
     async def _drop(self) -> None:
@@ -364,7 +364,7 @@ class InferenceSession:
         return (version, policy) != (self.loaded, self._policy)
 
     def _is_too_old(self) -> bool:
-        """Whether no trainer can use work under the engine's policy any more."""
+        """Return True if no trainer can use work under the engine's policy any more."""
         newest, recipe = self.node.shardcast.newest, self.run.terms.sampling
         return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
@@ -393,11 +393,11 @@ class InferenceSession:
         return version
 
     def forget_policy(self) -> None:
-        """The engine is another, which holds none."""
+        """Note that the engine is a new one, which holds no policy."""
         self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:
-        """Say, from now on, that work is done under this version, whose weights have this
+        """Claim, from now on, that work is done under this version, whose weights have this
         digest."""
         self._policy = policy
         self.counts.note_policy(version)
@@ -431,7 +431,7 @@ class InferenceSession:
 
 
 async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Return when the first of them does."""
+    """Return when the first of ``waits`` returns."""
 
     async def run(wait: Callable[[], Awaitable[object]]) -> None:
         await wait()

@@ -24,7 +24,8 @@ from roles.protocol.trainer_watch import TrainerWatch, clock
 from roles.shared.reasons import because, but_not_from, printable, tally
 
 RATE_SECONDS: Final = 60.0
-"""Over which a rate is taken: longer than a submission takes, shorter than a person watches."""
+"""Seconds over which a rate is taken: longer than a submission takes, shorter than a person
+watches."""
 
 
 SHOWN: Final = (
@@ -54,14 +55,14 @@ class Rate:
     _began: float | None = None
 
     def note(self, count: int, now: float) -> None:
-        """So much has come since the last time."""
+        """Note that ``count`` more have come since the last call."""
         if self._began is None:
             self._began = now
             return  # what it took is not known
         self._came.append((now, count))
 
     def per_second(self, now: float) -> float:
-        """0 before anything was noted."""
+        """Return the rate; 0 before anything was noted."""
         while self._came and self._came[0][0] <= now - RATE_SECONDS:
             self._came.popleft()
         if self._began is None or now <= self._began:
@@ -94,7 +95,7 @@ class InferenceCounts:
     """What a validator said last that will not change by asking again."""
     doing: Doing = Doing.STARTS
     drawn: Rate = field(default_factory=Rate)
-    """Tokens."""
+    """Rate of tokens drawn."""
     unanswered_since: float | None = None
     """Wall time since which the trainer does not answer; None while it does."""
     bytes_committed: int = 0
@@ -107,13 +108,13 @@ class InferenceCounts:
     """Why no work is begun now, though there is a policy; empty if it is."""
 
     def count(self, kind: str, reason: str) -> None:
-        """This became of a submission: a verdict, as a rule."""
+        """Count a submission by what became of it: a verdict, as a rule."""
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if kind == Verdict.REJECTED.value:
             tally(self.reasons, printable(reason))
 
     def note_upload(self) -> None:
-        """A validator or the trainer has sent for a place."""
+        """Count a place that a validator or the trainer has sent for."""
         self.uploads += 1
 
     def note_answer(self, answer: Answer) -> None:
@@ -121,14 +122,14 @@ class InferenceCounts:
         self.stood, self.owed = answer.stood, answer.owed
 
     def note_policy(self, version: PolicyVersion) -> None:
-        """The engine runs ``version`` from now on."""
+        """Note that the engine runs ``version`` from now on."""
         if version != self.version:
             self.policies_loaded += 1
             self.policies_skipped += max(0, version - self.version - 1)
             self.version = version
 
     def health(self) -> dict[str, object]:
-        """As plain values."""
+        """Return the counts as plain values."""
         return {
             **{name: getattr(self, name) for name in SHOWN},
             "doing": self.doing.value,
@@ -151,32 +152,35 @@ class Life:
 
     made: int = 0
     accepted: int = 0
-    """Never more than were made."""
+    """Rollouts accepted by a validator; never more than were made."""
     rejected: int = 0
     inconclusive: int = 0
-    """Given up by a validator, with no blame."""
+    """Rollouts that a validator gave up, with no blame."""
     unchecked: int = 0
-    """Committed to; no lot fell on them, and nothing was to be learnt."""
+    """Rollouts that were committed to and never checked: no lot fell on them, and nothing was
+    to be learnt."""
     tokens: int = 0
-    """Drawn."""
+    """Tokens drawn."""
     learnt: int = 0
-    """Of those accepted: a step has learnt from them."""
+    """Accepted rollouts that a step has learnt from."""
     no_spread: int = 0
-    """All rollouts of the task earned the same, from which nothing is learnt."""
+    """Accepted rollouts of a task whose rollouts all earned the same, so that nothing is
+    learnt."""
     stale: int = 0
-    """The policy was too old by then."""
+    """Accepted rollouts whose policy was too old when they could have been learnt from."""
     left_over: int = 0
-    """The run had all its steps."""
+    """Accepted rollouts that were left when the run had all its steps."""
     waiting: int = 0
-    """At the trainer, for a step."""
+    """Accepted rollouts that wait at the trainer for a step."""
     swarm_accepted: int = 0
     """Accepted rollouts of all nodes, as the trainer knows them."""
     share: float | None = None
-    """This node's part of those; None while the trainer has told nothing."""
+    """This node's share of `swarm_accepted`; None while the trainer has told nothing."""
 
 
 def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | None) -> Life:
-    """All lives; what the trainer says of more work than was accepted here is not believed."""
+    """Return the counts of all lives. If the trainer tells of more work than was accepted here,
+    the surplus is not believed."""
     if book is None:
         return Life()
     each = counts.rollouts

@@ -55,18 +55,18 @@ class Outcome(Enum):
     """What a bystander can say of a proof."""
 
     REPEATED = "repeated"
-    """A replay finds the same."""
+    """A replay finds what the proof says."""
     REFUTED = "refuted"
-    """A replay finds too little."""
+    """A replay does not find what the proof says."""
     UNKNOWN = "cannot be repeated"
-    """Something is not at hand."""
+    """What a replay needs is missing or fails."""
     VOID = "void"
-    """It does not open: it convicts nobody."""
+    """The proof is damaged or is of another run, so it convicts nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One proof, looked at."""
+    """The outcome for one proof."""
 
     path: Path
     accused: PeerId | None
@@ -75,12 +75,12 @@ class Repeated:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it shuts somebody out without reason, or means to."""
+        """True if the proof bans somebody without reason, or is meant to."""
         return self.outcome in (Outcome.REFUTED, Outcome.VOID)
 
 
 class _Missing(Exception):
-    """What a replay would need."""
+    """A replay lacks something that it needs; the message says what."""
 
 
 class Sources:
@@ -95,10 +95,11 @@ class Sources:
         """The policy that is in the world's folder, and its path there."""
 
     async def weights(self, commitment: Commitment) -> str:
-        """The path, on the world's disk, of a copy of the policy that was committed to, every
-        byte as its trainer signed it. Raises `_Missing`.
+        """Copy the policy that was committed to, as its trainer signed it, to the world's disk,
+        and return the path there. Raises `_Missing`.
 
-        It is copied as engines see no homes of people, and no ``/tmp`` but the world's.
+        Engines need the copy because they see neither home folders nor any ``/tmp`` but the
+        world's.
         """
         if self._copied[0] == commitment.policy:
             return self._copied[1]
@@ -114,7 +115,8 @@ class Sources:
         )
 
     async def _copy(self, folder: Path, policy: StoredPolicy) -> bool:
-        """Whether every span hashes right."""
+        """Copy a policy to the world's disk. Return False if a span cannot be read or has
+        another digest."""
         disk, index = self._world.disk, policy.index
         await self._forget()
         copy = StoredPolicy(policy.manifest, index, POLICIES)
@@ -138,7 +140,7 @@ class Sources:
         return True
 
     async def _forget(self) -> None:
-        """One at a time: a policy may fill a disk."""
+        """Remove the copied policy. Only one is kept, since a policy may fill a disk."""
         for name in await self._world.disk.list(POLICIES):
             await self._world.disk.remove(f"{POLICIES}/{name}")
         self._copied = b"", ""
@@ -167,7 +169,7 @@ class Bystander:
         self._loaded = ""
 
     async def look(self, path: Path) -> Repeated:
-        """Return what can be said of the proof at ``path``."""
+        """Check the proof at ``path`` by repeating its work."""
         accused = None
         try:
             data = read_regular(path, _MAX_PROOF)
@@ -184,7 +186,11 @@ class Bystander:
         return await self._engine.score(tasks, groups, run_sampling(self._run))
 
     async def _repeat(self, proof: Conviction) -> tuple[Outcome, str]:
-        """Raises `_Missing`, and what engine and environment raise."""
+        """Replay the work that a proof is about, and return the outcome and the reason for it.
+
+        Raises `BadMessage` for a proof of another run, `_Missing`, and what engine and
+        environment raise.
+        """
         submission, verdict = proof.submission, proof.verdict
         if submission.commitment.run != self._run.id:
             raise BadMessage("it is about another run")
@@ -215,8 +221,8 @@ class Bystander:
 async def open_bystander(
     run: Run, folders: Iterable[Path], model: Path | None
 ) -> AsyncIterator[Bystander]:
-    """One who has the policies in ``folders`` of nodes and, in a run with a base, its tokenizer
-    in ``model``. Raises `ConfigError`."""
+    """Open a bystander that finds policies in ``folders`` of nodes and, in a run with a base,
+    the tokenizer in ``model``. Raises `ConfigError`."""
     if run.terms.model.base and model is None:
         raise ConfigError(
             f"run {run.name!r} speaks text: give the folder of its base as --model"

@@ -38,7 +38,7 @@ ARCHITECTURES: Final[Mapping[Family, str]] = {
     Family.QWEN2: "Qwen2ForCausalLM",
     Family.QWEN3: "Qwen3ForCausalLM",
 }
-"""Of each family, transformers' class, which vLLM knows by the same name."""
+"""transformers' class for each family; vLLM knows it by the same name."""
 
 MAX_CONFIG: Final = 1024 * 1024
 """Bytes of ``config.json`` or ``generation_config.json``: usual ones have one or two
@@ -106,8 +106,8 @@ _EPSILON: Final = 1e-6
 defaults of all three."""
 _BOUNDS: Final[Bounds] = {"context": (1, MAX_CONTEXT)}
 _LARGEST: Final = 1e300
-"""Of a number in the file: beyond it a whole number may have no float. The bounds of
-`ModelShape` are far below."""
+"""Bound of numbers in the file: a larger integer may have no float. The bounds of `ModelShape`
+are far below."""
 
 _FIXED_ROPE: Final = ("default", "linear", "llama3", "yarn")
 """Rope types whose frequencies do not follow from how long a text is: others would give a token
@@ -157,13 +157,13 @@ class ModelConfig:
     """What a folder's ``config.json`` says of the model."""
 
     shape: ModelShape
-    """What is computed."""
+    """Architecture and sizes, as an engine needs them."""
 
     context: int
     """Tokens of prompt and completion together."""
 
     dtype: StoredDtype = "bfloat16"
-    """What the weights were saved in."""
+    """Data type in which the weights were saved."""
 
     end_tokens: tuple[int, ...] = ()
     """The tokens that end an answer, as far as this file names them: others may name more

@@ -50,9 +50,10 @@ _SPECIAL: Final = (
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 CHAT_TEMPLATE: Final = "the chat template"
-"""What names end tokens, beside the configurations of the model."""
+"""Name of the chat template among the sources of end tokens, beside the configuration files."""
 _BEFORE: Final = "1"
-"""What stands before tokens whose text is asked for."""
+"""Text whose tokens are put before others to decode them, since the first token of a text may
+lose its blank."""
 _LINES: Final = ("1\n1", "a\na")
 """Texts with a line break inside."""
 _ASKED: Final = "Which word?"
@@ -72,7 +73,7 @@ class ChatMessage(Protocol):
 
     @property
     def content(self) -> str:
-        """Its words."""
+        """The words of the message."""
         ...
 
 
@@ -104,7 +105,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a model's folder. Raises `BadModel`."""
+        """Open the tokenizer in a model's folder. Raises `BadModel`."""
         path = folder / "tokenizer.json"
         core = _core_untrusted(read_bounded(path, MAX_TOKENIZER), path)
         table = _table(folder / TOKENIZER_CONFIG)
@@ -129,23 +130,23 @@ class Tokenizer:
         return cls(core, None if source is None else ChatTemplate(source, special), eos)
 
     def chat(self, messages: Sequence[ChatMessage], prefill: str = "") -> tuple[int, ...]:
-        """The prompt of a conversation, up to where the assistant goes on after ``prefill``.
-        Raises `BadModel`."""
+        """Return the prompt tokens of a conversation. The prompt ends with ``prefill``, where
+        the assistant goes on. Raises `BadModel`."""
         return self.encode(self.render(messages, prefill))
 
     def render(self, messages: Sequence[ChatMessage], prefill: str = "") -> str:
-        """That prompt as text."""
+        """Return the text of the prompt that `chat` encodes."""
         if self._template is None:
             raise BadModel(NO_TEMPLATE)
         said = [{"role": one.role, "content": one.content} for one in messages]
         return self._template.render(said) + prefill
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of ``text`` and no others: none for its beginning or end."""
+        """Return the tokens of ``text``, without tokens for its beginning or end."""
         return tuple(self._encoding(text).ids)
 
     def encode_behind(self, before: str, text: str) -> tuple[int, ...]:
-        """The tokens of ``text`` with ``before`` before it: alone it may have others."""
+        """Return the tokens that ``text`` has after ``before``. Alone it may have others."""
         whole = self._encoding(before + text)
         return tuple(
             token
@@ -169,7 +170,7 @@ class Tokenizer:
         return self._text([*self._before, *known]).removeprefix(self._text_before)
 
     def token(self, text: str) -> int | None:
-        """The id of the token spelled ``text``, if there is one."""
+        """Return the id of the token spelled ``text``, if there is one."""
         return self._core.token_to_id(text)
 
     def end_tokens(self) -> dict[str, tuple[int, ...]]:
@@ -282,9 +283,9 @@ class Tail:
     foot: str
     """From the answer to where the assistant speaks again."""
     spellings: Sequence[str]
-    """Of added tokens: an answer must not spell them."""
+    """Spellings of added tokens, which an answer must not contain."""
     added: Collection[int]
-    """Their ids."""
+    """Ids of the added tokens."""
 
     def tokens(self, words: str, room: int) -> tuple[int, ...] | None:
         """Return the tokens from behind the end token to where the assistant speaks again.
@@ -338,7 +339,7 @@ def _contained(work: Callable[[], T], failure: str) -> T:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """A JSON file of the folder; nothing if it is not there. Raises `BadModel`."""
+    """Read a JSON file of the folder; an empty table if it is not there. Raises `BadModel`."""
     if not path.exists():
         return {}
     try:
@@ -348,7 +349,8 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(table: Mapping[str, Any]) -> dict[str, str]:
-    """By name, each token's text: a string, or a table with its ``content``."""
+    """Return the text of each special token by name. A file has a string, or a table with
+    ``content``."""
     found: dict[str, str] = {}
     for name in _SPECIAL:
         value = table.get(name)

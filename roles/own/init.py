@@ -51,9 +51,9 @@ from roles.rl.learner import FILE as LEARNER, write_learner
 from roles.rl.recipes import kind_of, read_learner
 
 PORT: Final = 4001
-"""Where the trainer listens by the lines that are printed: libp2p's usual port."""
+"""Port of the trainer in the printed commands: libp2p's usual port."""
 PORTS: Final = 32
-"""Of those from `PORT` on, so many are tried: another run on this machine may have it."""
+"""Ports tried from `PORT` on, since another run on this machine may use the first ones."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -339,7 +339,7 @@ def _config(folder: RunFolder, run: Run, corpora: Mapping[str, Path]) -> str:
 
 
 def describe(folder: RunFolder, run: Run) -> Iterator[str]:
-    """What was made, and what comes next."""
+    """Yield the lines that say what was made and what comes next."""
     model = run.terms.model
     kind = kind_of(model.shape.parameters, has_base=bool(model.base))
     tasks = ", ".join(pin.name for pin in run.terms.environments)
@@ -371,7 +371,7 @@ def describe(folder: RunFolder, run: Run) -> Iterator[str]:
 
 
 def start_lines(folder: RunFolder, run: Run) -> Iterator[str]:
-    """The command of each node."""
+    """Yield the command of each node."""
     trainer = run.terms.trainers[0]
     tried = range(PORT, PORT + PORTS)
     port = next((one for one in tried if not try_port(one)), PORT)

@@ -35,10 +35,10 @@ from roles.contract.core.pin import (
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "model"
-"""Of the node's disk."""
+"""Folder on the node's disk."""
 MAX_SMALL: Final = 64 * MIB
-"""Bytes of a file that is copied through memory: tokenizers of the largest vocabularies have
-33."""
+"""Most bytes of a file that is copied through memory: tokenizers of the largest vocabularies
+have 33 MB."""
 PIECE: Final = 16 * MIB
 """Bytes read and hashed at a time."""
 HASH_RATE: Final = 1e9
@@ -46,7 +46,8 @@ HASH_RATE: Final = 1e9
 
 
 def small_pins(run: Run) -> tuple[FilePin, ...]:
-    """Of a run with a base all files but the weights; of another none."""
+    """Return the pins of all files of the base but the weights; none in a run without a
+    base."""
     return tuple(pin for pin in run.terms.carried if not pin.name.endswith(WEIGHTS_SUFFIX))
 
 
@@ -121,7 +122,7 @@ def _kept(pin: FilePin) -> str:
 
 
 async def _is_sound(world: World, path: str, pin: FilePin) -> bool:
-    """Whether the file has the pinned size and digest."""
+    """Return True if the file has the pinned size and digest."""
     try:
         if await world.disk.size(path) != pin.size:
             return False

@@ -1,4 +1,4 @@
-"""What repeating a place has in common, whoever repeats it."""
+"""Code shared by all who repeat the work of a place."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from roles.protocol.core.work import Work, work_of
 
 
 def as_signed(reward: float) -> float:
-    """A reward as a verdict carries it."""
+    """Return a reward rounded to float32, as a verdict carries it."""
     value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
     return value
 
 
 def impossible_reward(rewards: Sequence[float]) -> Finding | None:
-    """The reward in a verdict that no environment pays, if there is one."""
+    """Return a finding for the first reward in a verdict that no environment pays, if there is
+    one."""
     for reward in rewards:
         if not 0 <= reward <= 1:
             return Finding(NO_REWARD, reward, 1.0)
@@ -31,7 +32,8 @@ def impossible_reward(rewards: Sequence[float]) -> Finding | None:
 
 
 def wrong_reward(signed: Sequence[float], ours: Sequence[float]) -> Finding | None:
-    """How far the rewards in a verdict are from ours, if they are not the same."""
+    """Return a finding with the largest difference between the rewards in a verdict and ours;
+    None if they are equal."""
     if len(signed) != len(ours):
         return Finding(NO_REWARD, len(signed), len(ours))
     furthest = max(
@@ -87,7 +89,8 @@ def with_heard(group: Group, run: Run) -> Group:
 
 
 def count_work(tasks: Sequence[tuple[Task, GroupTask]], groups: Sequence[Group]) -> Work:
-    """How much ``groups`` were to draw, each completion with its prompt."""
+    """Return the work of drawing ``groups``: their tokens, with the prompt counted for each
+    completion."""
     return work_of(
         (len(drawn.prompt), len(completion.tokens))
         for (_, drawn), group in zip(tasks, groups, strict=True)

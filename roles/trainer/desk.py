@@ -98,8 +98,8 @@ MAX_EVIDENCE: Final = 256
 MAX_SCORING: Final = 64
 """Places that wait for the scorer, beside those that are on their way."""
 NEWCOMERS_SCORING: Final = MAX_SCORING // 8
-"""Of newcomers, once anybody is in standing; one while work of those waits, since all are
-scored in turn."""
+"""Places of newcomers that may wait for the scorer once anybody is in standing. Only one may
+while work of names in standing waits, since all are scored in turn."""
 HOLD: Final = 15.0
 """Seconds that a worker which asks for work waits for a place to be wanted."""
 SAID: Final = 4096
@@ -151,8 +151,8 @@ class WorkDesk:
         self._newcomers: dict[bytes, None] = {}
         """Places of newcomers that are on their way or with the scorer."""
         self._coming: dict[bytes, tuple[int, float]] = {}
-        """Of wanted places that were not scored, by commitment: the groups that teach, and
-        when they were asked for."""
+        """Maps the commitment of each wanted place that is not yet scored to the number of its
+        groups that teach and the time at which it was asked for."""
         self._audits: dict[bytes, trio.Event] = {}
         """Verdicts that are being repeated."""
         self._said: BoundedDict[bytes, SignedVerdict] = BoundedDict(SAID)
@@ -171,7 +171,7 @@ class WorkDesk:
         self.repeated = 0
         """Verdicts of validators that were repeated."""
         self.lies = 0
-        """Those of them that the replay does not bear out."""
+        """Repeated verdicts that the replay does not bear out."""
 
     # What the session calls.
 
@@ -199,7 +199,7 @@ class WorkDesk:
 
     @property
     def is_open(self) -> bool:
-        """Whether the desk is at work; before and after that nothing is taken."""
+        """True if the desk is at work; before and after that nothing is taken."""
         return self._nursery is not None
 
     async def _tell_consumed(self) -> None:
@@ -231,7 +231,8 @@ class WorkDesk:
 
     @property
     def has_room(self) -> bool:
-        """Whether content is taken now; else it is not the workers who are slow."""
+        """True if content is taken now. While it is not, workers are not to blame for
+        delays."""
         return not self._intake.is_over and len(self._scoring) < MAX_SCORING
 
     @property
@@ -256,7 +257,7 @@ class WorkDesk:
         }
 
     def note_policy(self) -> None:
-        """A new version is out."""
+        """Wake the workers that wait for places: a new version is out."""
         self._freed.notify_all()
 
     def situation(self) -> Situation:

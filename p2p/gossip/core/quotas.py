@@ -58,11 +58,11 @@ NEWCOMER: Final = MIB
 """Units that a peer has when it connects: names cost nothing, so a new one is not worth a
 burst."""
 FLOOD_BURSTS: Final = 2.0
-"""Bursts dropped over quota from which it is a flood, and not what waited for a stopped
-process."""
+"""Amount, in bursts, dropped of a peer over quota from which the peer counts as flooding. A
+smaller amount may only have waited while our process was stopped."""
 PATIENCE: Final = 15
-"""Intervals in a row over quota from which it is no accident. A burst of 4 MiB and 15 s of the
-rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
+"""Intervals in a row over quota after which a peer is penalised. A burst of 4 MiB and 15 s of
+the rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
 CROWD: Final = 16
 """When more peers than this are over quota together, they share: more than a mesh has, and 21 %
 of a core (16 times 1.3 %)."""
@@ -103,8 +103,8 @@ class _Account(TokenBucket):
         return True
 
     def end_interval(self) -> tuple[bool, bool]:
-        """Return True if the peer was over quota in this interval, and whether in each of the
-        last `PATIENCE`; counting begins again then."""
+        """End an interval. Return whether the peer was over quota in it, and whether it was in
+        each of the last `PATIENCE` intervals; counting begins again then."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
         persistent = self._intervals_over >= PATIENCE
@@ -163,9 +163,9 @@ class PeerQuotas:
         return self._accounts[peer].take_flood(FLOOD_BURSTS * self._config.burst)
 
     def heartbeat(self) -> list[PeerId]:
-        """An interval has passed. Returns the peers over quota in each of the last `PATIENCE`
-        intervals, to be penalised, and sets the rate of the next interval: lower for all if the
-        peers over quota are a crowd."""
+        """Begin the next interval. Return the peers over quota in each of the last `PATIENCE`
+        intervals, which are to be penalised. Lower the rate of all peers for the next interval
+        if those over quota are a crowd."""
         persistent, crowd = [], 0
         for peer, account in self._accounts.items():
             was_over, has_persisted = account.end_interval()
@@ -185,7 +185,7 @@ class PeerQuotas:
         return bucket.level > 0
 
     def charge_author(self, author: PeerId, size: int, now: float) -> None:
-        """A message of ``size`` bytes by ``author`` was accepted."""
+        """Charge the quota of ``author`` for an accepted message of ``size`` bytes."""
         bucket = self._authors.get(author)
         if bucket is None:
             bucket = TokenBucket(AUTHOR_SHARE * self._config.burst, now)

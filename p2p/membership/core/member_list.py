@@ -84,7 +84,7 @@ death."""
 
 
 class Liveness(Enum):
-    """Stage of the judgement of a silent peer."""
+    """How far the suspicion of a silent peer has gone."""
 
     ALIVE = "alive"
     PROBED = "probed"
@@ -97,13 +97,14 @@ class Watch:
     one."""
 
     due: float = math.inf
-    """When the judgement goes on."""
+    """Time at which the liveness of the peer must be judged next."""
     waits_until: float = math.inf
-    """When the view looks at it again, at the latest."""
+    """Latest time at which the view looks at the peer again."""
     direct_at: float = -math.inf
     """When it last sent us a heartbeat itself; minus infinity if it does not."""
     direct_since: float = -math.inf
-    """Since when we may expect that; its silence before that means nothing."""
+    """Time from which on we may expect heartbeats from the peer itself; earlier silence means
+    nothing."""
     liveness: Liveness = Liveness.ALIVE
     suspected_at: float = math.inf
     was_asked: bool = False
@@ -141,7 +142,7 @@ class MemberState:
         self.record_heartbeat(self.signed, self.seen)
 
     def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Note its newest heartbeat."""
+        """Note the newest heartbeat of this peer."""
         heartbeat = signed.heartbeat
         self.signed, self.seen = signed, now
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
@@ -155,7 +156,7 @@ class MemberState:
 
     @property
     def liveness(self) -> Liveness:
-        """Stage of the judgement of its silence."""
+        """How far the suspicion of this peer has gone."""
         return Liveness.ALIVE if self.watch is None else self.watch.liveness
 
     @property
@@ -295,12 +296,12 @@ class MemberList:
         return [member.peer for member in self._members.values() if not may(member.peer)]
 
     def get(self, peer: PeerId) -> MemberState | None:
-        """The entry of a living peer."""
+        """Return the state of a living peer."""
         member = self._members.get(peer[KEY])
         return member if member is not None and member.peer == peer else None
 
     def tombstone(self, peer: PeerId) -> Tombstone | None:
-        """The tombstone of a dead one."""
+        """Return the tombstone of a dead peer."""
         tombstone = self._tombstones.get(peer[KEY])
         return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
 
@@ -321,14 +322,14 @@ class MemberList:
         return -1 if tombstone is None else tombstone.signed.seqno
 
     def members(self) -> list[Member]:
-        """All living members."""
+        """Return all living members."""
         return [
             Member(member.peer, member.signed.heartbeat.profile, member.seen)
             for member in self._members.values()
         ]
 
     def renew(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
-        """A newer heartbeat of a member has come."""
+        """Replace a member's heartbeat with a newer one."""
         policy = member.policy
         self.record_heartbeat(member, signed, now)
         self._schedule(member)
@@ -355,7 +356,7 @@ class MemberList:
     def record_heartbeat(
         self, member: MemberState, signed: SignedHeartbeat, now: float
     ) -> None:
-        """A living peer's newest heartbeat has come."""
+        """Note the newest heartbeat of a living peer."""
         before, heartbeat = member.signed.heartbeat, signed.heartbeat
         member.record_heartbeat(signed, now)
         if heartbeat.interval != before.interval:
@@ -368,7 +369,7 @@ class MemberList:
                 self._prefixes[member.prefix] += 1
 
     def prefix(self, peer: PeerId) -> bytes | None:
-        """The network of a living peer; None if it is in none, or not known."""
+        """Return the network of a living peer; None if the peer is unknown or in none."""
         member = self.get(peer)
         return None if member is None else member.prefix
 
@@ -377,7 +378,8 @@ class MemberList:
         return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
 
     def expect(self, peer: PeerId, now: float) -> bool:
-        """A living peer sends us heartbeats itself, from now on; False if we do not know it."""
+        """Expect heartbeats from a living peer itself from now on. Return False if the peer is
+        unknown."""
         member = self.get(peer)
         if member is None:
             return False
@@ -390,7 +392,7 @@ class MemberList:
         return True
 
     def stop_expecting(self, peer: PeerId) -> None:
-        """A living peer does not sent us a heartbeat itself any more."""
+        """Stop expecting heartbeats from a living peer itself."""
         member = self.get(peer)
         if member is not None and member.direct:
             self._directs -= 1
@@ -398,13 +400,13 @@ class MemberList:
             self._schedule(member)
 
     def suspect(self, member: MemberState, now: float) -> None:
-        """A living peer must speak up, or it is dead."""
+        """Suspect a living peer: unless it speaks up in time, it is dead."""
         watch = member.watched()
         watch.liveness, watch.suspected_at = Liveness.SUSPECTED, now
         self._schedule(member)
 
     def overdue(self, now: float) -> list[MemberState]:
-        """The living whose silence must be judged now."""
+        """Return the living peers whose silence must be judged now."""
         members = []
         self._is_settled = False
         while self._tidy() <= now and self._watched and self._watched[0][0] <= now:
@@ -420,8 +422,7 @@ class MemberList:
         return members
 
     def reschedule(self, member: MemberState) -> None:
-        """The judgement of a peer has gone a step further; if it lives, there will be
-        another."""
+        """Schedule the next judgement of a peer, if the peer still lives."""
         if self._members.get(member.peer[KEY]) is member:
             self._schedule(member)
 
@@ -601,7 +602,8 @@ class MemberList:
         ]
 
     def _schedule(self, member: MemberState) -> None:
-        """Look at ``member`` when it is due, or earlier."""
+        """Schedule the next look at ``member``, if it is due before the one that is
+        scheduled."""
         due, watch = self._due(member), member.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False
@@ -617,12 +619,13 @@ class MemberList:
             heappush(self._watched, (due, self._count_push(), member))
 
     def _count_push(self) -> int:
-        """Among those due at once, who was scheduled first comes first."""
+        """Return a number that orders peers due at the same time by when they were
+        scheduled."""
         self._pushes += 1
         return self._pushes
 
     def _due(self, member: MemberState) -> float:
-        """When the judgement of a living peer goes on."""
+        """Return the time at which the liveness of a living peer must be judged next."""
         interval, watch = member.interval, member.watch
         if watch is None:
             return member.seen + self._config.stale * interval

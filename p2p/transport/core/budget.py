@@ -63,20 +63,20 @@ class Burst:
     __slots__ = ("_longest", "size")
 
     def __init__(self, longest: int) -> None:
-        """Fast until it has had to wait: ``longest`` bytes."""
+        """Begin with ``longest`` bytes: a line counts as fast until it has had to wait."""
         self._longest = longest
         self.size = longest
-        """Bytes."""
+        """Bytes to commit to at a time."""
 
     def note_free(self) -> None:
-        """A batch was taken at once."""
+        """Grow the burst, because a batch was taken at once."""
         # Bytes more for each batch that the kernel took at once. The 56 batches that lead from
         # 32 to 256 KiB are 8 MB, a tenth of a second of a fast line; the few that a slow line
         # takes at once after each pause change little.
         self.size = min(self._longest, self.size + (4 * KI))
 
     def note_slow(self, count: int, seconds: float) -> None:
-        """A batch of ``count`` bytes took so long."""
+        """Adapt the burst to a batch of ``count`` bytes that took ``seconds``."""
         carried = int(HORIZON * count / seconds) if seconds > 0 else self._longest
         self.size = max(SHORTEST, min(self._longest, (self.size + carried) // 2))
 
@@ -97,14 +97,14 @@ MAX_EXTRA_WINDOW: Final = 10 * MIB
 line has in flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay
 within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
-"""Bytes of those for one connection: two streams as wide as they get."""
+"""Most of `MAX_EXTRA_WINDOW` that one connection gets: two streams as wide as they get."""
 MAX_LINGERING: Final = 16_384
 """Streams that are over for us and not for their peers, over all connections. One takes 0.45
 KiB until its peer ends it or a sweep does, after a minute: 256 on each of 768 connections were
 86 MiB."""
 LINGERING_SHARE: Final = 32
-"""Lingering streams that a connection keeps when there are more in all; beyond it its oldest is
-reset."""
+"""Lingering streams opened by one side that a connection keeps while the host has more than
+`MAX_LINGERING`. Beyond this the oldest is reset."""
 
 
 class Holder(Protocol):
@@ -164,7 +164,8 @@ class HostBudget:
     # Unread bytes.
 
     def hold(self, holder: Holder, count: int) -> None:
-        """``holder`` has ``count`` more bytes. May call `Holder.evict`, of this one as well."""
+        """Add ``count`` bytes to ``holder``. May call `Holder.evict`, also on ``holder``
+        itself."""
         if not holder.held:
             holder.since = self.time
             self._holders[holder] = None
@@ -174,15 +175,14 @@ class HostBudget:
             self._evict()
 
     def release(self, holder: Holder, count: int) -> None:
-        """``count`` of its bytes were taken, or given up. One that is over is to be
-        `forget`-ten as well.
-        """
+        """Subtract ``count`` bytes that the application took or ``holder`` gave up. A holder
+        that is over must be passed to `forget` as well."""
         self.held -= count
         holder.held -= count
         holder.since = self.time
 
     def forget(self, holder: Holder) -> None:
-        """The holder is over. What it holds is given back."""
+        """Drop a holder that is over, and release what it still holds."""
         self.held -= holder.held
         holder.held = 0
         self._holders.pop(holder, None)
@@ -238,5 +238,5 @@ class HostBudget:
         return extra
 
     def narrow(self, stream: WideStream) -> None:
-        """The stream is over: what it was granted returns."""
+        """Take back the extra window of a stream that is over."""
         self._grants.pop(stream, None)

@@ -32,14 +32,14 @@ PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/3.0.0")
 """Messages: what members say and sign."""
 DOMAIN: Final = "/shoal/diloco/1.0.0"
-"""Of signatures."""
+"""Signature domain of statements."""
 MAX_MEMBERS: Final = 64
-"""At a time. All send pieces to all, so beyond some 16 sites connections, not bytes, are the
-limit; a record has a signature of each."""
+"""Members at a time. All send pieces to all, so beyond some 16 sites connections, not bytes,
+are the limit; a record has a signature of each."""
 MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
 MAX_JOINERS: Final = 16
-"""Of which a beat speaks: others are spoken of in another round."""
+"""Joiners that one beat names; the rest is named in another round."""
 MAX_CHAIN: Final = 32
 """Records in one message, of at most 14 KB each."""
 _MASK_BYTES: Final = MAX_MEMBERS // 8
@@ -207,13 +207,14 @@ class Plan(_Fielded):
     """What a step is to be: whose contributions are summed, and who is a member after it."""
 
     step: Step
-    """The step that it leads to."""
+    """Outer step that the plan leads to."""
     previous: Digest
-    """Digest of the record before."""
+    """Digest of the record of the step before."""
     contributors: Annotated[tuple[tuple[PeerId, bytes], ...], _many(_pair(_PEER, _DIGEST))]
-    """By id, each with the digest of its `Ready`."""
+    """Peers whose contributions are summed, in order of their ids, each with the digest of its
+    `Ready`."""
     members: Peers
-    """By id."""
+    """Members after the step, in order of their ids."""
 
     def __post_init__(self) -> None:
         names = [peer for peer, _ in self.contributors]
@@ -232,18 +233,18 @@ class Plan(_Fielded):
 
     @property
     def summed(self) -> tuple[PeerId, ...]:
-        """Whose contributions."""
+        """Peers whose contributions are summed."""
         return tuple(peer for peer, _ in self.contributors)
 
     @property
     def id(self) -> bytes:
-        """What it is known by."""
+        """Digest that names the plan."""
         return hashlib.sha256(pack(self.to_wire())).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(_Fielded):
-    """What a vote is for, and a record of: a plan and what came of it."""
+    """A plan and what came of it. Votes and records are about an outcome."""
 
     plan: Annotated[Plan, _nested(Plan)]
     sum_root: Digest
@@ -253,13 +254,14 @@ class Outcome(_Fielded):
 
     @property
     def digest(self) -> bytes:
-        """What the record is known by: neither views nor who signed are part of it."""
+        """Digest that names the record: views and signers are not part of it."""
         return hashlib.sha256(pack(self.to_wire())).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Statement(_Fielded):
-    """What a member signs. Two of one author and kind for one step and view must not differ."""
+    """A signed message of a member. Two statements with the same author, kind, step and view
+    must not differ."""
 
     step: Step
     view: Number
@@ -268,39 +270,40 @@ class Statement(_Fielded):
 
     @property
     def slot(self) -> tuple[int, int, int, PeerId]:
-        """Where there may be one."""
+        """Kind, step, view and author: there may be one statement for each."""
         return self.KIND, self.step, self.view, self.author
 
     @property
     def digest(self) -> bytes:
-        """Of what is said; the signature is not part of it."""
+        """Digest of the statement without its signature."""
         return hashlib.sha256(pack(self.to_wire()[:-1])).digest()
 
     def signed(self: Signed_, run: bytes, signer: Signer) -> Signed_:
-        """With the author's signature."""
+        """Return the statement with its author's signature."""
         signature = signer.sign(DOMAIN, pack([run, *self.to_wire()[:-1]]))
         return replace(self, signature=signature)
 
     def is_genuine(self, run: bytes, verify: Verify) -> bool:
-        """Whether the author signed it."""
+        """Return True if the author signed the statement."""
         return verify(self.author, DOMAIN, pack([run, *self.to_wire()[:-1]]), self.signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Statement):
-    """A contribution is there to be fetched. Its view is always 0: it stands for the step."""
+    """Announces that a contribution can be fetched. Its view is always 0: it stands for the
+    whole step."""
 
     KIND = 1
     previous: Digest
     """Digest of the record that the inner steps began from."""
     tokens: Step
-    """Learnt from."""
+    """Tokens learnt from."""
     rate: Annotated[float, Field(float, _same, _rate)]
     """Bytes a second that this member sent lately, as it measured; 0 if it does not know."""
     norms: Annotated[tuple[float, ...], _NORMS]
-    """Of its pieces, as they decode."""
+    """Norms of the pieces, as they decode."""
     digests: Digests
-    """Of its pieces."""
+    """Digests of the pieces."""
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -310,7 +313,7 @@ class Ready(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Vote(Statement):
-    """This member has computed the outcome, and signs it for one view."""
+    """Says that this member has computed the outcome, and signs it for one view."""
 
     KIND = 2
 
@@ -324,14 +327,14 @@ class Vote(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Promise(Statement):
-    """This member votes in no view below this one any more; its newest vote goes along."""
+    """Says that this member votes in no view below this one any more, with its newest vote."""
 
     KIND = 3
 
     previous: Digest
     vote: Annotated[Vote | None, _optional(_nested(Vote))]
     suspects: Peers = ()
-    """From whom it got nothing."""
+    """Peers from which the author got nothing."""
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -349,7 +352,7 @@ class Propose(Statement):
     carried: Annotated[Outcome | None, _optional(_nested(Outcome))]
     """What may have been decided in an earlier view, and is proposed again as it was."""
     promises: Annotated[tuple[Promise, ...], _many(_nested(Promise))]
-    """Of a majority, for this view; none for view 0."""
+    """Promises of a majority for this view; none for view 0."""
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -363,14 +366,14 @@ class Propose(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Statement):
-    """What an owner's pieces of the mean have as digests."""
+    """Digests of the pieces of the mean that one member owns and has summed."""
 
     KIND = 5
 
     plan: Digest
-    """The plan's id."""
+    """Id of the plan."""
     first: Number
-    """The first piece."""
+    """Number of the first piece."""
     digests: Digests
 
     @property
@@ -405,16 +408,16 @@ class Record(_Fielded):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """After the step."""
+        """Members after the step."""
         return self.outcome.plan.members
 
     @property
     def digest(self) -> bytes:
-        """What the next plan names."""
+        """Digest of the outcome, which the next plan names."""
         return self.outcome.digest
 
     def votes(self) -> tuple[Vote, ...]:
-        """The statements that it is made of."""
+        """Return the votes that the record is made of."""
         return tuple(
             Vote(self.step, self.view, self.outcome, author=peer, signature=signature)
             for peer, signature in self.signatures
@@ -423,15 +426,16 @@ class Record(_Fielded):
 
 @dataclass(frozen=True, slots=True)
 class Beat(_Fielded):
-    """Where a member is, and what it has of the round: peers send what it lacks."""
+    """Tells where a member is and what it has of the round, so that peers send what it
+    lacks."""
 
     KIND = 7
     step: Number
-    """Of its newest record."""
+    """Step of the newest record that the member has."""
     digest: Digest
-    """Of that record: another run's members count for nothing."""
+    """Digest of that record, so that beats of other runs count for nothing."""
     held: Annotated[int, _number(-1)]
-    """Of the state that it has whole."""
+    """Step of the newest state that the member has whole."""
     view: Number
     readys: Mask = 0
     """Bit i: it has the contribution's head of member i of its record."""
@@ -440,11 +444,11 @@ class Beat(_Fielded):
     votes: Mask = 0
     """Bit i: it has member i's vote in its view."""
     is_planned: Flag = False
-    """Whether it has the proposal of its view."""
+    """True if the member has the proposal of its view."""
     is_leaving: Flag = False
-    """Whether it wants to be a member no longer."""
+    """True if the member wants to leave."""
     faults: Number = 0
-    """How many members it knows to have been convicted."""
+    """Number of members that the author knows to have been convicted."""
     heard: Annotated[int | None, _optional(_MASK)] = None
     """Bit i: it hears member i of its record; None if it does not say."""
     leaving: Mask = 0
@@ -471,7 +475,7 @@ class Chain(_Fielded):
 
 @dataclass(frozen=True, slots=True)
 class Doubled(_Fielded):
-    """Two statements of one author where there may be one."""
+    """Equivocation: two different statements of one author for the same slot."""
 
     KIND = 9
 
@@ -487,13 +491,14 @@ class Doubled(_Fielded):
 
     @property
     def culprit(self) -> PeerId:
-        """Who signed both."""
+        """The author of both statements."""
         return self.one.author
 
 
 @dataclass(frozen=True, slots=True)
 class BadPart(_Fielded):
-    """A piece that a contributor signed, and that is none."""
+    """Proof that a piece which a contributor signed does not decode, or has another norm than
+    its `Ready` says."""
 
     KIND = 10
 
@@ -508,13 +513,13 @@ class BadPart(_Fielded):
 
     @property
     def culprit(self) -> PeerId:
-        """Who contributed it."""
+        """The contributor of the piece."""
         return self.ready.author
 
 
 @dataclass(frozen=True, slots=True)
 class BadSum(_Fielded):
-    """A sum that is not what the contributors' pieces give."""
+    """Proof that a sum is not what the contributors' pieces give."""
 
     KIND = 11
 
@@ -523,7 +528,7 @@ class BadSum(_Fielded):
     readys: Annotated[tuple[Ready, ...], _many(_nested(Ready))]
     index: Number
     parts: Annotated[tuple[bytes, ...], _many(_BYTES)]
-    """Of the plan's contributors, in order."""
+    """Pieces of the plan's contributors, in order."""
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -532,13 +537,13 @@ class BadSum(_Fielded):
 
     @property
     def culprit(self) -> PeerId:
-        """Who summed it."""
+        """The member that summed."""
         return self.told.author
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable(_Fielded):
-    """A piece of the mean that its owner signed, and that cannot be decoded."""
+    """Proof that a piece of the mean which its owner signed cannot be decoded."""
 
     KIND = 12
 
@@ -553,7 +558,7 @@ class Unreadable(_Fielded):
 
     @property
     def culprit(self) -> PeerId:
-        """Who signed it."""
+        """The owner of the piece."""
         return self.told.author
 
 
@@ -570,12 +575,12 @@ _OTHERS: Final[Mapping[int, Any]] = {
 
 
 def encode_message(message: RoundMessage) -> bytes:
-    """For the wire."""
+    """Encode a message for the wire."""
     return pack(message.to_wire())
 
 
 def fits(message: RoundMessage) -> bool:
-    """Whether it can be sent as a message."""
+    """Return True if the message is small enough to be sent."""
     return len(encode_message(message)) <= MIB
 
 

@@ -47,7 +47,7 @@ _BLOCKS: Final = {Codec.INT8: INT8_BLOCK, Codec.INT4: INT4_BLOCK}
 
 
 def encoded_bytes(codec: Codec, count: int) -> int:
-    """How long ``count`` values are as they travel."""
+    """Return how many bytes ``count`` values take when encoded."""
     if codec is Codec.FP32:
         return 4 * count
     codes = count if codec is Codec.INT8 else (count + 1) // 2
@@ -55,8 +55,8 @@ def encoded_bytes(codec: Codec, count: int) -> int:
 
 
 def encode(codec: Codec, values: Values) -> bytes:
-    """``values`` as they travel. Raises `ValueError` if one of them is not finite, or too large
-    for its scale."""
+    """Encode ``values`` for the wire. Raises `ValueError` if one of them is not finite, or too
+    large for its scale."""
     if values.size and not np.isfinite(values).all():
         raise ValueError("a value that is NaN or infinite cannot be encoded")
     if codec is Codec.FP32:
@@ -66,7 +66,7 @@ def encode(codec: Codec, values: Values) -> bytes:
 
 
 def decode_untrusted(codec: Codec, data: bytes | memoryview, count: int) -> Values:
-    """``count`` values, all finite. Raise `BadMessage`, and nothing else, whatever the
+    """Decode ``count`` values, all finite. Raise `BadMessage`, and nothing else, whatever the
     bytes."""
     if len(data) != encoded_bytes(codec, count):
         raise BadMessage(
@@ -116,7 +116,8 @@ def _decode_blocks(codec: Codec, data: bytes | memoryview, count: int) -> Values
 
 
 def _packed(codes: NDArray[np.int8]) -> bytes:
-    """Two codes a byte, the first in the low half, each 8 more than its value."""
+    """Pack two codes in each byte, the first in the low half, each stored as its value plus
+    8."""
     halves = np.full(codes.size + codes.size % 2, 8, np.uint8)
     halves[: codes.size] = (codes + np.int8(8)).view(np.uint8)
     return (halves[0::2] | halves[1::2] << 4).tobytes()
@@ -132,7 +133,7 @@ def _unpacked_untrusted(packed: NDArray[np.uint8], count: int) -> NDArray[np.int
 
 
 def _bf16_up(magnitudes: Values) -> NDArray[np.uint16]:
-    """The next bfloat16 that is not below; of magnitudes only."""
+    """Round magnitudes up to bfloat16. Values below 0 are not supported."""
     bits = np.ascontiguousarray(magnitudes, np.float32).view(np.uint32)
     return ((bits + np.uint32(0xFFFF)) >> np.uint32(16)).astype("<u2")
 

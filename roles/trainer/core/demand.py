@@ -51,11 +51,12 @@ class Demand:
         """Groups of a place that teach, as measured."""
 
     def note_place(self, teaching: int) -> None:
-        """A place was committed of which so many groups teach, by its claims."""
+        """Update the measured groups of a place that teach with a committed place, which claims
+        that ``teaching`` of its groups do."""
         self.teaching += SMOOTHING * (max(float(teaching), LEAST) - self.teaching)
 
     def note_committed(self, worker: PeerId, places: int, now: float) -> None:
-        """A worker has committed to places."""
+        """Note that a worker has committed to as many of the places that it was asked for."""
         known = self._hear(worker, now)
         known.asked = max(0, known.asked - places)
 

@@ -59,8 +59,8 @@ from roles.trainer.core.records import (
 )
 
 MAX_IN_STANDING: Final = 16_384
-"""Names in standing that are remembered. One more has to have earned more than the least, which
-then waits among the newcomers."""
+"""Names in standing that are remembered. If there are more, the one that ranks lowest (not
+listed, fewest places that stood) waits among the newcomers."""
 MAX_NEWCOMERS: Final = 4_096
 """Newcomers that are remembered; the one that did nothing for the longest makes room."""
 MAX_OPEN: Final = 32
@@ -145,11 +145,11 @@ class Consequence:
     node: PeerId
     reason: str
     drop: tuple[Commitment, ...] = ()
-    """Nothing may be learnt from these any more."""
+    """Commitments to places from which nothing may be learnt any more."""
     is_newcomer_again: bool = False
     is_forgiven: bool = False
     banned_until: float | None = None
-    """Wall time."""
+    """Wall time until which the worker is banned; None if it is not."""
 
 
 class Wish(Enum):
@@ -170,11 +170,11 @@ class Audited:
     validator: PeerId
     worker: Consequence | None
     weight: Weight
-    """What it says of the validator."""
+    """What the audit says of the validator."""
     is_convicted: bool = False
-    """By this audit, now."""
+    """True if this audit has convicted the validator."""
     proof: Conviction | None = None
-    """Keep it: of the validator, or if it accuses the worker, of that one's ban."""
+    """Proof to keep: against the validator, or of the worker's ban if it accuses the worker."""
     strikes: tuple[bytes, ...] = ()
     """Digests of the commitments whose audits convict together, oldest first; one if it is a
     lie beyond doubt. Strikes for silence are among them and have no evidence."""
@@ -268,7 +268,7 @@ class Gate:
         """Take up a row of an earlier life.
 
         Raises:
-            BadMessage: It is none.
+            BadMessage: The data is no row of this kind.
         """
         if kind == "validator":
             self._validators[peer] = decode_validator_untrusted(data)
@@ -346,7 +346,7 @@ class Gate:
 
     @property
     def has_standing(self) -> bool:
-        """Whether any name is in standing."""
+        """True if any name is in standing."""
         return bool(self._in_standing)
 
     def spares_newcomers(self, now: Situation) -> bool:

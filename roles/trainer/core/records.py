@@ -43,9 +43,9 @@ class Assignment:
     wanted: tuple[int, ...]
     """Indices of the places whose content is to come."""
     scorer: PeerId
-    """To whom."""
+    """Peer to which the content goes."""
     is_newcomer: bool
-    """Nothing of the window is learnt from."""
+    """True if the worker is a newcomer: nothing of the window is learnt from."""
     stood: int
     """Places of the name that stood so far."""
     owed: int
@@ -60,11 +60,11 @@ class PlaceState(IntEnum):
     """Its content is on the trainer's disk."""
     STOOD = 2
     FAILED = 3
-    """By the trainer's own replay."""
+    """Rejected by the trainer's own replay."""
     EXCUSED = 4
     """It neither counts nor voids its window."""
     REJECTED = 5
-    """By its validator; the worker may contest that."""
+    """Rejected by its validator; the worker may contest that."""
     ACCEPTED_AUDIT = 6
     """Its validator accepted it, and the trainer repeats that."""
     REJECTED_AUDIT = 7
@@ -115,7 +115,7 @@ class WindowRecord:
 
     @property
     def commitments(self) -> tuple[Commitment, ...]:
-        """Return those of the wanted places."""
+        """Commitments of the wanted places."""
         return tuple(map(self.window.commitment, self.states))
 
     def excuse(self, *states: PlaceState) -> None:
@@ -216,7 +216,7 @@ def decode_name_untrusted(node: PeerId, data: bytes) -> NameRecord:
     """Decode the row of ``node``.
 
     Raises:
-        BadMessage: It is none.
+        BadMessage: The data is no row of a name, or the row of another node.
     """
     fields = fields_untrusted(
         unpack_untrusted(data, max_items=1 << 16, max_list=MAX_KEPT),
@@ -278,7 +278,7 @@ def decode_validator_untrusted(data: bytes) -> ValidatorRecord:
     """Decode a validator's row.
 
     Raises:
-        BadMessage: It is none.
+        BadMessage: The data is no row of a validator.
     """
     verdicts, convicted, looks, waits, until, passed = fields_untrusted(
         unpack_untrusted(data, max_items=1 << 10, max_list=LOOKS),

@@ -141,7 +141,7 @@ class Peer:
     # Connections
 
     def _stream(self, peer: PeerId) -> _Stream | None:
-        """The connection to ``peer``, made if need be; None if it is dead."""
+        """Return the stream to ``peer``, made if need be; None if the peer is dead."""
         stream = self._streams.get(peer)
         if stream is None:
             other = self._swarm.peers[peer]
@@ -191,7 +191,7 @@ class Peer:
             self.handle(event)
 
     def _came(self, stream: _Stream, header: ChunkHeader) -> None:
-        """A chunk of ours has come to its taker; runs in the taker's name."""
+        """Deliver a chunk of ours to its taker. The event belongs to the taker."""
         stream.under_way -= 1
         if self.site.alive:
             self._pump(stream)
@@ -207,7 +207,7 @@ class Peer:
             self._queue.schedule(due, other.site.owner, "reset", other.lose, self.site.peer)
 
     def lose(self, peer: PeerId) -> None:
-        """The connection to ``peer`` is gone."""
+        """Drop the connection to ``peer``."""
         self._streams.pop(peer, None)
         self.handle(ev.PeerLost(peer))
 
