@@ -130,6 +130,8 @@ class Lan:
             peer = addr.peer_id
             if peer is None or peer == self._host.peer_id or addr.parts[0] != ("ip4", source):
                 continue
+            if reach_of(addr) == PUBLIC:  # anybody in the world can send to our port
+                continue
             if addr.relay is None and self._found.get(peer) != addr:
                 logger.info("lan.found addr=%s", addr)
                 self._found.renew(peer, addr)

@@ -106,7 +106,7 @@ def read_adapter_untrusted(
             down, up = (by_name.pop(name + end, None) for end in (DOWN, UP))
             if down is None and up is None:
                 continue
-            if down is None or up is None or len(place.shape) != 2:
+            if down is None or up is None or len(place.shape) != 2 or 0 in place.shape:
                 raise BadMessage(f"an adapter has half of {name!r:.80}, or it is no matrix")
             outputs, inputs = place.shape
             if (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):

@@ -243,6 +243,9 @@ def read_capsule_untrusted(data: bytes) -> dict[str, bytes]:
                     )
                 if Path(name).suffix in NATIVE:
                     raise BadMessage(f"{name} is no source: a capsule is pure Python and data")
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    # zipfile unpacks these as a whole: 463 bytes of bzip2 take 800 MiB.
+                    raise BadMessage(f"{name} is neither stored nor deflated")
                 with archive.open(info) as file:
                     files[name] = file.read(left + 1)
                 left -= len(files[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -145,6 +146,21 @@ def test_it_repeats_whatever_was_asked_before(python: None) -> None:
 def test_what_is_no_capsule_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(BadMessage, match=said):
         read_capsule_untrusted(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bomb_of_another_method_is_not_unpacked(method: int) -> None:
+    """Python unpacks these as a whole, whatever one asks for."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", method) as archive:
+        archive.writestr("environment.py", bytes(4 * MAX_UNPACKED))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadMessage, match="neither stored nor deflated"):
+            read_capsule_untrusted(data.getvalue())
+        assert tracemalloc.get_traced_memory()[1] < MAX_UNPACKED
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_bomb_of_nested_entries_is_bounded() -> None:

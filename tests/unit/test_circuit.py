@@ -413,6 +413,32 @@ def test_when_circuits_are_full_the_peer_with_the_most_makes_way() -> None:
     assert ended == [2, 1]
 
 
+def test_one_peer_cannot_take_all_circuits_to_a_target() -> None:
+    book, (one, two, three, four, five) = book_of(5, per_peer=3)
+    ended: list[int] = []
+    for number in range(3):
+        book.connect(one, two, 100.0, partial(ended.append, number))
+    for number in range(3, 6):
+        book.connect(three, five, 100.0, partial(ended.append, number))
+    assert book.connect(four, two, 100.0, stay) is HopStatus.OK
+    assert ended == [2]  # and none of those that lead elsewhere
+    assert book.connect(five, two, 100.0, stay) is HopStatus.RESOURCE_LIMIT_EXCEEDED
+
+
+def test_an_aborted_circuit_may_end_after_all_others_of_its_peer() -> None:
+    book, (one, two, three) = book_of(3, circuits=2)
+    ended: list[int] = []
+    aborts = [partial(ended.append, number) for number in range(2)]
+    for abort in aborts:
+        book.connect(one, two, 100.0, abort)
+    assert book.connect(three, two, 100.0, stay) is HopStatus.OK
+    assert ended == [1]
+    for abort in aborts:
+        book.end(one, two, abort)
+    book.end(three, two, stay)
+    assert book.circuits == 0
+
+
 def test_reservations_expire() -> None:
     book, (one, two) = book_of(2)
     assert book.connect(one, two, 3599.0, stay) is HopStatus.OK

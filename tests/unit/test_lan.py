@@ -113,3 +113,11 @@ def test_a_hostile_machine_names_itself_only_and_fills_nothing() -> None:
             assert {addr.transport for addr in lan.found} == {Multiaddr.tcp("127.0.0.1", 7)}
 
     run(main)
+
+
+async def test_who_writes_from_the_internet_is_not_in_the_room() -> None:
+    peer = KeyPair(bytes(32)).peer_id
+    async with open_host(key=KEYS[0]) as host, open_lan(host) as lan:
+        for place in ("192.168.1.9", "8.8.8.8"):
+            lan._hear([Multiaddr.parse(f"/ip4/{place}/tcp/7/p2p/{peer}")], place)
+        assert lan.found == (Multiaddr.parse(f"/ip4/192.168.1.9/tcp/7/p2p/{peer}"),)

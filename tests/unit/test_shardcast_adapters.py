@@ -20,7 +20,7 @@ from p2p.shardcast.adapter import (
 )
 from p2p.shardcast.codec import ADAPTER, PATCH
 from p2p.shardcast.index import Span, digest_of
-from p2p.shardcast.layout import tensors_untrusted
+from p2p.shardcast.layout import Tensor, tensors_untrusted
 from p2p.shardcast.patch import SpanRun
 from tests.support.shardcast_town import Member, Town, everybody
 from tests.unit.test_shardcast_patches import came, v
@@ -206,6 +206,20 @@ def test_adapters_of_something_else_are_bad_messages(data: bytes, words: str) ->
     judge(adapter(factors(1)))
     with pytest.raises(BadMessage, match=words):
         judge(data)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0)])
+def test_an_adapter_of_an_empty_matrix_is_a_bad_message(shape: tuple[int, int]) -> None:
+    """No row of it is anywhere, and a row without inputs would divide by zero."""
+    outputs, inputs = shape
+    place = Tensor(8, 8, 4, "a.weight", "F32", shape)
+    found = [
+        Tensor(0, 8, 4, "lora", "F32", (2,)),
+        Tensor(8, 8 + 4 * inputs, 4, "a.lora_A", "F32", (1, inputs)),
+        Tensor(8 + 4 * inputs, 8 + 4 * sum(shape), 4, "a.lora_B", "F32", (outputs, 1)),
+    ]
+    with pytest.raises(BadMessage, match="no matrix"):
+        read_adapter_untrusted("a", found, np.ones(2, "<f4").tobytes(), [[place]])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

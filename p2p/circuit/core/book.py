@@ -69,8 +69,9 @@ class RelayBook:
         self._config = config
         self._reserved: dict[PeerId, _Reservation] = {}
         """Oldest first."""
-        self._aborts: dict[PeerId, list[Callable[[], None]]] = {}
-        """What ends each circuit, by the peer that asked for it, oldest first."""
+        self._aborts: dict[PeerId, list[tuple[PeerId, Callable[[], None]]]] = {}
+        """Target of each circuit and what ends it, by the peer that asked for it, oldest
+        first."""
         self._circuits: Counter[PeerId] = Counter()
         """Circuits by peer. A circuit counts for both of its ends."""
         self._requests: BoundedDict[PeerId, RateLimit] = BoundedDict(_MAX_COUNTED)
@@ -133,8 +134,9 @@ class RelayBook:
     ) -> HopStatus:
         """Count a circuit if it is allowed. The caller must call `end` for it.
 
-        When there are too many, the newest circuit of the peer that asked for most is aborted,
-        if that peer has more of them than the new circuit's would have.
+        When there are too many, in all or to this target, the newest of them of the peer that
+        asked for most is aborted, if that peer has more of them than the new circuit's would
+        have.
         """
         if not self._may_ask(source, now):
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
@@ -144,25 +146,38 @@ class RelayBook:
         if held is None or held.expires <= now:
             return HopStatus.NO_RESERVATION
         most = self._config.per_peer
-        if self._circuits[source] >= most or self._circuits[target] >= most:
+        if self._circuits[source] >= most:
             return HopStatus.RESOURCE_LIMIT_EXCEEDED
-        own = self._aborts.get(source, ())
-        if sum(map(len, self._aborts.values())) >= self._config.circuits:
-            crowd = max(self._aborts.values(), key=len)
-            if len(crowd) <= len(own) + 1:
-                return HopStatus.RESOURCE_LIMIT_EXCEEDED
-            crowd.pop()()
-        self._aborts.setdefault(source, []).append(abort)
+        crowded = target if self._circuits[target] >= most else None
+        is_full = sum(map(len, self._aborts.values())) >= self._config.circuits
+        if (crowded or is_full) and not self._make_way(source, crowded):
+            return HopStatus.RESOURCE_LIMIT_EXCEEDED
+        self._aborts.setdefault(source, []).append((target, abort))
         self._circuits[source] += 1
         self._circuits[target] += 1
         return HopStatus.OK
 
+    def _make_way(self, source: PeerId, target: PeerId | None) -> bool:
+        """Abort a circuit for a new one of ``source``, one to ``target`` if that is given."""
+        asked = {
+            peer: [one for one in held if target in (None, one[0])]
+            for peer, held in self._aborts.items()
+        }
+        crowd = max(asked, key=lambda peer: len(asked[peer]), default=source)
+        if len(asked.get(crowd, ())) <= len(asked.get(source, ())) + 1:
+            return False
+        newest = asked[crowd][-1]
+        self._aborts[crowd].remove(newest)
+        newest[1]()
+        return True
+
     def end(self, source: PeerId, target: PeerId, abort: Callable[[], None]) -> None:
-        """Stop counting a circuit."""
-        if abort in self._aborts[source]:
-            self._aborts[source].remove(abort)
-        if not self._aborts[source]:
-            del self._aborts[source]
+        """Stop counting a circuit, an aborted one too, whichever of a peer's ends first."""
+        held = self._aborts.get(source, [])
+        if (target, abort) in held:
+            held.remove((target, abort))
+        if not held:
+            self._aborts.pop(source, None)
         for peer in (source, target):
             self._circuits[peer] -= 1
             if not self._circuits[peer]:
