@@ -316,7 +316,7 @@ async def play_turn(
 
 
 async def measure(options: argparse.Namespace, report: Report) -> dict[str, list[Turn]]:
-    """Quiet and attacked turns, one after the other."""
+    """Play quiet and attacked turns alternately, and report the figures of both."""
     turns: dict[str, list[Turn]] = {"quiet": [], "attacked": []}
     swarm_core, attack_core = options.cores
     os.sched_setaffinity(0, {swarm_core})  # what is started from here on inherits it
@@ -348,8 +348,8 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, list
 
 
 def strangers_cpu(turns: dict[str, list[Turn]]) -> float:
-    """CPU seconds a second that strangers cost the swarm: what attacked turns took beyond
-    what as many acceptances took in quiet ones."""
+    """Return the CPU seconds per second that strangers cost the swarm: what attacked turns took
+    beyond what as many acceptances took in quiet ones."""
     quiet, attacked = turns["quiet"], turns["attacked"]
     each = sum(turn.swarm_cpu for turn in quiet) / max(1, sum(turn.accepted for turn in quiet))
     beyond = sum(turn.swarm_cpu - each * turn.accepted for turn in attacked)

@@ -294,18 +294,19 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
 
 
 Layout = tuple[tuple[type, ...], Callable[..., _Message]]
-"""The types of a message's fields behind its kind, and what makes the message of them."""
+"""The types of a message's fields after its kind, and the function that makes the message of
+them."""
 
 
 def message_untrusted(
     layouts: Mapping[Any, Layout[_Message]], kind: object, fields: list[Any], *, what: str
 ) -> _Message:
-    """The message of this ``kind``, a number or a word, with these ``fields``. Raise
+    """Return the message of this ``kind``, a number or a word, with these ``fields``. Raises
     `BadMessage` naming ``what``.
 
-    How every protocol of ours on msgpack reads its messages: each is a list that starts with
-    its kind (a number; SHARDCAST's are words), which stands at its class (``Ping.KIND``), and
-    ``messages.py`` has one table from kinds to layouts.
+    All our protocols on msgpack read their messages with this. A message is a list that starts
+    with its kind: a number, or a word in SHARDCAST. The kind stands at the message's class
+    (``Ping.KIND``), and ``messages.py`` has one table from kinds to layouts.
     """
     layout = layouts.get(kind) if type(kind) is int or type(kind) is str else None
     if layout is None:

@@ -158,10 +158,10 @@ def _given(confined: Confinement, aliases: Mapping[str, str]) -> list[str]:
 
 
 def _processes() -> list[str]:
-    """``/proc`` of the worker's own machine, without what steers the kernel of this one.
+    """Mount a ``/proc`` of the sandbox's own, without the files that steer the host's kernel.
 
-    ``bwrap`` covers that itself, but not for root in a user namespace: it asks whether the
-    folder can be written, which root may not, while the files in it belong to root.
+    ``bwrap`` protects those files itself, but not for root in a user namespace: it asks whether
+    the folder can be written, which root may not, while the files in it belong to root.
     """
     return ["--proc", "/proc", *_bind("--ro-bind-try", KERNEL_FILES)]
 
@@ -171,7 +171,7 @@ def _bind(kind: str, paths: Iterable[str]) -> list[str]:
 
 
 def _scratch(path: str, size: int) -> list[str]:
-    """A folder in memory that every user may write into."""
+    """Make a folder in memory that every user may write into."""
     return ["--perms", "1777", "--size", str(size), "--tmpfs", path]
 
 
@@ -189,7 +189,7 @@ def _parents(paths: Iterable[str], below: Iterable[str] = ("/",)) -> list[str]:
 
 
 def _ancestors(path: str) -> list[str]:
-    """Nearest first, without the root."""
+    """Return the folders above ``path``, nearest first, without the root."""
     found = []
     while (path := posixpath.dirname(path)) != "/":
         found.append(path)

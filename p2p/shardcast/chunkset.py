@@ -40,12 +40,12 @@ class ChunkSet:
 
     @classmethod
     def below(cls, count: int) -> ChunkSet:
-        """Chunks 0 to ``count`` - 1."""
+        """Return the set of chunks 0 to ``count`` - 1."""
         return cls((1 << count) - 1)
 
     @classmethod
     def of(cls, chunks: Iterable[int]) -> ChunkSet:
-        """Exactly ``chunks``, which are few."""
+        """Return the set of exactly ``chunks``. Meant for a few of them."""
         mask = 0
         for chunk in chunks:
             mask |= 1 << chunk
@@ -53,7 +53,7 @@ class ChunkSet:
 
     @classmethod
     def of_ranges(cls, ranges: Ranges) -> ChunkSet:
-        """The chunks that ``ranges`` name."""
+        """Return the set of the chunks in ``ranges``."""
         # Ranges up to which a set is made by shifts. For the longest list a shift per range
         # would move 8 MiB, 3 ms; as text, in one pass, it takes 0.2 ms.
         if len(ranges) <= 16:
@@ -86,11 +86,11 @@ class ChunkSet:
             yield tuple(part)
 
     def including(self, chunk: int) -> ChunkSet:
-        """These and ``chunk``."""
+        """Return this set with ``chunk``."""
         return ChunkSet(self.mask | 1 << chunk)
 
     def excluding(self, chunk: int) -> ChunkSet:
-        """These without ``chunk``."""
+        """Return this set without ``chunk``."""
         return ChunkSet(self.mask & ~(1 << chunk))
 
     def from_place(self, start: int) -> Iterator[int]:

@@ -58,9 +58,9 @@ CHUNK_KIND: Final = 0
 MESSAGE_KIND: Final = 1
 """First byte of a bulk frame with a control message."""
 BULK_OVERHEAD: Final = 1 + _HEADER.size
-"""Bytes in front of a chunk's own."""
+"""Bytes of a bulk frame before the chunk: its kind and its header."""
 MAX_BULK: Final = MAX_WIRE + BULK_OVERHEAD
-"""Bytes of a bulk frame with a chunk."""
+"""Most bytes of a bulk frame with a chunk."""
 MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 """Bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
 
@@ -76,7 +76,7 @@ class _Field:
     kind: type
     """Its msgpack type."""
     decode: Callable[[Any], Any] = _same
-    """May raise `BadMessage`."""
+    """Converts the msgpack value; may raise `BadMessage`."""
     encode: Callable[[Any], Any] = _same
 
 

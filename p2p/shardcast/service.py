@@ -220,19 +220,19 @@ class Shardcast:
 
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[str]:
-        """Keep a version on disk for the length of the block; gives its weights' path. Raises
-        `KeyError`."""
+        """Keep a version on disk for the length of the block, and yield its weights' path.
+        Raises `KeyError`."""
         entry = self._entry(version)
         with entry.pin():
             yield entry.weights
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Read a version's weights and compare their digests before an engine believes them;
-        gives their path.
+        """Compare a version's weights with their digests before an engine loads them; return
+        their path.
 
-        2 to 4 GB/s on each core, much less than loading them costs. Weights that have rotted
-        since they came would make a worker's honest work false, and a validator's judgement.
-        Raises `KeyError` if the version is not here, `StorageError` if it has rotted.
+        A core reads 2 to 4 GB/s, which takes much less time than loading. With weights that
+        have rotted on disk an honest worker's results, or a validator's verdicts, would be
+        wrong. Raises `KeyError` if the version is not here, `StorageError` if it has rotted.
         """
         entry = self._entry(version)
         await self._store.check_weights(entry)
@@ -245,8 +245,8 @@ class Shardcast:
         return self.newest
 
     async def wait_selected(self, version: PolicyVersion) -> tuple[Manifest, Index, str]:
-        """Return once the selected files of ``version`` are here, durable, below the path that
-        this gives. Raises `StorageError`."""
+        """Return when the selected files of ``version`` are here and durable, with the path
+        that they are below. Raises `StorageError`."""
         while True:
             entry = await self._store.selected(version)
             if entry is not None:
@@ -263,13 +263,13 @@ class Shardcast:
         """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
         `World.disk`), with a ``note`` in its manifest: a digest, or nothing.
 
-        Returns once it is durable and on its way. What is there is served as it lies: it must
-        stay unchanged while the version is kept. Hidden files are left out. Publishing the same
-        content again gives the same manifest; another content under a version that is out, or a
-        version older than the newest, raises `LocalProtocolError`: it would be equivocation. So
-        do links, a safetensors file that is cut off, and files that change meanwhile. An
-        ``adapter``, a file and the version that it adds to (`p2p.shardcast.adapter`), is what
-        travels to those who hold that version.
+        Returns once the version is durable and on its way. The files are served in place: they
+        must not change while the version is kept. Hidden files are left out. Publishing the
+        same content again gives the same manifest. Other content under a version that is out,
+        or a version older than the newest, would be equivocation and raises
+        `LocalProtocolError`. Links, a safetensors file that is cut off, and files that change
+        meanwhile raise it too. An ``adapter`` is a file and the version that it adds to
+        (`p2p.shardcast.adapter`); peers that hold that version are sent the adapter only.
         """
         event = await self._publisher.prepare(
             version, weights_path, lambda: self._core.newest, note, adapter
@@ -282,13 +282,13 @@ class Shardcast:
         return event.manifest
 
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
-        """Take what ``peer`` wrote and gossip brought. True: valid and new, pass it on. False:
-        nothing wrong with it, but old, or by an author of whom this node does not know (yet)
-        that it may publish.
+        """Take a gossiped announcement that ``peer`` wrote. Return True if it is valid and new,
+        so that it is passed on. Return False if it is old, or if this node does not know (yet)
+        that its author may publish.
 
-        Raises `BadMessage` if it can be valid for no node: malformed, forged, of another run,
-        or no news. (The author of another kind of message would be answered, and dialled for
-        it, by every node.)
+        Raises `BadMessage` if no node can find it valid: it is malformed, forged, of another
+        run, or no news. (Every node would answer, and dial, the author of any other kind of
+        message.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(

@@ -216,11 +216,11 @@ def _folder(data: Path | None, disk: int) -> RunFolder:
 
 
 def prepare(demo: Demo, seed: int, folder: RunFolder) -> Run:
-    """Make every node's key and configuration, and the signed run file, unless an earlier demo
-    has left it, which then goes on.
+    """Make every node's key and configuration, and sign the run file. If an earlier demo has
+    left a run file, go on with that run.
 
     Raises:
-        ConfigError: The folder has a run of other terms, or one that has expired.
+        ConfigError: The folder's run has other terms, or has expired.
     """
     keys = {name: load_or_create_key(folder.node(name) / "key") for name in demo.cast}
     table = demo.draft(seed, {name: str(key.peer_id) for name, key in keys.items()})
@@ -249,7 +249,7 @@ def _earlier(document: Path) -> Run | None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all that have ended below it."""
+    """Return the CPU seconds of this process and of all its children that have ended."""
     import resource  # which Windows lacks (`check_machine`)
 
     usage = [

@@ -1,14 +1,15 @@
-"""Text on disk as windows of tokens: files and JSON lines, by weight.
+"""Text on disk as windows of tokens: files and JSON lines, mixed by weight.
 
-It runs in the worker process. A corpus is a file or a folder; its documents are taken in the
-order of their paths. Python and text files are a document each, of ``.jsonl`` each row's
-``text`` is one. The tokens of all, each closed by an end token, are laid end to end
-and cut into windows. Of each corpus the last windows are held out.
+This runs in the worker process. A corpus is a file or a folder; its documents are taken in the
+order of their paths. A Python or text file is one document; in a ``.jsonl`` file each row's
+``text`` is one. The documents' tokens, each document followed by an end token, are laid end to
+end and cut into windows. The last windows of each corpus are held out.
 
-Several corpora are mixed by weight: the walk over windows is over a table in which each corpus
-has as many rows as its weight says, so that those with much weight and little text come again
-before others have come once. While the rate falls at the end of a run the table is another, of
-the annealing mixture; the walk goes on in it at the place where it is.
+Several corpora are mixed by weight. Windows are read from a table in which each corpus has rows
+in proportion to its weight: all of the corpus that is scarcest for its weight, and only the
+first windows of the others, whose rest is not read. When all rows were read, they are read
+again. While the rate falls at the end of a run, a second table, that of the annealing mixture,
+is read from the same place on.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ PYTHON: Final = "python"
 TEXTS: Final = frozenset({".py", ".txt", ".md", ".rst"})
 """Files that are one document each."""
 MAX_BYTES: Final = 4 << 30
-"""Of all files of a corpus together: what fits into memory as tokens. A larger one is given in
-parts, each member its own."""
+"""Bytes of all files of a corpus together: what fits into memory as tokens. Split a larger
+corpus, and give each member its own part."""
 SKIPPED: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
 """Folders of Python's library that differ from machine to machine, or are no program text."""
 
@@ -71,13 +72,13 @@ class Windows:
     starts: NDArray[np.int64]
     """Where each window to be learnt from begins."""
     annealed: NDArray[np.int64]
-    """The same, of the mixture at the end of the run."""
+    """Where each window of the mixture at the end of the run begins."""
     held_out: NDArray[np.int64]
     width: int
     """Tokens of a window, the first of which is only read."""
 
     def read(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(windows, width) tokens."""
+        """Return the tokens of the windows that begin at ``starts``: (windows, width)."""
         rows = starts[:, None] + np.arange(self.width)
         found: NDArray[np.int64] = self.tokens[rows].astype(np.int64)
         return found
@@ -94,9 +95,9 @@ def open_corpora(
     held_out: int,
     anneal: Mapping[str, float] | None = None,
 ) -> Windows:
-    """``anneal`` are the weights at the end of the run, if they are others; the loss is
-    measured on the mixture before. Raises `ConfigError` if a corpus is missing, empty, no text,
-    or of another vocabulary."""
+    """Read the corpora as windows. ``anneal`` holds the weights at the end of the run, if they
+    differ; the loss is always measured on the mixture before. Raises `ConfigError` if a corpus
+    is missing, empty, not text, or of another vocabulary."""
     width = window + 1
     tokens, kept, out, offset = [], dict[str, NDArray[np.int64]](), [], 0
     share, last = _shares(weights), _shares(anneal or weights)
@@ -130,8 +131,8 @@ def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
 def _mixed(
     kept: Mapping[str, NDArray[np.int64]], share: Mapping[str, float]
 ) -> NDArray[np.int64]:
-    """Rows in the proportion of the weights: the corpus that is scarcest for its weight comes
-    once, or all do if there is one."""
+    """Return rows in proportion to the weights. The corpus that is scarcest for its weight
+    comes once; of every other corpus only the first rows are taken, at least one."""
     scarce = min(kept[name].size / share[name] for name in share)
     return np.concatenate(
         [np.resize(kept[name], max(1, round(scarce * share[name]))) for name in sorted(share)]

@@ -95,10 +95,10 @@ class Pretrainer(TrainedModel):
         self._sent: Vector | None = None
         """The inner weights of the last update, from which steps go on during an exchange."""
         self._gradient: Vector | None = None
-        """Of the newest step, where the members' mean gradient takes it."""
+        """Gradient of the newest step, if members average gradients; else None."""
 
     def _places(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Each parameter, and where it is in a vector."""
+        """Yield each parameter, and its slice of a vector of all weights."""
         at = 0
         for _, weight in sorted(self.model.named_parameters()):
             yield weight, slice(at, at + weight.numel())
@@ -110,7 +110,7 @@ class Pretrainer(TrainedModel):
         return sum(weight.numel() for weight in self.model.parameters())
 
     def vector(self) -> Vector:
-        """The weights end to end."""
+        """Return all weights end to end."""
         return self._joined(lambda weight: weight)
 
     def _joined(self, value: Callable[[nn.Parameter], Tensor]) -> Vector:
@@ -160,7 +160,7 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _at_outer(self) -> Iterator[None]:
-        """With the outer weights in the model, for the length of the block."""
+        """Put the outer weights into the model for the length of the block."""
         inner = [local(weight).detach().clone() for weight, _ in self._places()]
         for weight, place in self._places():
             put(weight, torch.from_numpy(np.array(self._outer[place])).view(weight.shape))
@@ -174,8 +174,8 @@ class Pretrainer(TrainedModel):
                     local(weight).copy_(before)
 
     def update(self) -> Vector:
-        """Outer minus inner weights: what the others get. Steps from now on are ahead. Of data
-        parallel the gradient."""
+        """Return what this member sends to the others: outer minus inner weights, or the newest
+        step's gradient if members average gradients. Steps from now on count as ahead."""
         if self._gradient is not None:
             return self._gradient
         inner = self.vector()
@@ -221,8 +221,8 @@ class Pretrainer(TrainedModel):
         return (mine, len(mine) / len(batch)) if len(mine) else (batch[:1], 0.0)
 
     def loss(self, batches: Sequence[Any]) -> float:
-        """What is lowered, of the outer weights, on what no member learns from: nats a token,
-        or the share of wrong answers."""
+        """Return the loss of the outer weights on batches that no member learns from: nats per
+        token, or the share of wrong answers."""
         total = 0.0
         with torch.no_grad(), self._at_outer():
             for batch in batches:
@@ -233,7 +233,8 @@ class Pretrainer(TrainedModel):
         return whole_total / sum(map(self._objective.size, batches))
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
-        """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
+        """Return ``count`` tokens that the outer weights write after ``tokens``, at a
+        temperature of 0.7."""
         generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
         with torch.no_grad(), self._outer_model() as model:
@@ -244,7 +245,8 @@ class Pretrainer(TrainedModel):
         return read[len(tokens) :]
 
     def export(self, folder: Path) -> None:
-        """The outer weights as a folder that transformers and vLLM load."""
+        """Write the outer weights to ``folder``, in the form that transformers and vLLM
+        load."""
         context, end_tokens = self._config.context, self._config.end_tokens
         with self._outer_model() as model:
             if self._rank.is_first:
@@ -257,8 +259,8 @@ class Pretrainer(TrainedModel):
             yield self._complete(self._device) if self._rank.mesh else self.model
 
     def save(self, folder: Path, step: int) -> None:
-        """Make the optimiser's state durable, as the one after the outer step ``step``; of
-        others the newest is kept, which a member that is killed now begins from."""
+        """Write the optimiser's state after the outer step ``step`` durably. Keep the newest
+        state of another step too: a member that is killed now begins from it."""
         tensors = self._moments()
         if not self._rank.is_first:
             return
@@ -277,8 +279,8 @@ class Pretrainer(TrainedModel):
         return sorted(found)
 
     def restore(self, folder: Path, step: int) -> list[str]:
-        """Take up what was saved after the outer step ``step``, or else what is newest, or
-        nothing; what is wrong with files that were passed over."""
+        """Load the state that was saved after the outer step ``step``, else the newest one,
+        else none. Return what is wrong with the files that were passed over."""
         found = sorted(self._saved(folder), key=lambda one: (one[0] == step, one[0]))
         damage = []
         for _, path in reversed(found):

@@ -82,7 +82,7 @@ class Need:
     memory: int
     """Bytes of its largest job, by `roles.engines.config.memory_needed`."""
     disk: int
-    """Bytes of what its trainer, which keeps most, has on disk."""
+    """Bytes on the disk of its trainer, the role that keeps most."""
     expiry: float
     """Wall clock after which nobody takes part in it."""
     id: bytes = b""
@@ -141,7 +141,7 @@ class Sighting:
     sandbox: Containment = field(default_factory=Containment)
     """What contains environments here."""
     owners: tuple[str, ...] = ()
-    """Other distributions that bring a package of our names."""
+    """Other distributions that install a package with one of our names."""
     answers: tuple[Answer, ...] = ()
     """Answers of the bootstrap peers."""
     came: DialIn = field(default_factory=DialIn)

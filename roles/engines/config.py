@@ -183,7 +183,7 @@ class VllmOptions:
     it."""
 
     tensor_parallel: int = 1
-    """GPUs over which each weight is split, for models that one does not hold."""
+    """GPUs over which each weight is split, for models that do not fit on one."""
 
     cache: int = GIB
     """Bytes for keys and values on each device: more lets more completions run side by side.
@@ -212,7 +212,7 @@ class GpuOptions:
 
     offload: bool = False
     """Whether weights, gradients and moments stay in the CPU's memory between their uses, for
-    models that the GPUs do not hold."""
+    models that do not fit on the GPUs."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:

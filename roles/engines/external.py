@@ -47,9 +47,9 @@ from roles.shared.exchange import CHECKPOINT, GROUPS, REPORT, TAKEN, TASK, WEIGH
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "trainer/external"
-"""Of the node's disk: the folder that the trainer is given."""
+"""Folder on the node's disk that the trainer is given."""
 _LARGEST: Final = 1e300
-"""Of a number that the trainer reports: JSON has whole ones that no float holds."""
+"""Largest number that the trainer may report: JSON has integers that no float holds."""
 _WHO: Final = re.compile(r"[0-9A-Za-z]{1,64}")
 """It becomes part of a file's name."""
 POLL: Final = 0.05
@@ -70,7 +70,7 @@ class ExternalLearner:
         self._objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._base = ""
         self._step = 0
-        """Whose policy the engine holds."""
+        """Step whose policy the engine holds."""
         self._taken = 0
         """Versions up to this one are on the node's disk."""
         self._first = 0
@@ -350,7 +350,8 @@ def _at(name: str) -> str:
 
 
 def _report(step: int, said: dict[str, Any], tokens: int, changed: float) -> StepReport:
-    """Return what the trainer said: numbers by the names of `StepReport`, and others."""
+    """Return the external trainer's report. Numbers with the name of a `StepReport` field
+    become that field; other numbers become metrics."""
     numbers = {
         name: float(value)
         for name, value in said.items()

@@ -102,7 +102,7 @@ _OPEN: Final = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|pm)(?![A-Za-z])|[-+*/^{
 
 
 def spoken(text: str) -> str:
-    """Return what stands behind the last thought; nothing if a thought does not end."""
+    """Return the text after the last thought; empty if a thought does not end."""
     start = 0
     for mark in _THOUGHT.finditer(text):
         start = mark.end() if _ends(mark) else len(text)

@@ -86,7 +86,7 @@ _CHEAP: Final = frozenset(
 
 
 def may_read(text: str) -> bool:
-    """Whether a text is short and plain enough to be read as a formula."""
+    """Return True if a text is short and plain enough to be read as a formula."""
     if len(text) > MAX_LENGTH or _OTHER.search(text) or _LONG.search(text):
         return False
     if not WORDS.issuperset(_WORD.findall(text)) or _CHOICE.search(text):
@@ -138,7 +138,8 @@ _THOUSANDS: Final = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 KEPT: Final = 64
 """Right answers whose trees are kept between calls."""
 _CLOSE: Final = 1e-4
-"""Relative difference of two numbers that are equal when rounded to six decimals."""
+"""Largest relative difference of two numbers that count as equal, beside being equal when
+rounded to six decimals."""
 
 
 class Formulas:
@@ -258,7 +259,8 @@ def _without_words(found: re.Match[str]) -> str:
 
 
 def _closer(compare: Callable[..., bool]) -> Callable[..., bool]:
-    """Return math-verify's comparison of numbers, whose rounding no small number survives."""
+    """Return math-verify's comparison of numbers with a bound on their relative difference. By
+    itself it rounds to six decimals, where all small numbers are equal."""
 
     def is_close(one: Any, other: Any, *precision: int) -> bool:
         if not compare(one, other, *precision):

@@ -19,9 +19,9 @@ from roles.envs.base import Task
 from roles.envs.sort import END, VOCABULARY, decode, encode, is_held_out
 
 LOWEST: Final = (10, 80)
-"""The least number of a range, at least and at most."""
+"""Bounds of the lowest number of a range."""
 WIDTHS: Final = (8, 16)
-"""Numbers in a range."""
+"""Least and most numbers in a range."""
 WARM_UP_GOOD_SHARE: Final = 0.05
 """Share of the warm-up's guesses that use the hints."""
 EVALUATION_TASKS: Final = 256
@@ -37,7 +37,7 @@ class GuessEnvironment:
     vocabulary = VOCABULARY
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """A range, and a number in it."""
+        """Return a task: a range, and a number in it."""
         return _draw(Random(seed), held_out=held_out)
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:

@@ -209,16 +209,16 @@ class TextModel:
     run pins."""
 
     end_tokens: tuple[int, ...]
-    """Each ends a completion."""
+    """Tokens that each end a completion."""
 
     vocabulary: int
-    """Token ids that the model knows are 0 to this, exclusive."""
+    """Number of token ids that the model knows, from 0 on."""
 
     context: int
-    """Tokens that the model can have before it, prompt and completion together."""
+    """Tokens of the model's context, prompt and completion together."""
 
     max_new_tokens: int
-    """Of them, those of a completion."""
+    """Most tokens of a completion; they are part of the context."""
 
 
 class PromptTooLong(ValueError):
@@ -227,7 +227,7 @@ class PromptTooLong(ValueError):
 
 
 def is_text(environment: object) -> TypeGuard[TextEnvironment]:
-    """Whether an environment is one of text: its reward is ``async``."""
+    """Return True if an environment is one of text: its reward is ``async``."""
     return inspect.iscoroutinefunction(getattr(environment, "reward", None))
 
 
@@ -237,12 +237,13 @@ def is_turns(environment: object) -> TypeGuard[TurnTextEnvironment]:
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question belongs to the eighth that is never trained on, by its hash."""
+    """Return True if a question belongs, by its hash, to the eighth that is never trained
+    on."""
     return hashlib.sha256(question.encode()).digest()[0] < HELD_OUT_BELOW
 
 
 def pack_text_task(task: TextTask) -> bytes:
-    """For `Task.source`. Raises ValueError if it is larger than a task may be."""
+    """Encode a task for `Task.source`. Raises ValueError if it is larger than a task may be."""
     if len(task.messages) > MAX_MESSAGES:
         raise ValueError(
             f"a task has {len(task.messages)} messages, over the limit of {MAX_MESSAGES}"

@@ -101,8 +101,8 @@ class InferenceSession:
         self._failed_tasks: Backoff | None = None
         """Pauses between places for which the environment makes no tasks."""
         self._policy = b""
-        """Digest of the weights in the engine: two trainers may sign one version, of which one
-        is chosen."""
+        """Digest of the weights in the engine. The version alone does not name them: two
+        trainers may sign different weights under one version."""
 
     @property
     def loaded(self) -> PolicyVersion:

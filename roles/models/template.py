@@ -193,7 +193,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return True
 
     def joined(self, *parts: object) -> str:
-        """What ``a ~ b ~ c`` is."""
+        """Return the value of ``a ~ b ~ c``."""
         return _joined(map(str, parts))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -220,7 +220,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether templates may read it: what stands on the list."""
+        """Return True if templates may read ``attr``: it is in `_ATTRIBUTES`, or a public
+        variable of a namespace."""
         known = any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
         is_variable = isinstance(obj, Namespace) and not attr.startswith("_")
         return known or is_variable
@@ -230,17 +231,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"it may not read {attribute!r} of a {type(obj).__name__}")
 
     def wrap_str_format(self, value: Any) -> None:
-        """No text has ``format`` here, in no form."""
+        """Return None: jinja2 then treats ``format`` as any attribute, and `is_safe_attribute`
+        refuses it."""
 
 
 def _call(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    """A call of the sandbox's own ``method``, which no template can replace."""
+    """Return a call of the sandbox's own ``method``, which no template can replace."""
     return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
 
 
 def _count_turns(node: nodes.Node) -> None:
-    """Let each turn of ``node`` take one: for a loop with a condition, each that it is tried
-    for."""
+    """Count each turn of ``node``: for a loop with a condition, each item on which the
+    condition is tried."""
     if isinstance(node, nodes.For) and node.test is not None:
         node.test = nodes.And(_call("tick", []), node.test)
     elif isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):

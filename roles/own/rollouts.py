@@ -258,8 +258,8 @@ def _write_traces(found: Finished, target: Path) -> int:
 
 
 def _episode(row: Row) -> dict[str, Any]:
-    """Return an answer as verifiers writes it: a node for what was asked, and one for what was
-    drawn with all that the model read meanwhile."""
+    """Return a completion as the verifiers library writes one: a node for each message of the
+    prompt, and one for the completion, with all tokens that the model drew or read in it."""
     ids, mask, logprobs = row["input_ids"], row["completion_mask"], row["old_log_probs"]
     start = mask.index(1) if 1 in mask else len(ids)
     asked, said = row["prompt"], row["completion"]

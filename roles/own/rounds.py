@@ -79,7 +79,7 @@ async def finish(nodes: LocalNodes, look: Callable[[], None]) -> None:
 
 
 def names_of(nodes: LocalNodes) -> dict[str, str]:
-    """Return the name of each trainer that has said anything, by its peer id."""
+    """Return the name of each local node that has reported a status, keyed by peer id."""
     found = {}
     for name, child in nodes.children.items():
         if child.status is not None:
@@ -88,7 +88,8 @@ def names_of(nodes: LocalNodes) -> dict[str, str]:
 
 
 def members_of(health: Health, names: Mapping[str, str]) -> list[str]:
-    """Return the names of the members that a trainer knows; of others the end of the id."""
+    """Return a name for each member that a trainer knows: the local node's name, or the end of
+    the peer id."""
     return [names.get(peer, f"…{peer[-6:]}") for peer in health.get("members") or ()]
 
 

@@ -26,7 +26,7 @@ time."""
 
 
 class PolicyFiles:
-    """What an engine has learnt, on disk."""
+    """The checkpoints and policies of an engine, on disk."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PolicyFiles:
         checkpoint_every: int = 1,
         adapters: bool = False,
     ) -> None:
-        """``adapters``: whether policies may travel as sums to the first one."""
+        """``adapters``: whether a policy may travel as an adapter to version 0."""
         self.durable = durable
         self.checkpoint = 0
         """Step of the newest checkpoint, as far as this life knows."""
@@ -51,11 +51,12 @@ class PolicyFiles:
         self._sends_adapters = adapters
 
     def weights(self, step: int) -> str:
-        """Where the policy of ``step`` is: a file, or of a run with a base a folder."""
+        """Return where the policy of ``step`` is: a file, or a folder if the run has a base."""
         return f"{WEIGHTS}/{step:08d}{'' if self._base else '.safetensors'}"
 
     def adapter(self, step: int) -> tuple[str, PolicyVersion] | None:
-        """Where that of ``step`` would be that travels in its place, and what it adds to."""
+        """Return where the adapter of ``step`` would be, and the version that it adds to; None
+        if policies travel whole."""
         return (
             (self.weights(step) + TRAVELS, PolicyVersion(0)) if self._sends_adapters else None
         )
@@ -97,7 +98,7 @@ class PolicyFiles:
         self.covered, self.checkpoint = self.checkpoint, step
 
     async def forget_before(self, step: int) -> None:
-        """Remove the policy that is now too old, of which each step leaves one."""
+        """Remove the policy that became too old with ``step``: each step leaves one."""
         old = self.weights(step - KEPT_WEIGHTS)
         is_base = self._sends_adapters and step == KEPT_WEIGHTS
         if step >= KEPT_WEIGHTS and not is_base:

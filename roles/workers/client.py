@@ -127,17 +127,19 @@ class Remote:
     async def start(
         self, method: str, *arguments: object, patience: float | None = None
     ) -> Any:
-        """Start the process and make its first call, which is repeated in each later one.
+        """Start the process and make its first call, which is repeated in each process that
+        replaces it.
 
-        One that keeps something and dies here is replaced as later ones are.
+        A process that keeps something and dies during this call is replaced like one that dies
+        later.
 
         Returns:
             What the method returned.
 
         Raises:
             WorkerNotStarted: The machine refuses to start a process.
-            WorkerLost: The processes of a worker that keeps something always die.
-            WorkerDied: The process of another died.
+            WorkerLost: Processes that keep something die again and again.
+            WorkerDied: A process that keeps nothing died.
             trio.TooSlowError: There was no answer within ``patience`` seconds.
         """
         self._first = method, arguments, patience
@@ -198,7 +200,7 @@ class Remote:
             return await self._exchange(method, arguments, read, max_items, patience)
 
     async def stop(self) -> None:
-        """End the process; the next call has another."""
+        """End the process; the next call starts another."""
         async with self._turn:
             await self._end()
 

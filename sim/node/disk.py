@@ -145,7 +145,7 @@ class SimDisk:
         self.used = sum(len(file.data) for file in self._files.values())
 
     def read_now(self, path: str, offset: int, length: int | None) -> bytes:
-        """Bytes of a file, at once."""
+        """Return the bytes of a file, without the disk's time."""
         file = self._files.get(path)
         if file is None:
             raise FileNotFoundError(f"{self.node}:{path}")
@@ -153,7 +153,7 @@ class SimDisk:
         return bytes(memoryview(file.data)[offset:end])
 
     def write_now(self, path: str, data: bytes | memoryview, offset: int | None) -> None:
-        """Write or overwrite, at once."""
+        """Write or overwrite a file, without the disk's time."""
         file = self._files.get(path)
         old = len(file.data) if file is not None else 0
         new = len(data) if offset is None else max(old, offset + len(data))
@@ -168,16 +168,16 @@ class SimDisk:
         self.used += new - old
 
     def append_now(self, path: str, data: bytes) -> None:
-        """Write at the end, at once."""
+        """Write at the end of a file, without the disk's time."""
         self.write_now(path, data, self.size_now(path) or 0)
 
     def reserve_now(self, path: str, size: int) -> None:
-        """Make a file that long, at once."""
+        """Extend a file with zeros to ``size`` bytes, without the disk's time."""
         here = self.size_now(path) or 0
         self.write_now(path, bytes(max(0, size - here)), here)
 
     def sync_now(self, path: str) -> None:
-        """Make a file and its name durable, at once."""
+        """Make a file and its name durable, without the disk's time."""
         file = self._files.get(path)
         if file is not None:
             file.sync()
@@ -199,7 +199,7 @@ class SimDisk:
                 del self._durable[name]
 
     def replace_now(self, path: str, data: bytes | memoryview) -> None:
-        """Write durably and atomically, at once."""
+        """Write a file durably and atomically, without the disk's time."""
         old = self.size_now(path) or 0
         if self.used + len(data) - old > self.model.capacity:
             raise StorageError(f"{self.node}: disk full writing {path}")
@@ -224,7 +224,7 @@ class SimDisk:
         self._sync_removals(new.rpartition("/")[0])
 
     def remove_now(self, path: str) -> None:
-        """Remove a file or folder, at once."""
+        """Remove a file or folder, without the disk's time."""
         for name in [
             name for name in self._files if name == path or name.startswith(path + "/")
         ]:

@@ -119,7 +119,7 @@ SENTENCES: Final = (
     "A node lists {coverage:.1%} of the living members",
     "{tables_growing} tables of a node grow without a limit",
 )
-"""The first whose metrics a run has is its headline."""
+"""Headlines of runs. A run gets the first sentence whose metrics it has."""
 
 
 def in_a_sentence(result: Result) -> str:

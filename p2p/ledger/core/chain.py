@@ -11,19 +11,19 @@ without further context.
 On disk a log is a row of segment files, each a sequence of *records*: four bytes of length,
 eight of checksum over length and entry, the entry. The chain covers all of an entry but its
 signature and its length; the checksum covers these too, so no bit of a record can change
-unseen. Whether bytes that are no record were torn by a crash or have rotted cannot be seen in
-them: `p2p.ledger.core.chain` says up to where there must be records.
+unseen. Bytes that are not a record may have been torn by a crash or may have rotted; the bytes
+themselves do not tell which. A position on disk, up to which all must be records, decides it.
 
-A crash may leave half a record at the end of the newest segment, and that half must be cut off:
-its entry was never acknowledged. A disk that decays leaves the same picture, and there a cut
-would be fatal: the entries were acknowledged, and the next one signs their number a second
-time. So after the fsync of the segment, and before `Ledger.append` returns, one of two *slots*
-says how far the log goes now: segment, bytes, head. What is no record below that is rot,
-whatever it looks like; only what lies behind it may be torn.
+A crash may leave half a record at the end of the newest segment. That half must be cut off,
+since its entry was never acknowledged. A decaying disk leaves the same picture, but there a cut
+would be fatal: the entries were acknowledged, and the next entry would sign their number a
+second time. So after the fsync of the segment, and before `Ledger.append` returns, one of two
+*slots* records how far the log goes now: segment, bytes, head. Before that position, anything
+that is not a record is rot. Only bytes after it may be torn.
 
-The slots are written in turn, each in a sector of its own: a write that power cuts off leaves
-the other. As a slot is written only when the segment is on the disk, a void slot and a torn
-record never come of one crash.
+The slots are written in turn, each in a sector of its own: if power fails during a write, the
+other slot is intact. A slot is written only when the segment is on disk, so one crash never
+leaves both a void slot and a torn record.
 """
 
 from __future__ import annotations

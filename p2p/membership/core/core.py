@@ -539,7 +539,7 @@ class MembershipCore:
         return _digests_of(self._members.sample(16, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
-        """A peer lives, but sends us heartbeats no more."""
+        """Stop expecting heartbeats from a peer that is alive, and drop it as a neighbour."""
         self._members.stop_expecting(peer)
         self._active_view.remove(peer, now)
 

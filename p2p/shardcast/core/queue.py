@@ -25,15 +25,15 @@ CREDIT: Final = 2
 """Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
 chunk; with more, slow roots hoard what fast ones could carry."""
 MAX_CREDIT: Final = 64
-"""Most unconfirmed chunks of a root, whatever it claims of its line: a third of a second of 50
-Mbit/s. A root that relays nothing costs as many chunks once."""
+"""Most unconfirmed chunks of a root, whatever rate it claims: a third of a second at 50 Mbit/s.
+A root that relays nothing wastes this many chunks, once."""
 UNKNOWN_ROUND_TRIP: Final = 0.1
 """Seconds that a round trip is taken for before it is measured: within a continent, or across
 one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:
-    """The way to one peer and back."""
+    """The round trip to one peer, and how many chunks it may owe because of it."""
 
     __slots__ = ("_round_trip",)
 
@@ -60,7 +60,7 @@ class Line:
 
 
 class Lines:
-    """The line to each peer."""
+    """The `Line` to each peer, kept when the peer leaves."""
 
     def __init__(self) -> None:
         self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
@@ -87,13 +87,14 @@ class SendQueue:
 
     def __init__(self) -> None:
         self.rate = 0.0
-        """Chunks per second while there were any, lately; 0 before the first has left."""
+        """Recent chunks per second, counting only time with a chunk under way; 0 until one has
+        left."""
         self._stripes: deque[ChunkHeader] = deque()
         self._asked: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=RECENT)
         self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(RECENT)
-        """When chunks left of which the peer has not said yet that they came."""
+        """When each recent chunk left that the peer has not confirmed yet."""
         self._news: BoundedDict[bytes, None] = BoundedDict(2 * MAX_ROSTERS)
         self._started = 0.0
         """When the chunk under way was pushed."""
@@ -109,7 +110,7 @@ class SendQueue:
 
     @property
     def waits(self) -> bool:
-        """True if a chunk waits that goes along a stripe."""
+        """True if a chunk of a stripe is waiting."""
         return bool(self._stripes)
 
     def is_answering(self, since: float) -> bool:
@@ -132,7 +133,8 @@ class SendQueue:
         return waiting[0] if self._current is None and waiting else None
 
     def push(self, header: ChunkHeader) -> None:
-        """Queue a chunk, in its class. What comes along a stripe need not come as an answer."""
+        """Queue a chunk, behind the stripes' chunks or behind the requested ones. A chunk that
+        goes along a stripe is no longer queued as an answer."""
         if header.stripe == NO_STRIPE:
             self._asked.append(header)
             return
@@ -150,7 +152,7 @@ class SendQueue:
         return (self._stripes or self._asked).popleft()
 
     def finish(self, now: float) -> ChunkHeader | None:
-        """The chunk under way has left; returns it."""
+        """Note that the chunk under way has left, and return it."""
         header, self._current = self._current, None
         if header is not None:
             self._recent.append(header)
@@ -189,7 +191,7 @@ class SendQueue:
         return False
 
     def purge(self, policy: bytes) -> None:
-        """Forget what waits of a policy."""
+        """Drop a policy's chunks that are waiting."""
         self._stripes = deque(one for one in self._stripes if one.policy != policy)
         self._asked = deque(one for one in self._asked if one.policy != policy)
 

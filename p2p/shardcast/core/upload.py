@@ -44,14 +44,14 @@ from p2p.shardcast.messages import (
 from p2p.wire import KI, MIB
 
 MAX_INDEXES: Final = 16
-"""Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
-node that restarts all day long."""
+"""Times that one peer gets a version's index (at most 2.5 MiB) on request. A node that restarts
+all day long asks once after each start."""
 SPARE_ANSWERS: Final = 64
 """Answers beyond twice the chunks: have-lists asked for while a swarm is stuck."""
 
 
 class Allowance:
-    """Requested amounts of a version, by peer.
+    """What each peer has requested of a version, against a limit.
 
     An honest peer asks for each chunk once, and again if the first answer was lost with its
     connection: twice the version is more than it can need. Without a limit a peer of a slow
@@ -99,13 +99,13 @@ class Uplink:
         return max(self._samples, default=0.0)
 
     def note_begun(self, peer: PeerId, now: float) -> None:
-        """A chunk is on its way to ``peer``."""
+        """Note that a chunk is on its way to ``peer``."""
         if not self._under_way:
             self._since = now
         self._under_way[peer] = None
 
     def note_left(self, peer: PeerId, size: int, now: float) -> None:
-        """The chunk on its way to ``peer`` has left."""
+        """Note that the chunk on its way to ``peer`` has left."""
         if peer in self._under_way:
             self._bytes += size
             self._end(peer, now)

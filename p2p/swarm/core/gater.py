@@ -54,13 +54,11 @@ the others.
 _MEMO: Final = 4096
 """Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
 _LOOK: Final = 16
-"""Records looked at when one must go: the oldest that may. Enough to pass by a dozen protected
-peers.
-"""
+"""Oldest records to look at for one that may go. Enough to pass by a dozen protected peers."""
 
 PENALTY_LIMIT: Final = 100.0
-"""Points at which a peer is disconnected and refused: a percentage of our patience. What costs
-how many: `p2p.offence`."""
+"""Points at which a peer is disconnected and refused: a percentage of our patience.
+`p2p.offence` has the points of each offence."""
 PENALTY_HALF_LIFE: Final = 60.0
 """Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
 hours.
@@ -74,12 +72,13 @@ _Addrs = tuple[Multiaddr, ...]
 
 
 class AddressBook:
-    """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
+    """Addresses where peers may be reached, newest first: a few per peer, for a bounded number
+    of peers.
 
-    Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner
-    said and what members signed, so that a stranger who names ten thousand peers pushes out
-    other hearsay only, and of that only what lies in the network with the most. Peers that
-    ``keeps`` names are never pushed out.
+    It is one book for each `AddrSource`. Hearsay is kept apart from what the owner said and
+    what members signed. So a stranger who names ten thousand peers pushes out only other
+    hearsay, and first that in the network with the most peers. A peer that ``keeps`` accepts is
+    pushed out only if the `_LOOK` oldest are all such.
     """
 
     def __init__(self, keeps: Callable[[PeerId], bool] = lambda _: False) -> None:
@@ -93,9 +92,8 @@ class AddressBook:
     def add(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> bool:
-        """Remember; returns whether one of them is new. Names are kept on the owner's word
-        only.
-        """
+        """Remember addresses; return True if one of them is new. Host names are kept only on
+        the owner's word."""
         if source is AddrSource.HEARSAY:
             return self._add_hearsay(peer, addrs)
         book = self._owner if source is AddrSource.OWNER else self._signed
@@ -160,7 +158,7 @@ class AddressBook:
         return next((peer for peer in oldest if not self._keeps(peer)), first)
 
     def forget(self, peer: PeerId, addr: Multiaddr) -> None:
-        """Another peer answers there."""
+        """Forget an address of ``peer`` at which another peer answers."""
         place = addr.transport
         for book in (self._owner, self._signed):
             if peer in book:

@@ -27,35 +27,37 @@ _KEYS: Final = 1 << 22
 
 
 class Instruments(Protocol):
-    """What is measured of logits and states."""
+    """Measurements on logits and hidden states."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """As `proofs.draws.replay`, of logits that `view` gave."""
+        """Replay draws as `proofs.draws.replay` does, from logits that `view` gave."""
         ...
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """As `proofs.toploc.TopValues`, fed with states that `view` gave."""
+        """Return a collector like `proofs.toploc.TopValues`, to be fed with states that `view`
+        gave."""
         ...
 
     def view(self, tensor: Tensor) -> Any:
-        """As the two take it."""
+        """Return a tensor in the form that `replay` and `top_values` take."""
         ...
 
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """As `proofs.draws.draw`."""
+        """Draw tokens as `proofs.draws.draw` does."""
         ...
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """As `proofs.toploc.commit`, of at most one chunk each."""
+        """Commit to states as `proofs.toploc.commit` does; each of ``chunks`` has at most one
+        chunk of the proof."""
         ...
 
 
 class HostInstruments:
-    """In numpy, with tensors of any device."""
+    """Instruments in numpy, for tensors of any device."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
@@ -68,7 +70,7 @@ class HostInstruments:
         return toploc.TopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
-        """On the CPU the tensor's own memory."""
+        """Return the tensor as an array, which shares the memory of a tensor on the CPU."""
         return tensor.cpu().numpy()
 
     def draw(
@@ -83,7 +85,7 @@ class HostInstruments:
 
 
 class DeviceInstruments:
-    """In torch, on the device of each tensor, which must know float64."""
+    """Instruments in torch, on the device of each tensor, which must support float64."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
@@ -96,7 +98,7 @@ class DeviceInstruments:
         return DeviceTopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
-        """The tensor."""
+        """Return the tensor itself."""
         return tensor
 
     def draw(

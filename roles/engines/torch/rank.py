@@ -34,11 +34,11 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that writes and answers."""
+        """True in the process that writes files and answers calls."""
         return self.number == 0
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Of each number over all processes, which must all ask."""
+        """Return the sum of each value over all processes. Every process must call this."""
         if self.mesh is None:
             return list(values)
         import torch.distributed as dist
@@ -48,7 +48,7 @@ class Rank:
         return [float(one) for one in numbers]
 
     def total(self, tally: Tally) -> Tally:
-        """Of all processes, which must all ask."""
+        """Return the tally of all processes together. Every process must call this."""
         if self.mesh is None:
             return tally
         import torch.distributed as dist
@@ -67,8 +67,8 @@ ALONE: Final = Rank()
 def joined(
     config: EngineConfig, number: int, meeting: Path
 ) -> Iterator[tuple[torch.device, Rank]]:
-    """Be process ``number`` of the learner's, for the length of the block. They meet at the
-    file ``meeting``; all must come."""
+    """Run the block as process ``number`` of the learner. The processes find each other through
+    the file ``meeting``; all of them must enter."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -42,11 +42,11 @@ then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, gr
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states behind the next tokens of one group, completion after completion."""
+    """The states from which tokens of one group were drawn, completion after completion."""
 
     group: int
     parts: tuple[tuple[int, int], ...]
-    """Of which completion, and how many."""
+    """For each part, the index of its completion and the number of its states."""
     rows: Tensor
     """(tokens, width)."""
 
@@ -62,7 +62,7 @@ def score(
     *,
     instruments: Instruments | None = None,
 ) -> list[Scored]:
-    """One `Scored` per group, in order. Tokens and their numbers were checked before."""
+    """Return one `Scored` per group, in order. Tokens and their numbers were checked before."""
     _check_tokens(model.shape.vocabulary, tasks, groups)
     tools = instruments or instruments_for(model.device)
     replays = [
@@ -138,7 +138,7 @@ def _check_tokens(vocabulary: int, tasks: Sequence[GroupTask], groups: Sequence[
 def _read_packed(
     model: TransformerModel, batch: PackedBatch, numbers: Sequence[int]
 ) -> Iterator[States]:
-    """One pass over several groups, each a row."""
+    """Read several groups in one pass, each as a row."""
     hidden, start = batch.hidden(model), 0
     for group, pieces in groupby(batch.pieces, key=lambda piece: piece.group):
         parts = tuple((piece.completion, piece.length) for piece in pieces)
@@ -150,7 +150,7 @@ def _read_packed(
 def _read_long(
     model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Completion]
 ) -> Iterator[States]:
-    """Several passes over one group, its prompt cached."""
+    """Read one group in several passes, with its prompt in the cache."""
     first = len(prompt)
     texts = [one.text for one in completions]
     packs = list(_packs([text for text, _ in texts]))
@@ -174,7 +174,8 @@ def _read_long(
 
 
 def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tensor:
-    """Of the states of ``text`` from place ``start`` on, those behind drawn tokens."""
+    """Return the states from which tokens were drawn, out of ``rows``: the states of ``text``
+    from place ``start`` on."""
     if len(drawn) == len(text):
         return rows
     some = drawn[bisect(drawn, start) : bisect(drawn, start + len(rows))]
@@ -182,7 +183,7 @@ def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tens
 
 
 def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
-    """Runs of completions that are read together: `BLOCK` tokens, or one completion."""
+    """Yield runs of completions that are read together: `BLOCK` tokens, or one completion."""
     some, length = list[int](), 0
     for number, tokens in enumerate(completions):
         if some and length + len(tokens) - 1 > BLOCK:
@@ -196,9 +197,8 @@ def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
 def _read_blocks(
     model: TransformerModel, tokens: Tokens, start: int, cache: Cache
 ) -> Iterator[Tensor]:
-    """The states of tokens that follow what is in the cache, whose positions begin at
-    ``start``.
-    """
+    """Yield the states of ``tokens``, which follow what is in the cache. Their positions begin
+    at ``start``."""
     for at in range(0, len(tokens), BLOCK):
         block = send_numbers([tokens[at : at + BLOCK]], model.device)
         length, used = block.shape[1], cache.used
@@ -218,7 +218,7 @@ def _read_beside(
     model: TransformerModel, group: int, first: int, last: Tensor, cache: Cache,
     texts: Sequence[tuple[Tokens, Sequence[int]]], some: Sequence[int],
 ) -> States:  # fmt: skip
-    """Several completions in one pass: each sees the prompt and itself."""
+    """Read several completions in one pass: each sees the prompt and itself."""
     tokens, positions, owners = list[int](), list[int](), list[int]()
     for number in some:
         more = texts[number][0][:-1]

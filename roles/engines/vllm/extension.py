@@ -82,8 +82,8 @@ class ShoalExtension:
         seeds: Sequence[bytes],
         sampling: Sampling,
     ) -> None:
-        """Requests that come next draw completions, beside those that draw already: the first
-        token of each behind its position ``start``."""
+        """Let the requests that come next draw completions, beside those that already draw: the
+        first token of each behind its position ``start``."""
         hook, rule = self._shoal_hook, self._shoal_config.draw
         drawing = hook.recording
         if not isinstance(drawing, Drawing) or drawing.sampling != sampling:
@@ -92,25 +92,27 @@ class ShoalExtension:
         drawing.add(slots, starts, seeds)
 
     def shoal_replay(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """The requests of the next batch are read, and nothing is drawn."""
+        """Let the requests of the next batch be read, without drawing."""
         width = self._shoal_config.shape.width
         self._shoal_hook.begin(Replaying(starts, counts, width))
 
     def shoal_completions(self, slots: Sequence[int]) -> list[Completion]:
-        """What these have drawn, which have ended. Raises `EngineError` if they could not."""
+        """Return the completions of ``slots``, which have ended. Raises `EngineError` if a
+        drawing failed."""
         self._shoal_hook.check()
         drawing = self._shoal_hook.recording
         assert isinstance(drawing, Drawing)
         return drawing.take(slots)
 
     def shoal_forget(self) -> None:
-        """Whatever was drawn, and whatever failed: no request is left."""
+        """Forget whatever was drawn and whatever failed: no request is left."""
         self._shoal_hook.begin(None)
 
     def shoal_scored(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """What the batch says of the groups that it read; only the first worker looks."""
+        """Return the scores of the groups that the batch read; empty on all workers but the
+        first."""
         replaying = self._shoal_hook.end()
         assert isinstance(replaying, Replaying)
         if self.rank:

@@ -31,18 +31,20 @@ class DrawOrder:
     """Groups per submission."""
 
     def task_seeds(self, index: int) -> list[bytes]:
-        """What the environment makes the tasks of the ``index``-th submission of."""
+        """Return the seeds from which the environment makes the tasks of the ``index``-th
+        submission."""
         return [task_seed(*self._name, group) for group in self.numbers(index)]
 
     def with_draws(self, index: int, tasks: Sequence[Task]) -> list[tuple[Task, GroupTask]]:
-        """Those tasks, each with the seeds that its group is drawn with."""
+        """Return the tasks of the ``index``-th submission, each with the seeds to draw its
+        group with."""
         numbers = self.numbers(index)
         return [
             (task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)
         ]
 
     def numbers(self, index: int) -> range:
-        """Of the groups in the ``index``-th submission."""
+        """Return the numbers of the groups in the ``index``-th submission."""
         return range(index * self.groups, (index + 1) * self.groups)
 
     def _draws(self, task: Task, group: int) -> GroupTask:

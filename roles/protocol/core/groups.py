@@ -68,7 +68,7 @@ for it. It keeps the order of places without gaps."""
 
 
 def encode_groups(groups: tuple[Group, ...]) -> bytes:
-    """The content of a submission: what its digest is taken of."""
+    """Return the content of a submission, which its digest is taken of."""
     return pack([_encode_group(group) for group in groups])
 
 
@@ -87,7 +87,7 @@ def _encode_group(group: Group) -> list[object]:
 
 
 def _encode_tokens(tokens: list[int]) -> bytes:
-    """Two bytes each, or, if one of them needs it, three."""
+    """Encode tokens in two bytes each, or in three if one of them needs three."""
     highest = max(tokens, default=0)
     if highest > MAX_TOKEN:
         raise ValueError(f"a token of {highest} has no form on the wire")
@@ -101,7 +101,8 @@ def _encode_tokens(tokens: list[int]) -> bytes:
 
 
 def _decode_tokens_untrusted(data: bytes, count: int) -> tuple[int, ...]:
-    """Raise `BadMessage` unless they are ``count`` tokens in their one form."""
+    """Decode ``count`` tokens, in two bytes each, or in three if one of them needs three.
+    Raises `BadMessage` on anything else."""
     if len(data) == 2 * count:
         return _shared(struct.unpack(f"<{count}H", data))
     if len(data) != 3 * count:
@@ -116,7 +117,7 @@ def _decode_tokens_untrusted(data: bytes, count: int) -> tuple[int, ...]:
 
 
 def _shared(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The same, with one object for each of equal tokens: 8 bytes a token instead of 40. A
+    """Return the same tokens with one object for equal ones: 8 bytes a token instead of 40. A
     trainer's buffer holds some ten million."""
     objects: dict[int, int] = {}
     return tuple(map(objects.setdefault, tokens, tokens))

@@ -67,13 +67,13 @@ MAX_OPEN: Final = 32
 """Windows of a name in standing that may be unsettled: 512 places."""
 MAX_OPEN_NEWCOMER: Final = 8
 MAX_AHEAD: Final = 64
-"""Places that a name in standing commits beyond one whose content has not come: who keeps back
-what the dice want waits until it is overdue."""
+"""Places that a name in standing may commit beyond one whose content has not come. A worker
+that withholds wanted content waits until that content is overdue."""
 DUE: Final = 600.0
 """Served seconds in which wanted content, a verdict or audited content has to come."""
 LOST: Final = 4 * DUE
-"""Served seconds after which content that came and was never scored is lost: the trainer was
-killed meanwhile, and who had it is gone. Nobody is blamed."""
+"""Served seconds after which content that came and was never scored counts as lost: the trainer
+was killed meanwhile, and the peer that had it is gone. Nobody is blamed."""
 BAN: Final = 24 * 3600.0
 """Seconds of wall time."""
 NEWCOMERS_LOAD: Final = 0.1
@@ -87,11 +87,12 @@ ASKS_AGAIN: Final = 150.0
 """Served seconds after which a contest that was noted is forgotten, unless asked again."""
 MAX_NETWORKS: Final = 1_024
 LONGEST_PASS: Final = 3_600.0
-"""Served seconds that a silent validator is passed over at most before it is tried again."""
+"""Longest time, in served seconds, for which a silent validator is passed over before it is
+tried again."""
 
 
 class TrustNumbers(Protocol):
-    """What the gate reads of the run's ``[trust]``."""
+    """Numbers of the run's ``[trust]`` that the gate reads."""
 
     @property
     def share(self) -> float:
@@ -119,7 +120,7 @@ class Situation:
     terms: bytes
     """Digest of the newest edition's terms (`roles.protocol.core.terms`)."""
     validators: tuple[PeerId, ...]
-    """Those of the newest edition."""
+    """Validators that the newest edition names."""
     trust: TrustNumbers
     lag: int
     newcomers_load: float = 0.0

@@ -43,7 +43,8 @@ SMOOTHING: Final = 0.3
 HEALING: Final = 0.01
 """Rise of each server's success rate with every update (the package's own value)."""
 FAILURE_RATE: Final = 30.0
-"""MB/s that a failed download counts as: the package puts its timeout there."""
+"""Rate in MB/s that a failed download counts as. The package records its timeout, a time, in
+the place of the rate."""
 REQUEST_LATENCIES: Final = 4
 """A connection and a request: two round trips; the last half of them brings the answer."""
 CHECK_PASSES: Final = 3
@@ -110,7 +111,8 @@ class Downloader:
         self._after(asked, self._answer, place, file, failures, self._tree.sites.now)
 
     def _answer(self, place: int, file: int, failures: int, since: float) -> None:
-        """Answer a request on behalf of the server, as servers do not die here."""
+        """Answer a request in the server's place. Servers never die in this study, so the
+        client can look up the answer itself."""
         direction = self._directions[place]
         if self._servers[place].has[file]:
             fabric = self._tree.sites.fabric

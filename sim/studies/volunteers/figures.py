@@ -224,7 +224,7 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
 
 
 def _journeys(journal: Journal, scenario: Scenario) -> Figures:
-    """Return how long policies took, by volunteer and version, and by which way they came."""
+    """Return how long policies took to reach the volunteers, and what share came from peers."""
     known = list(_delays(journal, scenario))
     delays = sorted(delay for _, delay in known)
     without = [journal.lines[name].spec.down for name, delay in known if delay == math.inf]

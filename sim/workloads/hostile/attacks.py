@@ -1,6 +1,6 @@
 """Four attacks of hostile members on membership and gossip (L1).
 
-The course of each is that of `sim.workloads.hostile.workload`.
+`sim.workloads.hostile.workload` describes how every attack runs and what is measured.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Attacker:
         self._numbers = count(int(node.world.wall() * 1000) + 2**20)
 
     def alive(self, interval: float = 5.0) -> SignedHeartbeat:
-        """A new heartbeat of its own."""
+        """Return a new heartbeat of this member, signed with its own key."""
         wall, addrs = self._node.world.wall(), self._host.addrs
         return say_alive(
             self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs
@@ -74,13 +74,13 @@ class Attacker:
         self._membership._driver._is_running = False
 
     def words(self) -> list[SignedHeartbeat]:
-        """The newest words it knows of every member."""
+        """Return the newest heartbeat of every member that it knows."""
         view = self._membership._core._members
         entries = (view.get(member.peer) for member in self._membership.members())
         return [entry.signed for entry in entries if entry is not None]
 
     def send(self, peer: PeerId, message: Message) -> None:
-        """A message of membership, to any peer."""
+        """Send a membership message to any peer."""
         self._host.send(peer, HEARTBEAT, encode_message(message))
 
 
@@ -95,7 +95,8 @@ class AccuseFlood(HostileWorkload):
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """Tell one of three lies, by number."""
+        """Play one of the three roles. The member's index among the hostile members decides
+        which."""
         attacker, rng = Attacker(node, host, membership), node.world.rng("accuse")
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         role = list(self.hostile).index(node.peer_id) % 3
@@ -177,14 +178,15 @@ class AddressFlush(HostileWorkload):
     once.
 
     ``strangers`` a second identify themselves to every honest node. At level 1 there is no
-    identify, so its effect is made directly: the host is told of the address as of hearsay,
-    which is what the production host does. Hostile members send as many heartbeats of
-    identities that they have minted. At ``cut_at`` all connections of all honest nodes break;
-    who has lost the addresses of its fellows stays alone.
+    identify, so its effect is made directly: the host is told of the address as hearsay, as the
+    production host does. Each hostile member sends heartbeats of its own and takes no other
+    part in membership. At ``cut_at`` all connections of all honest nodes break; a node that has
+    lost the addresses of its fellows stays alone.
     """
 
     async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """Connect to all, as strangers do that identify themselves; name no other member."""
+        """Send each honest node a heartbeat of this member's own every 5 seconds, and nothing
+        else."""
         attacker = Attacker(node, host, membership)
         attacker.silence()
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
@@ -212,7 +214,7 @@ class AddressFlush(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def _reachable(self, swarm: Swarm) -> float:
-        """Share of the honest members known, over all honest nodes, for which there is an
+        """Return the share of known honest members, over all honest nodes, that have an
         address."""
         pairs = found = 0
         for name in self.honest_names(swarm):
