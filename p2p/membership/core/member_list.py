@@ -488,11 +488,11 @@ class MemberList:
     ) -> PeerId | None:
         """Return the member to evict for the newcomer ``keep``, or None if there is room.
 
-        A member of the newcomer's own network is evicted if that network exceeds its share. From
-        a full view a young member is evicted if the young exceed their share, else any member. Of
-        a few members drawn at random, one is chosen whose network or introducer is the most
-        frequent among them. So neither a neighbour nor an address range gets more places than by
-        chance, whatever it names.
+        A member of the newcomer's own network is evicted if that network exceeds its share.
+        From a full view a young member is evicted if the young exceed their share, else any
+        member. Of a few members drawn at random, one is chosen whose network or introducer is
+        the most frequent among them. So neither a neighbour nor an address range gets more
+        places than by chance, whatever it names.
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
