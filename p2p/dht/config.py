@@ -15,39 +15,40 @@ class DhtConfig:
     """Effort of lookups, number of holders of a record, and refresh intervals."""
 
     difficulty: int = DIFFICULTY
-    """Leading zero bits of a work stamp. The same for all nodes of a swarm."""
+    """Leading zero bits of a work stamp. All nodes of a swarm must use the same number."""
 
     alpha: int = 3
-    """Requests open at a time, per path of a lookup. The paper's 3: where one contact of three
-    is dead a lookup goes on without waiting for it."""
+    """Number of open requests per path of a lookup, 3 as in the paper. If one contact of three
+    is dead, the lookup goes on without waiting for it."""
 
     paths: int = 2
-    """Disjoint paths of a lookup (S/Kademlia's d): no contact is asked by both, so a liar on
-    one leads the other nowhere. Each further path costs as many requests again."""
+    """Number of disjoint paths of a lookup (S/Kademlia's d). No contact is asked by two paths,
+    so a liar on one cannot mislead the other. Each further path costs as many requests
+    again."""
 
     replicas: int = 8
-    """Nodes that hold a record, per key: with half of them dead or lying, one key in 256 is
-    lost, and an important record has three."""
+    """Number of nodes that hold a record, per key. With half of them dead or lying, one key in
+    256 is lost, and an important record has three."""
 
     quorum: int = 2
-    """Holders per path that must have returned records before a get stops looking: one may hold
-    an old record, or lie by leaving out the newest."""
+    """Number of holders per path that must have returned records before a get stops. One holder
+    may have an old record, or withhold the newest."""
 
     timeout: float = 10.0
-    """Seconds after which a get or put ends with what it has. A silent contact keeps a request
-    open for 0.2 + 0.4 + 0.8 s at a mean round trip of 100 ms, and a lookup may wait for several
-    in a row."""
+    """Seconds after which a get or put ends with the results so far. A silent contact keeps a
+    request open for 0.2 + 0.4 + 0.8 s at a mean round trip of 100 ms, and a lookup may wait for
+    several in a row."""
 
     refresh_interval: float = 600.0
-    """Seconds between lookups of ourselves, and the age at which a bucket is looked up."""
+    """Seconds between lookups of our own id, and the age at which a bucket is refreshed."""
 
     republish_interval: float = 600.0
-    """Most seconds between two times that a record is republished; a third of its lifetime, if
-    that is less."""
+    """Maximum seconds between two publications of a record, or a third of its lifetime if that
+    is less."""
 
     addr_lifetime: float = 3600.0
-    """Seconds for which our own address record is good: it is renewed six times in that
-    (`republish_interval`), and outlives us by an hour at most."""
+    """Seconds for which our own address record is valid. It is renewed six times in that time
+    (`republish_interval`), and outlives this node by an hour at most."""
 
     def __post_init__(self) -> None:
         check_fields(self)

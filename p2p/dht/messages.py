@@ -19,21 +19,22 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import KI, Codec, MessageTable, fields_untrusted, pack, unpack_untrusted
 
 BUCKET_SIZE: Final = 20
-"""Kademlia's k: contacts per bucket and per reply. The paper's 20: so many that all of them are
-most unlikely to fail within an hour."""
+"""Contacts per bucket and per reply: Kademlia's k, 20 as in the paper. That many contacts are
+most unlikely to fail all within an hour."""
 MAX_RECORDS: Final = 64
-"""Records in one reply: every publisher that one key may have."""
+"""Maximum number of records in one reply: one for every publisher under a key."""
 MAX_CONTACT: Final = KI
-"""Bytes of an encoded contact: id, nonce and four addresses; two thirds of it are never
+"""Maximum bytes of an encoded contact: id, nonce and four addresses. Two thirds of it are never
 needed."""
 MAX_VALUES_BYTES: Final = 64 * KI
-"""Bytes of records in one reply: all 64 publishers of a membership key at 1 KiB each."""
+"""Maximum bytes of records in one reply: those of all 64 publishers of a membership key at 1
+KiB each."""
 # Bytes of all contacts of a reply and of the sender's own, each behind three bytes of msgpack.
 MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + (BUCKET_SIZE + 1) * (MAX_CONTACT + 3) + KI
-"""Bytes of a message: a full reply with the longest contacts."""
+"""Maximum bytes of a message: a full reply with the longest contacts."""
 MAX_REQUEST_ID: Final = 2**32 - 1
-"""Request ids are 32 bits: a node that asks a thousand times a second uses none twice in 49
-days."""
+"""Maximum request id, of 32 bits. A node that makes a thousand requests a second uses none
+twice in 49 days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,13 @@ class Contact:
     nonce: bytes
     addrs: tuple[Multiaddr, ...]
     id: bytes = field(init=False, repr=False, compare=False)
-    """The DHT id: 20 bytes."""
+    """DHT id of 20 bytes."""
     number: int = field(init=False, repr=False, compare=False)
-    """The DHT id as a number, for distances."""
+    """DHT id as a number, for distances."""
     work: int = field(init=False, repr=False, compare=False)
-    """Leading zero bits of its stamp."""
+    """Number of leading zero bits of its stamp."""
     blob: bytes = field(init=False, repr=False, compare=False)
-    """The encoded contact."""
+    """Encoded contact."""
 
     def __post_init__(self) -> None:
         if len(self.nonce) != NONCE_BYTES:
@@ -81,8 +82,11 @@ def _decode_contact(blob: bytes) -> Contact:
 
 
 def decode_contact_untrusted(blob: object) -> Contact:
-    """Raise `BadMessage`, and nothing else, whatever ``blob`` is. The stamp is not checked
-    here."""
+    """Decode a contact without checking its stamp.
+
+    Raises:
+        BadMessage: The value is not a contact. Nothing else is raised, whatever the value.
+    """
     if not isinstance(blob, bytes) or len(blob) > MAX_CONTACT:
         raise BadMessage(f"a contact is at most {MAX_CONTACT} bytes")
     return _decode_contact(blob)
@@ -93,19 +97,19 @@ def decode_contact_untrusted(blob: object) -> Contact:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Is the receiver there? Answered by `Pong`."""
+    """Asks whether the receiver is there. The reply is `Pong`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindNode:
-    """Which contacts are nearest to ``target``? Answered by `Nodes`."""
+    """Asks for the contacts nearest to ``target``. The reply is `Nodes`."""
 
     target: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FindValue:
-    """Which records are held under ``key``, and which contacts are nearest to it? Answered by
+    """Asks for the records under ``key`` and the contacts nearest to it. The reply is
     `Values`."""
 
     key: bytes
@@ -113,7 +117,7 @@ class FindValue:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Hold ``record`` (encoded) under ``key``. Answered by `Stored`."""
+    """Asks the receiver to hold the encoded ``record`` under ``key``. The reply is `Stored`."""
 
     key: bytes
     record: bytes
@@ -121,19 +125,20 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Answer to a ping."""
+    """Reply to `Ping`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nearest contacts of the sender's table."""
+    """Reply to `FindNode`: the nearest contacts of the sender's table."""
 
     contacts: tuple[Contact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The records that the sender holds (encoded), and the nearest contacts of its table."""
+    """Reply to `FindValue`: encoded records that the sender holds, and the nearest contacts of
+    its table."""
 
     records: tuple[bytes, ...]
     contacts: tuple[Contact, ...]
@@ -141,7 +146,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Answer to a store: True if the sender holds that record or a newer one."""
+    """Reply to `Store`: ``held`` is True if the sender holds that record or a newer one."""
 
     held: bool
 
@@ -152,7 +157,7 @@ Reply = Pong | Nodes | Values | Stored
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message: its request id, the contact it claims to be from, and its body."""
+    """Message with its request id, the contact that its sender claims, and its body."""
 
     request_id: int
     sender: Contact
@@ -160,13 +165,17 @@ class Envelope:
 
 
 def encode(request_id: int, sender: Contact, body: Request | Reply) -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     kind, *fields = _TABLE.encode(body)
     return pack([kind, request_id, sender.blob, *fields])
 
 
 def decode_untrusted(data: bytes) -> Envelope:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a message.
+
+    Raises:
+        BadMessage: The bytes are not a DHT message. Nothing else is raised, whatever the bytes.
+    """
     if len(data) > MAX_DATAGRAM:
         raise BadMessage(f"a DHT message has at most {MAX_DATAGRAM} bytes, not {len(data)}")
     fields = unpack_untrusted(data)

@@ -22,35 +22,36 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 PROTOCOL_ID: Final = ProtocolId("/shoal/kad/1.0.0")
 
 MAX_VALUE: Final = 1200
-"""Bytes of a value: addresses, a policy head, a membership entry have 50 to 600. Larger things
-go to SHARDCAST, and what is said here is their digest."""
+"""Maximum bytes of a value. Addresses, a policy head or a membership entry have 50 to 600.
+Larger data goes to SHARDCAST, and its digest into a record."""
 MAX_NAMESPACE: Final = 32
-"""ASCII characters of a namespace's name, a word chosen by an application: ours have 3 and
-4."""
+"""Maximum ASCII characters of a namespace's name, a word chosen by an application. Ours have 3
+and 4."""
 MAX_NAME: Final = 64
-"""Bytes: a digest of 32 or a PeerId of 38, with room for a suffix."""
+"""Maximum bytes of a record's name: a digest of 32 or a PeerId of 38, with room for a
+suffix."""
 _FIXED_BYTES: Final = SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
 """Bytes of a record besides value, namespace and name: signature, PeerId, stamp, and 40 for two
-numbers and msgpack's headers."""
+numbers and the headers of msgpack."""
 MAX_RECORD: Final = MAX_VALUE + MAX_NAMESPACE + MAX_NAME + _FIXED_BYTES
-"""Bytes of an encoded record: 38 are the PeerId, the last 40 two numbers and the headers of
-msgpack."""
+"""Maximum bytes of an encoded record."""
 MAX_SEQNO: Final = 2**63 - 1
-"""A publisher counts its records up to this: the largest number that every msgpack reader takes
-as a signed integer."""
+"""Maximum sequence number of a record: the largest number that every msgpack reader takes as a
+signed integer."""
 
 MAX_ADDRS: Final = 4
-"""Addresses of one peer: IPv4 and IPv6, inside and outside."""
+"""Maximum number of addresses of one peer: IPv4 and IPv6, public and private."""
 ADDR_NAMESPACE: Final = "addr"
 """Namespace of address records, whose name and publisher are the peer itself."""
 MAX_ADDR_LIFETIME: Final = 2 * 3600.0
-"""The longest lifetime of an address record in seconds: twice a node's default. After that
-nobody dials a machine where it no longer is."""
+"""Maximum lifetime of an address record in seconds: twice a node's default. After that no node
+dials a machine at an address that it has left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A signed record. ``expires`` is in wall seconds, ``nonce`` the publisher's work stamp."""
+    """Signed record. ``expires`` is in wall seconds, and ``nonce`` is the publisher's work
+    stamp."""
 
     namespace: str
     name: bytes
@@ -63,14 +64,14 @@ class Record:
 
     @property
     def rank(self) -> tuple[int, int, bytes]:
-        """The order among records of one publisher: the highest wins. Two records of one
+        """Order among the records of one publisher; the highest wins. Two records with one
         sequence number, which only their publisher can make, are ordered alike by every
         node."""
         return (self.seqno, self.expires, self.signature)
 
     @property
     def payload(self) -> bytes:
-        """The bytes that are signed."""
+        """Bytes that are signed."""
         return pack(
             [
                 self.namespace,
@@ -84,7 +85,7 @@ class Record:
         )
 
     def encode(self) -> bytes:
-        """The bytes on the wire and in a store."""
+        """Return the bytes on the wire and in a store."""
         return pack([self.payload, self.signature])
 
     def __repr__(self) -> str:
@@ -93,13 +94,13 @@ class Record:
 
 
 def record_key(namespace: str, name: bytes, salt: int) -> bytes:
-    """The key of a record: ``sha256([namespace, name, salt])[:20]``, the three as canonical
-    msgpack."""
+    """Return the key of a record: ``sha256([namespace, name, salt])[:20]``, with the three as
+    canonical msgpack."""
     return sha256(pack([namespace, name, salt])).digest()[:ID_BYTES]
 
 
 def sign_record(unsigned: Record, signer: Signer) -> Record:
-    """``unsigned`` with the publisher's signature in place of the one it has."""
+    """Return ``unsigned`` with the publisher's signature in place of its own."""
     signature = signer.sign(PROTOCOL_ID, unsigned.payload)
     return Record(
         unsigned.namespace,
@@ -114,8 +115,11 @@ def sign_record(unsigned: Record, signer: Signer) -> Record:
 
 
 def decode_record_untrusted(data: object) -> Record:
-    """Raise `BadMessage`, and nothing else, whatever ``data`` is. The signature is not checked
-    here."""
+    """Decode a record without checking its signature.
+
+    Raises:
+        BadMessage: The value is not a record. Nothing else is raised, whatever the value.
+    """
     if not isinstance(data, bytes) or len(data) > MAX_RECORD:
         raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
     signed = unpack_untrusted(data)
@@ -141,7 +145,11 @@ def decode_record_untrusted(data: object) -> Record:
 
 
 def check_shape(record: Record) -> None:
-    """Raise `BadMessage` naming the first field that is out of bounds."""
+    """Check that all fields of a record are within their bounds.
+
+    Raises:
+        BadMessage: A field is out of bounds; the message names the first one.
+    """
     if not 0 < len(record.namespace) <= MAX_NAMESPACE or not record.namespace.isascii():
         raise BadMessage(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
     if len(record.name) > MAX_NAME:
@@ -155,17 +163,25 @@ def check_shape(record: Record) -> None:
 
 
 def encode_addrs(addrs: tuple[Multiaddr, ...]) -> bytes:
-    """The value of an address record: the first `MAX_ADDRS` of ``addrs``."""
+    """Return the value of an address record with the first `MAX_ADDRS` of ``addrs``."""
     return pack([addr.transport.to_bytes() for addr in addrs[:MAX_ADDRS]])
 
 
 def decode_addrs_untrusted(data: bytes) -> tuple[Multiaddr, ...]:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode the value of an address record.
+
+    Raises:
+        BadMessage: The bytes are not such a value. Nothing else is raised, whatever the bytes.
+    """
     return read_addrs_untrusted(unpack_untrusted(data))
 
 
 def read_addrs_untrusted(items: object) -> tuple[Multiaddr, ...]:
-    """A list of at most `MAX_ADDRS` binary addresses that name no peer. Raise `BadMessage`."""
+    """Read a list of at most `MAX_ADDRS` binary addresses that name no peer.
+
+    Raises:
+        BadMessage: The value is not such a list.
+    """
     if not isinstance(items, list) or len(items) > MAX_ADDRS:
         raise BadMessage(f"a list of addresses has at most {MAX_ADDRS}")
     addrs = tuple(decode_multiaddr_untrusted(item) for item in items)

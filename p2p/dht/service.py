@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 STAMP_PATH: Final = "stamp"
 SEQNO_PATH: Final = "dht/seqno"
 SEQNO_RESERVE: Final = 3_600_000
-"""Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an
-hour."""
+"""Number of sequence numbers reserved on disk ahead of use. One is a millisecond, so this is an
+hour, and takes one small write in half an hour."""
 
 
 class Dht:
-    """A place in the DHT, open for the length of `open_dht`'s block."""
+    """Place of this node in the DHT, open for the length of `open_dht`'s block."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Dht:
 
     @property
     def contact(self) -> Contact:
-        """Our own contact: peer, work stamp, addresses."""
+        """Contact of this node: peer, work stamp and addresses."""
         return self._core.own
 
     @property
@@ -103,12 +103,15 @@ class Dht:
         return self._core.records
 
     async def bootstrap(self, peers: Sequence[Multiaddr | PeerId | str]) -> int:
-        """Join through ``peers`` (ids, addresses or their text) and return how many contacts
-        the table holds then: 0 if none of them answered.
+        """Join through ``peers`` (ids, addresses or their text) and return the number of
+        contacts in the table then, which is 0 if none of them answered.
 
-        They are remembered: while we are alone they are asked again and again, later now and
-        then. Raise `ValueError` if an address does not end in ``/p2p/``, `ConfigError` if text
-        is no address.
+        The peers are remembered. While this node is alone it asks them again, at growing
+        intervals.
+
+        Raises:
+            ValueError: An address does not end in ``/p2p/``.
+            ConfigError: Text is no address.
         """
         given = check_each("peers", peers, Multiaddr, PeerId, str)
         self._driver.check_running("dht")
@@ -130,11 +133,14 @@ class Dht:
         return named
 
     async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:
-        """Publish a record for ``lifetime`` seconds, republished while the DHT is open.
+        """Publish a record for ``lifetime`` seconds, and again while the DHT is open.
 
-        Returns how many nodes took it. 0 copies is no error: it is republished when there is a
-        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond 32
-        records (`p2p.dht.core.core.MAX_PUBLICATIONS`).
+        Returns the number of nodes that took it. 0 is no error: the record is published again
+        when there is a node to take it.
+
+        Raises:
+            ValueError: A part is too large, or the lifetime is out of range.
+            LimitExceeded: There are 32 records already (`p2p.dht.core.core.MAX_PUBLICATIONS`).
         """
         self._check_put(namespace, name, value, lifetime)
         self._driver.check_running("dht")
@@ -164,14 +170,13 @@ class Dht:
             )
 
     def forget(self, namespace: str, name: bytes) -> None:
-        """Stop republishing a record; it expires when its lifetime is over."""
+        """Stop publishing a record, which expires at the end of its lifetime."""
         check("namespace", namespace, str)
         check("name", name, bytes)
         self._driver.feed(ev.Forget(namespace, name))
 
     async def get(self, namespace: str, name: bytes) -> list[Record]:
-        """The newest valid record of each publisher, ordered by publisher; empty if there is
-        none.
+        """Return the newest valid record of each publisher, ordered by publisher.
 
         Takes at most `DhtConfig.timeout` seconds.
         """
@@ -183,7 +188,7 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, ev.Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Look up the addresses of ``peer``, which the host learns too; empty if unknown."""
+        """Look up and return the addresses of ``peer``, and tell the host. Empty if unknown."""
         check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [
@@ -202,7 +207,7 @@ class Dht:
         return tuple(dict.fromkeys((*signed, *said)))
 
     async def _ask(self, event: Callable[[int], ev.Event]) -> ev.Outcome | None:
-        """Start an operation and wait for its outcome. Cancellation is passed on to the
+        """Start an operation and wait for its outcome. Cancellation also cancels it in the
         core."""
         token = next(self._tokens)
         ended = self._waiting[token] = trio.Event()
@@ -221,8 +226,8 @@ class Dht:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Take messages, watch connections and keep the sequence number on disk ahead, for the
-        length of the block. Callers that still wait at its end get no outcome."""
+        """Drive the core for the length of the block. At its end, callers that still wait get
+        no outcome."""
         host = self._host
         async with open_bare_nursery() as nursery:
             nursery.start_soon(self._keep_seqno)
@@ -266,7 +271,7 @@ class Dht:
                     self._waiting[token].set()
 
     def _follow_addrs(self) -> None:
-        """Tell the core when the host can be dialled elsewhere."""
+        """Tell the core of new addresses of the host."""
         addrs = self._host.addrs
         if addrs != self._addrs or self._world.buggify("dht/says its addresses again"):
             self._addrs = addrs
@@ -276,24 +281,25 @@ class Dht:
     # whatever its clock says.
 
     def _is_reserved(self, wall: float) -> bool:
-        """Return True if numbers signed at `wall` are reserved on disk. Reserves more in good
-        time."""
+        """Return True if sequence numbers for wall time ``wall`` are reserved on disk. Ask for
+        more if few are left."""
         first = max(self._core.seqno, int(wall * 1000))
         if first + SEQNO_RESERVE // 2 > self._reserved:
             self._low.set()
         return first + MAX_PUBLICATIONS <= self._reserved
 
     async def _wait_reserved(self) -> float:
-        """Return the wall clock's time once we may sign at it."""
+        """Wait until sequence numbers for the current wall time are reserved, and return that
+        time."""
         while not self._is_reserved(wall := self._world.wall()) and self._driver.is_running:
             await self._raised.wait()
         return wall
 
     async def _keep_seqno(self) -> None:
-        """Keep the number on disk ahead of what will be signed.
+        """Reserve sequence numbers on disk ahead of their use, until cancelled.
 
-        A disk that takes nothing does not stop us: then only the clock keeps the next process
-        from using a number again.
+        If the disk refuses the write, the node goes on. Then only the clock keeps the next
+        process from using a number again.
         """
         while True:
             await self._low.wait()
@@ -312,7 +318,7 @@ class Dht:
 
 
 async def _load_stamp(world: World, difficulty: int) -> bytes:
-    """The stamp beside our key; made now if it is missing or too weak."""
+    """Load the stamp from disk, or make it if it is missing or too weak."""
     peer = world.signer.peer_id
     try:
         nonce = await world.disk.read(STAMP_PATH)
@@ -329,10 +335,10 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
 
 
 async def _load_seqno(world: World) -> int:
-    """The last reserved sequence number; 0 if none was, or the file is damaged.
+    """Load the last reserved sequence number; 0 if there is none, or the file is damaged.
 
-    A flipped digit is not noticed: a higher number leaves a gap, which no node minds, and a
-    lower one is outdone by the wall clock, unless that was set back too.
+    A flipped digit goes unnoticed. A higher number leaves a gap, which no node minds. A lower
+    number is exceeded by the wall clock, unless the clock was set back too.
     """
     try:
         text = await world.disk.read(SEQNO_PATH)
@@ -354,8 +360,10 @@ async def open_dht(
 ) -> AsyncIterator[Dht]:
     """Take part in the DHT for the length of the block.
 
-    ``namespaces`` describe what records may hold; addresses are built in. Raise
-    `MissingDependency` if the package kademlia is not installed.
+    ``namespaces`` describe the records that this node accepts; address records are built in.
+
+    Raises:
+        MissingDependency: The package kademlia is not installed.
     """
     check_world(world)
     check_host(host)

@@ -18,15 +18,16 @@ from typing import Final
 from p2p.identity import PeerId
 
 ID_BYTES: Final = 20
-"""Kademlia's 160 bits."""
+"""Bytes of a DHT id: Kademlia's 160 bits."""
 NONCE_BYTES: Final = 8
-"""2^64 tries: enough nonces at any difficulty that a laptop can make."""
+"""Bytes of a nonce. 2^64 nonces suffice for any difficulty that a laptop can reach."""
 DIFFICULTY: Final = 20
-"""Leading zero bits: a million hashes, half a second on one 2.5 GHz core."""
+"""Leading zero bits of a stamp: a million hashes, half a second on one 2.5 GHz core."""
 MAX_DIFFICULTY: Final = 40
-"""Beyond six days on one core a stamp is a mistake in the configuration."""
+"""Maximum difficulty, which takes six days on one core. A higher one is a mistake in the
+configuration."""
 SECONDS_PER_TRY: Final = 0.5e-6
-"""CPU seconds of one try, for `World.run_blocking`'s model of its cost."""
+"""CPU seconds of one try, for the cost model of `World.run_blocking`."""
 
 # 26 bytes: with a PeerId's 38 they fill one block of SHA-256, which is then hashed once for all
 # tries.
@@ -34,7 +35,7 @@ _WORK_DOMAIN: Final = b"shoal-kad-stamp:work:1.0.0"
 
 
 def dht_id(peer: PeerId, nonce: bytes) -> bytes:
-    """The DHT id of ``peer`` with this stamp: 20 bytes."""
+    """Return the DHT id of ``peer`` with this stamp, of 20 bytes."""
     return sha256(peer.digest + nonce).digest()[:ID_BYTES]
 
 
@@ -44,12 +45,12 @@ def stamp_work(peer: PeerId, nonce: bytes) -> int:
 
 
 def zero_bits(prefix: bytes, nonce: bytes) -> int:
-    """Return how many zero bits the hash of ``prefix`` and ``nonce`` begins with."""
+    """Return the number of leading zero bits in the hash of ``prefix`` and ``nonce``."""
     return 256 - int.from_bytes(sha256(prefix + nonce).digest(), "big").bit_length()
 
 
 def find_nonce(prefix: bytes, bits: int, numbers: Iterable[int]) -> bytes:
-    """Return the first nonce among ``numbers`` that is worth ``bits``, or nothing."""
+    """Return the first nonce among ``numbers`` that is worth ``bits``, or empty bytes."""
     # As bytes compare like big-endian numbers, "enough zero bits" is one comparison.
     limit = ((1 << (256 - bits)) - 1).to_bytes(32, "big")
     copy = sha256(prefix).copy
@@ -68,10 +69,13 @@ def check_stamp(peer: PeerId, nonce: bytes, difficulty: int) -> bool:
 
 
 def make_stamp(peer: PeerId, difficulty: int) -> bytes:
-    """The first nonce worth ``difficulty`` bits: a pure function of both, for a worker thread.
+    """Return the first nonce worth ``difficulty`` bits. It is a pure function, for a worker
+    thread.
 
-    Takes 2^difficulty hashes on average, and now and then five times that. Raise `ValueError`
-    if ``difficulty`` is not from 0 to `MAX_DIFFICULTY`.
+    It takes 2^difficulty hashes on average, and now and then five times as many.
+
+    Raises:
+        ValueError: ``difficulty`` is not from 0 to `MAX_DIFFICULTY`.
     """
     if not 0 <= difficulty <= MAX_DIFFICULTY:
         most = MAX_DIFFICULTY
@@ -80,5 +84,5 @@ def make_stamp(peer: PeerId, difficulty: int) -> bytes:
 
 
 def stamp_cost(difficulty: int) -> float:
-    """Expected CPU seconds of `make_stamp`."""
+    """Return the expected CPU seconds of `make_stamp`."""
     return (1 << difficulty) * SECONDS_PER_TRY

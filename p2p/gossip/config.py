@@ -9,11 +9,11 @@ from p2p.door import check_fields
 from p2p.wire import KI, MIB
 
 LAZY: Final = 6
-"""Peers outside the mesh that get an IHAVE in each heartbeat (D_lazy), or a quarter of them if
-that is more (the gossip factor of 0.25)."""
+"""Number of peers outside the mesh that get an IHAVE in each heartbeat (D_lazy). A quarter of
+these peers get one if that is more (the gossip factor of 0.25)."""
 HISTORY: Final = 5
-"""Heartbeats for which a message can be asked for (mcache_len): two more than it is advertised
-for, so that an IWANT that was under way finds it."""
+"""Heartbeats for which a message can be requested (mcache_len). This is two more than it is
+advertised for, so that a late IWANT still finds it."""
 HISTORY_GOSSIP: Final = 3
 """Recent heartbeats whose messages IHAVE advertises (mcache_gossip)."""
 FANOUT: Final = 60.0
@@ -21,38 +21,38 @@ FANOUT: Final = 60.0
 BACKOFF: Final = 60.0
 """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
 PROMISE: Final = 3.0
-"""Seconds in which a message must come that was asked for by IWANT (iwant_followup_time)."""
+"""Seconds within which a message requested by IWANT must come (iwant_followup_time)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipConfig:
-    """Mesh degrees, times in seconds, and what one peer may cost. Each field names its
-    parameter of the specification."""
+    """Mesh degrees, times in seconds, and limits on what one peer may cost. Each field names
+    its parameter in the specification."""
 
     interval: float = 1.0
-    """Seconds between two heartbeats, in which meshes are maintained and ids gossiped."""
+    """Seconds between two heartbeats, which maintain the meshes and gossip ids."""
     degree: int = 6
-    """Mesh peers aimed at in each topic (D). gossipsub's 6: a message reaches 10,000 nodes in
-    about six hops, and each gets it about six times at worst."""
+    """Target number of mesh peers in each topic (D), 6 as in gossipsub. A message reaches
+    10,000 nodes in about six hops, and each gets it about six times at worst."""
     low: int = 4
-    """A mesh of fewer is topped up to ``degree`` (D_lo). gossipsub's: below 4 a few losses cut
-    a node off between two heartbeats."""
+    """Minimum size of a mesh; a smaller one is filled up to ``degree`` (D_lo). With fewer than
+    gossipsub's 4, a few losses cut a node off between two heartbeats."""
     high: int = 12
-    """A mesh of more is cut back to ``degree`` (D_hi). gossipsub's: each peer above it is a
-    further copy of every message."""
+    """Maximum size of a mesh; a larger one is cut back to ``degree`` (D_hi), as in gossipsub.
+    Each further peer means one more copy of every message."""
     outbound: int = 2
-    """Mesh peers that are to be outbound, that is dialled by us; as many of the ``high`` places
-    are closed to inbound peers (D_out)."""
+    """Minimum number of outbound peers, which we dialled, in a mesh (D_out). As many of the
+    ``high`` places are closed to inbound peers."""
     seen: float = 120.0
-    """Seconds for which a message id is known as seen (seen_ttl), or a message that comes late
-    would be delivered twice. One that waits in each cache for its five seconds takes twenty
-    hops in less."""
+    """Seconds for which a message id counts as seen (seen_ttl). A message that comes later is
+    delivered twice. Even a message that waits for five seconds in each cache takes twenty hops
+    in less time."""
     rate: float = 256.0 * KI
-    """Units a second that one peer may cost us for long (`p2p.gossip.core.quotas`): 1.3 % of a
-    core, or 2 Mbit/s of bytes. A trainer's announcements cost 1 Ki."""
+    """Units a second that one peer may cost us in the long run (`p2p.gossip.core.quotas`): 1.3
+    % of a core, or 2 Mbit/s of bytes. A trainer's announcements cost 1 Ki."""
     burst: float = 4.0 * MIB
-    """Units at once: a host's whole outbox (4 MiB), which a peer that was stopped for a while
-    finds full and sends in one go."""
+    """Units that one peer may cost us at once: a host's whole outbox (4 MiB), which a peer that
+    was stopped for a while sends in one go."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -34,31 +34,33 @@ from p2p.wire import KI
 PROTOCOL_ID: Final = ProtocolId("/meshsub/1.1.0")
 SIGNATURE_PREFIX: Final = b"libp2p-pubsub:"
 MAX_DATA: Final = 256 * KI
-"""Bytes of one message's data. Ours are announcements of a few hundred; four of the largest fit
-an RPC."""
+"""Maximum bytes of one message's data. Ours are announcements of a few hundred; four of the
+largest fit an RPC."""
 MAX_RPC: Final = 1024 * KI
-"""Bytes of one RPC: a host's largest message, and go-libp2p's default."""
+"""Maximum bytes of one RPC: a host's largest message, and go-libp2p's default."""
 MAX_TOPIC: Final = 128
-"""Bytes of a topic's name. A run's, ``/shoal/run/<id>/policy``, has 82."""
+"""Maximum bytes of a topic's name. A run's, ``/shoal/run/<id>/policy``, has 82."""
 MAX_ID: Final = 64
-"""Bytes of a message id; ours have 46: a PeerId of 38 and a sequence number of 8."""
+"""Maximum bytes of a message id. Ours have 46: a PeerId of 38 and a sequence number of 8."""
 SEQNO_BYTES: Final = 8
 """Bytes of a message's sequence number, by the specification."""
 MAX_SUBSCRIPTIONS: Final = 256
-"""Subscriptions in one RPC: four times what we remember of a peer."""
+"""Maximum number of subscriptions in one RPC: four times what we remember of a peer."""
 MAX_MESSAGES: Final = 256
-"""Messages in one RPC: 30 ms of signatures. We ask one peer for at most 128 at a time, so an
-honest answer has no more, and all implementations send what is new in an RPC of its own."""
+"""Maximum number of messages in one RPC, which take 30 ms to verify. We ask one peer for at
+most 128 at a time, so an honest answer has no more, and all implementations send new messages
+in separate RPCs."""
 MAX_CONTROL: Final = 256
-"""Control entries of each kind in one RPC: several times what a peer of 64 topics sends in a
-heartbeat."""
+"""Maximum number of control entries of each kind in one RPC: several times what a peer with 64
+topics sends in a heartbeat."""
 MAX_IDS: Final = 5000
-"""Message ids in all of one RPC; go-libp2p's limit for a heartbeat."""
+"""Maximum number of message ids in one RPC; go-libp2p's limit for a heartbeat."""
 MAX_FIELDS: Final = 8 * KI
-"""Protobuf fields of one RPC, those of unknown kinds included. 5,000 ids, 256 messages and 256
-subscriptions make 7,560; fields are counted while decoding, before they cost time."""
+"""Maximum number of protobuf fields in one RPC, including those of unknown kinds. 5,000 ids,
+256 messages and 256 subscriptions make 7,560. Fields are counted while decoding, before they
+cost time."""
 MAX_BACKOFF: Final = 3600
-"""Seconds of backoff that a PRUNE may ask for; a longer one is cut to this."""
+"""Maximum seconds of backoff that a PRUNE may ask for; a longer one is cut to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,38 +77,39 @@ class PubsubMessage:
 
     @property
     def id(self) -> bytes:
-        """The message id in IHAVE and IWANT: author and sequence number."""
+        """Message id in IHAVE and IWANT: the author and the sequence number."""
         return self.author + self.seqno
 
     def unsigned(self) -> bytes:
-        """The protobuf without signature and key, over which the signature is made."""
+        """Return the protobuf without signature and key, over which the signature is made."""
         data = b"" if self.data is None else field(2, self.data)
         return field(1, self.author) + data + field(3, self.seqno) + field(4, self.topic)
 
     def wire(self) -> bytes:
-        """The whole protobuf."""
+        """Return the whole protobuf."""
         key = b"" if self.key is None else field(6, self.key)
         return self.unsigned() + field(5, self.signature) + key
 
 
 @dataclass(slots=True)
 class Rpc:
-    """An RPC: subscriptions, messages and control of one peer."""
+    """One RPC of a peer: subscriptions, messages and control."""
 
     subscriptions: list[tuple[str, bool]] = default(default_factory=list)
-    """Topic, and whether the sender subscribes to it or leaves it."""
+    """Pairs of a topic and True if the sender subscribes to it, False if it leaves it."""
     messages: list[PubsubMessage] = default(default_factory=list)
     ihave: list[tuple[str, list[bytes]]] = default(default_factory=list)
     iwant: list[bytes] = default(default_factory=list)
     graft: list[str] = default(default_factory=list)
     prune: list[tuple[str, int]] = default(default_factory=list)
-    """Topic, and seconds until the receiver may graft again; 0 if it was not said."""
+    """Pairs of a topic and the seconds until the receiver may graft again; 0 if unspecified."""
     fields: int = default(default=0, compare=False)
-    """Protobuf fields that were read to decode it."""
+    """Number of protobuf fields that were read to decode it."""
 
 
 def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubMessage:
-    """A message by ``signer``, with the next number that it has not used yet."""
+    """Sign a message of ``signer``; ``seqno`` must be the next number that it has not used
+    yet."""
     number = seqno.to_bytes(SEQNO_BYTES, "big")
     message = PubsubMessage(signer.peer_id.digest, number, topic, data)
     signature = signer.sign_raw(SIGNATURE_PREFIX + message.unsigned())
@@ -125,7 +128,7 @@ def author_of(message: PubsubMessage) -> PeerId | None:
 
 
 def encode_rpc(rpc: Rpc) -> bytes:
-    """The protobuf of ``rpc``; empty if nothing is in it."""
+    """Return the protobuf of ``rpc``, which is empty if ``rpc`` is."""
     out = bytearray()
     for topic, wanted in rpc.subscriptions:
         out += field(1, field(1, wanted) + field(2, topic))
@@ -146,8 +149,11 @@ def encode_rpc(rpc: Rpc) -> bytes:
 
 
 def decode_rpc_untrusted(data: bytes) -> Rpc:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
-    checked."""
+    """Decode an RPC without checking signatures.
+
+    Raises:
+        BadMessage: The bytes are not an RPC. Nothing else is raised, whatever the bytes.
+    """
     if len(data) > MAX_RPC:
         raise BadMessage(f"an RPC has at most {MAX_RPC} bytes")
     rpc, budget = Rpc(), FieldBudget(MAX_FIELDS)
@@ -167,8 +173,11 @@ def decode_rpc_untrusted(data: bytes) -> Rpc:
 
 
 def decode_message_untrusted(data: bytes, budget: FieldBudget | None = None) -> PubsubMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is *not*
-    checked."""
+    """Decode a message without checking its signature.
+
+    Raises:
+        BadMessage: The bytes are not a message. Nothing else is raised, whatever the bytes.
+    """
     fields: dict[int, int | bytes] = {}
     for number, value in fields_untrusted(data, budget):
         if 1 <= number <= 6:
@@ -198,7 +207,7 @@ def _topic_untrusted(value: int | bytes) -> str:
 
 
 def _count(entries: Sized, most: int) -> None:
-    """Raise `BadMessage` unless there is room for one more."""
+    """Raise `BadMessage` if ``entries`` has no room for another entry."""
     if len(entries) >= most:
         raise BadMessage(f"an RPC has more than {most} entries of a kind")
 
@@ -219,8 +228,8 @@ def _id_untrusted(value: int | bytes) -> bytes:
 def _ids_untrusted(
     data: bytes, tag: int, rpc: Rpc, budget: FieldBudget
 ) -> tuple[bytes, list[bytes]]:
-    """The topic in field 1, and the ids in fields ``tag``, of an IHAVE (or with tag 1, an
-    IWANT)."""
+    """Return the topic in field 1 and the ids in the fields ``tag`` of an IHAVE, or of an IWANT
+    with tag 1."""
     room = MAX_IDS - len(rpc.iwant) - sum(len(ids) for _, ids in rpc.ihave)
     topic = b""
     ids: list[bytes] = []

@@ -22,11 +22,11 @@ from p2p.identity import PeerId
 from p2p.world import World, lateness
 
 Validator = Callable[[PeerId, bytes], ev.Validity]
-"""Says whether a message is accepted, by its author and data. It is called on the event loop
-and must not block. If it raises `BadMessage`, that counts as `REJECT`."""
+"""Returns the verdict on a message from its author and data. It is called on the event loop and
+must not block. If it raises `BadMessage`, that counts as `REJECT`."""
 Handler = Callable[[PeerId, bytes], None]
-"""Takes an accepted message, by its author and data. It is called on the event loop and must
-not block."""
+"""Takes the author and data of an accepted message. It is called on the event loop and must not
+block."""
 
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class _Subscription:
 
 
 class Gossip:
-    """Publish and subscribe. Open it with `open_gossip`."""
+    """Publishes and subscribes for one node. Open it with `open_gossip`."""
 
     def __init__(self, world: World, host: Host, core: GossipCore) -> None:
         self._world = world
@@ -52,8 +52,8 @@ class Gossip:
         self._subscriptions: dict[str, _Subscription] = {}
 
     def subscribe(self, topic: str, validate: Validator, deliver: Handler) -> None:
-        """Subscribe to ``topic``: what ``validate`` accepts is given to ``deliver`` once, and
-        forwarded.
+        """Subscribe to ``topic``. Each message that ``validate`` accepts is passed to
+        ``deliver`` once, and forwarded.
 
         A message can come again when its id has left the seen cache after two minutes, so a
         validator answers `Validity.IGNORE` to a version that it has had. Subscribing again
@@ -72,16 +72,18 @@ class Gossip:
         self._subscriptions[topic] = _Subscription(validate, deliver)
 
     def unsubscribe(self, topic: str) -> None:
-        """Leave ``topic``; nothing if it was not subscribed to."""
+        """Leave ``topic``, if the node subscribes to it."""
         check("topic", topic, str)
         self._subscriptions.pop(topic, None)
         self._driver.feed(ev.Unsubscribe(topic))
 
     def publish(self, topic: str, data: bytes) -> None:
         """Send ``data`` to the subscribers of ``topic``, but not to this node's own handler.
-        Subscribing is not needed.
+        The node need not subscribe to it.
 
-        Raises `ValueError` if ``data`` is larger than 256 KiB or the topic's name too long.
+        Raises:
+            ValueError: The data is larger than 256 KiB, or the topic's name is empty or too
+                long.
         """
         check("topic", topic, str)
         check("data", data, bytes)
@@ -90,12 +92,12 @@ class Gossip:
 
     @property
     def topics(self) -> Mapping[str, tuple[PeerId, ...]]:
-        """The topics that this node subscribes to, each with the peers of its mesh."""
+        """Maps each topic that this node subscribes to to the peers of its mesh."""
         return self._core.topics
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Messages and RPCs by what became of them."""
+        """Counts messages and RPCs by outcome."""
         return self._core.counters
 
     def _on_deadline(self) -> None:

@@ -1,4 +1,4 @@
-"""Others' logs on this node's disk, so that a restart forgets no ban and no proof.
+"""Copies of other nodes' logs on this node's disk, so that a restart forgets no ban or proof.
 
 One file of records for each author (as in a segment, `p2p.ledger.core.chain`), and one for each
 proof. They are copies: a file that is damaged is cut off there, and asked for again. A node
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 FOLDER: Final = "ledgers"
 _FORK: Final = ".fork"
 SLACK: Final = 2
-"""A file larger than this multiple of what it should keep is rewritten."""
+"""Multiple of its content's size above which a file is rewritten."""
 
 
 READ_RATE: Final = 20e6
-"""Bytes of copies a second that are read, for the simulator's clock."""
+"""Bytes of copies read per second, for the simulator's clock."""
 
 
 class KeptLedgers:
-    """Copies, in the folder `FOLDER` of a node, of the followed authors' logs and the proofs of
+    """Copies, in the folder `FOLDER` of a node, of followed authors' logs and of proofs of
     equivocation."""
 
     def __init__(self, world: World, exchange: Exchange) -> None:
@@ -46,7 +46,8 @@ class KeptLedgers:
         self._sizes: dict[PeerId, int] = {}
 
     async def read(self) -> AsyncIterator[News]:
-        """Return the kept logs of followed authors, and remove files of others."""
+        """Yield the kept entries and proofs of followed authors, and remove the files of
+        others."""
         disk, authors = self._world.disk, self._exchange.authors
         expected = {str(author): author for author in authors}
         for name in await disk.list(FOLDER):
@@ -61,7 +62,8 @@ class KeptLedgers:
                 yield one
 
     async def keep(self, news: list[News]) -> None:
-        """Put ``news`` on the disk, if it takes them: what is lost is asked for again."""
+        """Write ``news`` to disk. If the disk refuses, the node asks its peers for them
+        again."""
         try:
             for one in news:
                 if isinstance(one, Equivocation):
@@ -92,7 +94,7 @@ class KeptLedgers:
 
 
 async def newest_told(world: World) -> Entry | None:
-    """Return the newest entry of this node's own log that its peers may have."""
+    """Return the newest entry of this node's own log that its peers may have, or None."""
     me = world.signer.peer_id
     path = f"{FOLDER}/{me}"
     if await world.disk.size(path) is None:
@@ -108,7 +110,7 @@ def _number(entry: Entry) -> int:
 
 
 def _read(name: str, data: bytes) -> list[News]:
-    """Return what a file holds, up to the first damage."""
+    """Return the entries or the proof in a file, up to the first damage."""
     found: list[News] = []
     try:
         if name.endswith(_FORK):

@@ -41,11 +41,10 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 4 * MIB
-"""A segment is closed when it is longer. Recovery rewrites at most one of them: some 50 ms."""
+"""Bytes after which a segment is closed. Recovery rewrites at most one segment, in some 50
+ms."""
 SYNCED: Final = "synced"
-"""Name of the file that says how much of the ledger is on the disk
-(`p2p.ledger.core.chain`).
-"""
+"""Name of the file that says how much of the ledger is on disk (`p2p.ledger.core.chain`)."""
 REMEDY: Final = (
     "restore the ledger as it was when the node ran last, or give the node a new key and an"
     " empty ledger: with part of its log missing it would sign numbers twice, which proves that"
@@ -54,7 +53,7 @@ REMEDY: Final = (
 
 
 class Ledger:
-    """The log of this node. One per folder; open it with `open_ledger`."""
+    """Log of this node. There is one per folder; open it with `open_ledger`."""
 
     def __init__(
         self, world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
@@ -68,27 +67,27 @@ class Ledger:
         self._written = 0
         self._synced = NOTHING
         self._is_settled = False
-        """True if the disk says what we say, so that an entry may be added."""
+        """True if the files agree with memory, so that an entry may be added."""
         self._turn = trio.Lock()
         self._grown = Notifier()
 
     @property
     def head(self) -> Head:
-        """Number and digest of the newest entry; what gossip carries."""
+        """Number and digest of the newest entry, which heartbeats carry."""
         return self._head
 
     @property
     def world(self) -> World:
-        """The machine on whose disk it is."""
+        """World whose disk holds the ledger."""
         return self._world
 
     @property
     def path(self) -> str:
-        """Path to show to people."""
+        """Path of the folder, to show to people."""
         return self._world.disk.locate(self._folder)
 
     async def holds(self, entry: Entry) -> bool:
-        """Return True if ``entry`` is one of ours."""
+        """Return True if ``entry`` is in this ledger."""
         return await self._holds(Head(entry.seqno, entry.digest))
 
     def __len__(self) -> int:
@@ -99,11 +98,16 @@ class Ledger:
         return sum(place.kind == kind for _, place in self._places)
 
     async def append(self, kind: str, body: bytes) -> Entry:
-        """Sign and store one entry; it is durable when this returns. Raises `StorageError`."""
+        """Sign and store one entry, which is durable when this returns.
+
+        Raises:
+            StorageError: The disk refused the entry.
+        """
         return (await self.append_all([(kind, body)]))[0]
 
     async def append_all(self, statements: Sequence[tuple[str, bytes]]) -> list[Entry]:
-        """Several entries ``(kind, body)`` for the price of two fsyncs, all or none."""
+        """Sign and store several entries ``(kind, body)``, all or none, for the cost of two
+        fsyncs."""
         async with self._turn:
             if not self._is_settled:
                 await self._settle()
@@ -129,8 +133,8 @@ class Ledger:
             await self._grown.wait()
 
     async def _mark(self, size: int, head: Head) -> None:
-        """Record that the newest segment is on the disk up to ``size``; from now on recovery
-        expects that much."""
+        """Record that ``size`` bytes of the newest segment are on disk. Recovery expects that
+        many from now on."""
         synced = Synced(self._synced.turn + 1, self._segment, size, head)
         await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
         await self._world.disk.fsync(self._mark_path)
@@ -150,8 +154,12 @@ class Ledger:
         return entries, bytes(data), places, head
 
     async def read(self, seqno: int) -> Entry:
-        """Read an entry from the disk. Raises `IndexError` if there is none, `StorageError` if
-        it has rotted."""
+        """Read an entry from disk.
+
+        Raises:
+            IndexError: There is no such entry.
+            StorageError: The entry is damaged.
+        """
         if not 0 <= seqno < len(self._places):
             raise IndexError(
                 f"the ledger has entries 0 to {len(self._places) - 1}, not {seqno}"
@@ -181,8 +189,8 @@ class Ledger:
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
-        """Read the ledger from disk. `OwnLedger` and `open_ledger` have done so before a caller
-        gets it."""
+        """Read the ledger from disk and check it. `OwnLedger` and `open_ledger` call this
+        before they return it."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
@@ -214,7 +222,7 @@ class Ledger:
             await self._settle_or_note()
 
     async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
-        """Return how much of the ledger was on disk, and whether that is certain."""
+        """Return how much of the ledger was on disk, and True if that is certain."""
         path = self._world.disk.locate(self._mark_path)
         size = await self._world.disk.size(self._mark_path)
         if size is None:
@@ -236,9 +244,8 @@ class Ledger:
         return synced or NOTHING, is_sound
 
     async def _refuse_old_format(self) -> None:
-        """Records begin with a zero byte, as none is longer than 2**24; entries of old began
-        with another.
-        """
+        """Raise `StorageError` if the ledger has an old format. Records begin with a zero byte,
+        since none is longer than 2**24; entries of the old format begin with another."""
         first = await self._world.disk.read(self._path(0), 0, 1)
         if first not in (b"", b"\0"):
             path = self._world.disk.locate(self._path(0))
@@ -248,7 +255,8 @@ class Ledger:
             )
 
     async def _take_in(self, index: int, data: bytes, owed: int) -> Segment:
-        """Check the next segment, of which at least ``owed`` bytes must be whole records."""
+        """Check the next segment and add its entries. At least ``owed`` bytes must be whole
+        records."""
         segment = await self._check(data)
         if segment.whole < owed:
             flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
@@ -267,17 +275,18 @@ class Ledger:
         return Synced(turn, self._segment, self._written, self._head)
 
     async def _settle_or_note(self) -> None:
-        """`_settle`; on a disk that refuses, the next `append` does it, before it writes."""
+        """Settle, or log that the disk refused. The next `append` then settles before it
+        writes."""
         try:
             await self._settle()
         except StorageError as error:
             logger.warning("ledger.not_settled segment=%d reason=%s", self._segment, error)
 
     async def _settle(self) -> None:
-        """Make the disk say what we say: after a start, and after a write that failed.
+        """Make the files agree with memory, after a start or a failed write.
 
-        First ``synced``, which may name an entry too many, then the cut: rot is what lies below
-        it.
+        First ``synced`` is written, which may then name an entry too many. Then the segment is
+        cut: only bytes up to the end in ``synced`` can count as damaged.
         """
         disk, path = self._world.disk, self._path(self._segment)
         for segment in range(self._synced.segment, self._segment + 1):
@@ -305,7 +314,7 @@ class Ledger:
 
 
 class OwnLedger:
-    """The one ledger of a node, read from disk when the first of its roles asks for it.
+    """The one ledger of a node, read from disk when its first role asks for it.
 
     All roles sign the same log: with a log each, two of them would sign one number twice.
     """
@@ -316,8 +325,10 @@ class OwnLedger:
         self._is_read = False
 
     async def opened(self) -> Ledger:
-        """The ledger, checked and repaired. Raises `StorageError`, again each time that it is
-        asked.
+        """Return the ledger, checked and repaired.
+
+        Raises:
+            StorageError: The ledger is damaged. Each call raises this again.
         """
         async with self._reading:
             if not self._is_read:
@@ -329,11 +340,11 @@ class OwnLedger:
         return self._ledger
 
     def came_from_backup(self, told: int) -> StorageError:
-        """Return the error that ends a node whose peers have entry ``told`` of its log, if the
-        node lacks it.
+        """Return the error for a node that lacks entry ``told`` of its own log, which its peers
+        have.
 
-        The missing entries are not adopted from the copies, though they bear our signature:
-        that no later one was signed, and told to somebody, cannot be known.
+        The missing entries are not restored from the peers' copies, though they bear our
+        signature. The node cannot know that it signed and sent no later one.
         """
         return StorageError(
             f"{self._ledger.path} ends with entry {self._ledger.head.seqno}, but this node has"
@@ -345,10 +356,11 @@ class OwnLedger:
 async def open_ledger(
     world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
 ) -> AsyncIterator[Ledger]:
-    """The ledger in ``folder``, checked and repaired. Raises `StorageError`.
+    """Open the ledger in ``folder``, checked and repaired, for programs that are not nodes. A
+    node's roles use `OwnLedger`, since two ledgers open at once would sign the same number.
 
-    For programs that are no node. A node's roles ask `OwnLedger`: of two that are open at once
-    each would sign the next number.
+    Raises:
+        StorageError: The ledger is damaged.
     """
     ledger = Ledger(world, folder, segment_bytes)
     await ledger.recover()

@@ -1,4 +1,4 @@
-"""The driver of `Exchange`: asks peers, answers them, and tells the node what is news.
+"""Driver of `Exchange`: asks peers, answers them, and tells the node of new proofs.
 
 Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
 most once in `ASK_BACK`. That it has more is a claim, which anybody may make: it is followed
@@ -50,33 +50,34 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 ASK_BACK: Final = 1.0
-"""Seconds between two questions at least, whoever has more than we: as many as a tenth of a
-swarm's nodes may ask one node in an interval."""
+"""Minimum seconds between two questions, even if a peer has more entries than this node. A
+tenth of a swarm's nodes may ask one node in an interval."""
 ASK_SECONDS: Final = 20.0
 """Seconds to wait for an answer: 256 KiB at 128 kbit/s."""
 QUESTIONS: Final = 0.5
-"""Questions a second that one peer may ask: five in the interval in which it means to ask
+"""Questions a second that one peer may ask: five in the interval in which an honest peer asks
 one."""
 BURST: Final = 8.0
-"""Questions of one peer that are answered at once: of a node that comes back after a day."""
+"""Questions of one peer that are answered at once, as for a node that returns after a day."""
 MAX_ASKING: Final = 1024
-"""Peers whose questions are counted: as many as are connected."""
+"""Maximum number of peers whose questions are counted: as many as are connected."""
 DOUBTED: Final = 120.0
-"""Seconds for which a peer's claim to have more is ignored after it brought nothing: twelve
-questions to others."""
+"""Seconds for which a peer's claim to have more is ignored after it had nothing new. Twelve
+questions go to others in that time."""
 OWN_BATCH: Final = 64
-"""Entries of our own ledger that are read at a time."""
+"""Number of entries of our own ledger that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeConfig:
-    """Exchange of officers' ledgers between nodes."""
+    """Configuration of the exchange of trainers' and validators' ledgers between nodes."""
 
     is_on: bool = False
-    """Off unless the run file says otherwise: all nodes of a run must agree."""
+    """True if ledgers are exchanged. The run file decides this, since all nodes of a run must
+    agree."""
     interval: float = 10.0
-    """Seconds between two questions of a node. News is everywhere in a swarm of 200 after some
-    five of them, and each costs 100 bytes an officer."""
+    """Seconds between two questions of a node. News reaches all of a swarm of 200 after some
+    five of them, and each costs 100 bytes an author."""
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval <= 600:
@@ -84,7 +85,8 @@ class ExchangeConfig:
 
 
 class LedgerExchange:
-    """Copies of officers' ledgers at this node. Open it with `open_exchange`."""
+    """Copies of trainers' and validators' ledgers at this node. Open it with
+    `open_exchange`."""
 
     def __init__(
         self,
@@ -95,8 +97,8 @@ class LedgerExchange:
         peers: Callable[[], Sequence[PeerId]],
         meter: StrangerMeter | None = None,
     ) -> None:
-        """Answers to others than ``peers`` are charged to ``meter``, by default one of the
-        exchange's own."""
+        """Prepare the exchange. Answers to peers other than ``peers`` are charged to ``meter``,
+        by default a meter of its own."""
         self._world = world
         self._host = host
         self._own = own
@@ -108,9 +110,9 @@ class LedgerExchange:
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
-        """A peer that claims to have more than we."""
+        """Peer that claims to have more than this node, if any."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
-        """Time until which such a claim of each peer is ignored."""
+        """Maps each peer to the time until which its claim to have more is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
 
@@ -121,11 +123,11 @@ class LedgerExchange:
 
     @property
     def forks(self) -> dict[PeerId, Equivocation[Statement]]:
-        """Authors that equivocated, with the proof."""
+        """Maps each author that equivocated to the proof."""
         return dict(self._exchange.forks)
 
     def is_forked(self, author: PeerId) -> bool:
-        """Return True if nothing that ``author`` states counts any more."""
+        """Return True if ``author`` has equivocated, so that none of its statements count."""
         return author in self._exchange.forks
 
     def statements(self, author: PeerId, kind: str) -> list[Entry]:
@@ -133,22 +135,24 @@ class LedgerExchange:
         return [one for one in self._exchange.statements(author) if one.kind == kind]
 
     def top(self, author: PeerId) -> int:
-        """The number of the newest entry of ``author`` that is here; -1 if there is none."""
+        """Return the number of the newest entry of ``author`` held here; -1 if there is
+        none."""
         return self._exchange.top(author)
 
     def on_found(self, listener: Callable[[Equivocation[Statement]], None]) -> None:
-        """Call ``listener`` for every proof that is found here, and not brought by others."""
+        """Call ``listener`` with each proof that this node finds itself, not with those from
+        others."""
         self._finders.append(listener)
 
     def follow(self, authors: Sequence[PeerId]) -> None:
-        """Keep the ledgers of these from now on, and of no others."""
+        """Keep the ledgers of these authors from now on, and of no others."""
         self._exchange.follow(authors if self._config.is_on else ())
         self._followed.set()
 
     # What the node hands over.
 
     def hear_head(self, author: PeerId, brief: bytes) -> None:
-        """A heartbeat of ``author`` says how its ledger ends."""
+        """Process the head of its ledger that ``author`` sent in a heartbeat."""
         if author not in self._exchange.authors or self.is_forked(author):
             return
         try:
@@ -164,15 +168,19 @@ class LedgerExchange:
             self._hear_claim(author)
 
     def _hear_claim(self, peer: PeerId) -> bool:
-        """``peer`` says that it has more than we; whether that is believed."""
+        """Note the claim of ``peer`` to have more than this node. Return False if it is
+        ignored."""
         if self._world.now() < self._doubted.get(peer, 0.0):
             return False
         self._next = self._next or peer
         return True
 
     def hear_fork_untrusted(self, data: bytes) -> bool:
-        """Gossip brought a proof; whether it is news. Raise `BadMessage` if it proves
-        nothing."""
+        """Process a proof from gossip and return True if it is news.
+
+        Raises:
+            BadMessage: The bytes prove nothing.
+        """
         fork = self._exchange.take_fork_untrusted(decode_fork_untrusted(data))
         if fork is not None:
             self._tell(fork)
@@ -181,8 +189,8 @@ class LedgerExchange:
     # The tasks.
 
     async def run(self, tell_head: Callable[[bytes], None]) -> None:
-        """Exchange until cancelled. ``tell_head`` puts the head of our own ledger into our
-        heartbeats."""
+        """Exchange ledgers until cancelled. ``tell_head`` puts the head of our own ledger into
+        our heartbeats."""
         if not self._config.is_on:
             return
         async for one in self._kept.read():
@@ -192,7 +200,7 @@ class LedgerExchange:
             nursery.start_soon(self._ask_forever)
 
     async def _state(self, tell_head: Callable[[bytes], None]) -> None:
-        """Hand our own entries over to the others as long as the run names us."""
+        """Add our own new entries to the exchange, if the run names us, until cancelled."""
         me = self._world.signer.peer_id
         while me not in self._exchange.authors:
             await self._followed.wait()
@@ -227,7 +235,7 @@ class LedgerExchange:
                 due = world.now() + self._config.interval * dice.uniform(0.75, 1.25)
 
     async def _ask_one(self, peer: PeerId) -> bool:
-        """Learn from one peer, and pause; whether there was anything."""
+        """Ask one peer, then pause. Return True if its answer held news."""
         is_news = await self._ask(peer)
         # If peers have entries of our own log that it lacks, it would sign their numbers again.
         told = self._exchange.top(self._world.signer.peer_id)
@@ -237,8 +245,8 @@ class LedgerExchange:
         return is_news
 
     async def _ask(self, peer: PeerId) -> bool:
-        """Ask a peer one question; return True if the answer held news. An absent peer has
-        none."""
+        """Ask a peer one question and return True if the answer held news. Return False if it
+        does not answer."""
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
@@ -253,8 +261,11 @@ class LedgerExchange:
         return False
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
-        """Merge an answer and return True if it held news. Raise `BadMessage` at an entry
-        without a valid signature; earlier entries stay."""
+        """Merge an answer and return True if it held news.
+
+        Raises:
+            BadMessage: An entry has no valid signature. Earlier entries stay.
+        """
         answer = decode_answer_untrusted(reply)
         news: list[News] = []
         try:
@@ -273,8 +284,8 @@ class LedgerExchange:
         return bool(news)
 
     async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: one question, one answer; none for a peer that asks too often, and
-        one without news where strangers have had their part."""
+        """Answer one question on a stream, as a `StreamHandler`. A peer that asks too often
+        gets no answer, and a stranger an empty one if strangers' share is used up."""
         limit = self._asking.get(stream.peer) or RateLimit(QUESTIONS, BURST)
         self._asking.renew(stream.peer, limit)
         if not limit.allows(1.0, self._world.now()):
@@ -292,7 +303,7 @@ class LedgerExchange:
                 self._due.set()
 
     def take_own(self, one: News) -> News | None:
-        """Take up what this node has signed, or kept, itself."""
+        """Add a statement or proof from this node's own disk, and return it if it is new."""
         try:
             if isinstance(one, Equivocation):
                 found: News | None = self._exchange.take_fork_untrusted(one)
@@ -327,7 +338,8 @@ async def open_exchange(
     peers: Callable[[], Sequence[PeerId]],
     meter: StrangerMeter | None = None,
 ) -> AsyncIterator[LedgerExchange]:
-    """Answer peers' questions for the length of the block; `LedgerExchange.run` asks.
+    """Answer peers' questions for the length of the block, and yield the exchange, whose
+    `LedgerExchange.run` asks.
 
     ``peers`` are those that may be asked; answers to others are charged to ``meter``.
     """

@@ -14,27 +14,27 @@ class MembershipConfig:
     """Timing and sizes of membership. The defaults keep a node of 1,000 under 5 KB/s."""
 
     interval: float = 5.0
-    """Seconds between our own heartbeats. With `expiry` a death is known in some 15 s; half the
-    interval would nearly double what a quiet swarm sends."""
+    """Seconds between our own heartbeats. With `expiry`, a death is known after about 15 s.
+    Half the interval would nearly double what a quiet swarm sends."""
     active: int = 5
-    """Neighbours aimed at, HyParView's active view. Two fewer are borne, two more accepted
-    (`active_view.SLACK`): a graph of degree 5 stays whole when many die at once, and each
-    further neighbour is one more copy of every heartbeat."""
+    """Target number of neighbours: the size of HyParView's active view. `active_view.SLACK`
+    allows two fewer or two more. A graph of degree 5 stays connected when many nodes die at
+    once, and each further neighbour adds one more copy of every heartbeat."""
     passive: int = 200
-    """Other peers whose heartbeats are kept: 40 times the neighbours, from which lost ones are
-    replaced. At 250 bytes a heartbeat it is 50 KB on the wire to fill."""
+    """Number of other peers whose heartbeats are kept to replace lost neighbours: 40 times
+    `active`. Filling the view takes 50 KB on the wire, at 250 bytes a heartbeat."""
     direct: int = 4096
-    """Peers that may send us heartbeats without being neighbours: a trainer hears its whole
-    run."""
+    """Maximum number of peers that may send us heartbeats without being neighbours. A trainer
+    hears its whole run."""
     sample: int = 15
-    """Digests of random members that go with each heartbeat to a neighbour: in all, a hundred
-    an interval."""
+    """Random members whose digests go with each heartbeat to a neighbour. Over all neighbours
+    this makes about a hundred digests an interval."""
     hops: int = 3
-    """Steps of the walk that finds a newcomer its neighbours: at degree 5 it may end at any of
-    80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
+    """Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end at
+    any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
     refresh: int = 16
-    """Heartbeats asked for in an interval to keep old entries fresh; unknown peers may take 16
-    times more."""
+    """Heartbeats requested per interval to keep old entries fresh. Requests for unknown peers
+    may take 16 times more."""
     expiry: float = 3.0
     """Intervals of silence after which a peer that sends us heartbeats is dead: two lost ones
     in a row are normal on a home line, three are a death."""
@@ -42,20 +42,20 @@ class MembershipConfig:
     """Intervals without a newer heartbeat after which a peer known only through others is
     forgotten."""
     pace: float = 2.0
-    """A peer's own interval counts for at most so many of ours, and for no less than ours
-    divided by it. A peer that says 120 s would stay listed for four hours after its death, one
-    that says 0.05 s would be suspected, and would refute, twenty times a second."""
+    """Bounds the effective interval of a peer to this multiple of ours, and to ours divided by
+    it. Otherwise a peer that claims 120 s would stay listed for four hours after its death, and
+    one that claims 0.05 s would be suspected, and would refute, twenty times a second."""
     lifetime: float = 1800.0
-    """Seconds for which a heartbeat is worth anything on paper. Wall clocks that differ by up
-    to this much, less a few minutes, do no harm."""
+    """Seconds until a heartbeat expires by wall clock. Wall clocks may differ by this much,
+    less a few minutes, without harm."""
 
     def paced(self, interval: float) -> float:
-        """Return the effective value of a peer's own ``interval``."""
+        """Return a peer's own ``interval``, limited by `pace`."""
         return min(max(interval, self.interval / self.pace), self.interval * self.pace)
 
     @property
     def capacity(self) -> int:
-        """Peers in a whole view, if no others send us heartbeats."""
+        """Number of peers in a full view when no others send us heartbeats."""
         return self.passive + self.active
 
     def __post_init__(self) -> None:

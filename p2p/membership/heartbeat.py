@@ -19,46 +19,47 @@ from p2p.policy import MAX_POLICY, NO_POLICY
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/heartbeat/1.0.0")
-"""Also the domain of heartbeat signatures."""
+"""Protocol id, also the domain of heartbeat signatures."""
 MAX_HEARTBEAT: Final = 1344
-"""Bytes. All fields at their limits take 1,334; an honest heartbeat has 180 to 250, one
-that shows an invite 450."""
+"""Maximum bytes of a heartbeat. All fields at their limits take 1,334; an honest heartbeat has
+180 to 250, or 450 with an invite."""
 MAX_ADDRS: Final = 4
-"""A public and a private address, each for IPv4 and IPv6."""
+"""Maximum number of addresses: a public and a private one, each for IPv4 and IPv6."""
 MAX_ADDR: Final = 96
-"""Bytes of one address: a DNS name of 80 with its port; IPv6 with a port takes 20."""
+"""Maximum bytes of one address: a DNS name of 80 with its port. IPv6 with a port takes 20."""
 MAX_ROLES: Final = 8
-"""Roles that one node names; there are three kinds, and plug-ins."""
+"""Maximum number of roles of one node. There are three kinds, and plug-ins."""
 MAX_NAME: Final = 32
-"""Characters of a role's name and of the software version."""
+"""Maximum characters of a role's name and of the software version."""
 MAX_RUN: Final = 32
-"""Bytes of a run id: a digest."""
+"""Maximum bytes of a run id, which is a digest."""
 MAX_STAMP: Final = 320
-"""Bytes of a stamp: 8 for the nonce of `p2p.dht.stamp`, or what `p2p.node.admission` has."""
+"""Maximum bytes of a stamp: the 8 of a nonce of `p2p.dht.stamp`, or a credential of
+`p2p.node.admission`."""
 MAX_LEDGER: Final = 112
-"""Bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
+"""Maximum bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
 MAX_SEQNO: Final = 2**63 - 1
-"""A node counts its heartbeats up to this: one each 50 ms would take 14 billion years."""
+"""Maximum sequence number of a heartbeat. At one each 50 ms it lasts for 14 billion years."""
 MIN_INTERVAL: Final = 0.05
-"""Seconds between heartbeats at least: twenty a second are for tests on loopback."""
+"""Minimum seconds between heartbeats; twenty a second are for tests on loopback."""
 MAX_INTERVAL: Final = 120.0
-"""Seconds between heartbeats. A peer that sends heartbeats more slowly could stay dead and
+"""Maximum seconds between heartbeats. A peer with a longer interval could be dead and stay
 listed for minutes."""
 KEY_BYTES: Final = 8
-"""Bytes that name a peer in digests: the head of its public key. Finding a second key with the
-same head takes 2**63 tries, making two keys with the same takes 2**32; the second is not taken
-in (`View.is_taken`)."""
+"""Number of bytes that name a peer in digests: the first of its public key. Finding a second
+key with the same bytes takes 2**63 tries; making two such keys takes 2**32, and the second is
+refused (`MemberList.has_key_of_another`)."""
 KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
-"""Where those bytes stand in a PeerId: the key is its end, and this the key's head."""
+"""Position of these bytes in a PeerId, which ends with the public key."""
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
-"""The types of a heartbeat's fields; a stamp may follow, and the head of a ledger behind it."""
+"""Types of a heartbeat's fields. A stamp may follow, and then the head of a ledger."""
 _MEMO: Final = 2048
-"""Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at
-most."""
+"""Number of decoded heartbeats remembered, 2 MiB at most. Each arrives about eight times, once
+per neighbour."""
 _PEERS: Final = 4096
-"""Peers and their profiles remembered, so that all heartbeats that say the same share them; 4
-MiB at most."""
+"""Number of peers and profiles remembered, 4 MiB at most. Heartbeats with the same content
+share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +114,17 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A signed sign of life."""
+    """Sign of life of a peer, with its profile."""
 
     peer: PeerId
     seqno: int
     expires: int
-    """Wall time, in seconds since 1970, after which it proves nothing."""
+    """Wall time, in seconds since 1970, after which the heartbeat is invalid."""
     interval: float
-    """Seconds until the next one; receivers count silence in these. Sent in milliseconds."""
+    """Seconds until the next heartbeat. Receivers measure silence in this unit. Sent in
+    milliseconds."""
     leaving: bool = False
-    """The last one: a clean good-bye."""
+    """True in the last heartbeat of a peer, its good-bye."""
     profile: Profile
 
     def __post_init__(self) -> None:
@@ -134,7 +136,7 @@ class Heartbeat:
 
 @functools.lru_cache(_PEERS)
 def key_of(peer: PeerId) -> bytes:
-    """The key that names a peer in digests."""
+    """Return the key that names a peer in digests."""
     return peer[KEY]
 
 
@@ -152,14 +154,14 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedHeartbeat:
-    """A heartbeat with the bytes that were signed. Whether the signature is good, the core
-    judges."""
+    """A heartbeat with the bytes that were signed. The core verifies the signature."""
 
     heartbeat: Heartbeat
     wire: bytes
     """Wire form: the signed bytes and the signature."""
     digest: Digest = field(init=False, repr=False, compare=False)
-    """Digest by which others announce this heartbeat; cached, as many beats name it."""
+    """Digest by which others announce this heartbeat. It is cached, since many messages carry
+    it."""
 
     def __post_init__(self) -> None:
         heartbeat = self.heartbeat
@@ -173,7 +175,6 @@ class SignedHeartbeat:
 
     @property
     def seqno(self) -> int:
-        """Sequence number."""
         return self.heartbeat.seqno
 
     @property
@@ -183,13 +184,13 @@ class SignedHeartbeat:
 
     @property
     def signature(self) -> bytes:
-        """The peer's, over `body`."""
+        """Signature of the peer over `body`."""
         return self.wire[-SIGNATURE_BYTES:]
 
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
-    """Sign ``heartbeat``. Raise `ValueError` if its addresses are longer than a heartbeat may
-    be."""
+    """Sign ``heartbeat``. Addresses beyond `MAX_ADDRS` or `MAX_ADDR` are left out, and so is
+    the ledger's head if there is no room for it."""
     profile = heartbeat.profile
     addrs = _wire_addrs(profile.addrs)
     fields = [
@@ -222,8 +223,11 @@ def _wire_addrs(addrs: tuple[Multiaddr, ...]) -> tuple[bytes, ...]:
 
 
 def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
-    """Raise `BadMessage`, and nothing else, whatever ``data`` is. The signature is *not*
-    checked."""
+    """Decode a heartbeat without checking its signature.
+
+    Raises:
+        BadMessage: The bytes are not a heartbeat. Nothing else is raised, whatever the bytes.
+    """
     if not isinstance(data, bytes) or not SIGNATURE_BYTES < len(data) <= MAX_HEARTBEAT:
         raise BadMessage(f"a heartbeat is {SIGNATURE_BYTES + 1} to {MAX_HEARTBEAT} bytes")
     return _decode(data)
@@ -282,7 +286,7 @@ def _seconds(milliseconds: int) -> float:
 
 
 def _addr_untrusted(data: bytes, peer: PeerId) -> Multiaddr:
-    """An address in a heartbeat is a bare place; whose place it is, the heartbeat says."""
+    """Decode an address, which has no /p2p/ on the wire, and add the heartbeat's peer to it."""
     addr = decode_multiaddr_untrusted(data)
     if addr.parts[-1][0] == "p2p":
         raise BadMessage("an address in a heartbeat has no /p2p/")

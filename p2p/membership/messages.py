@@ -35,26 +35,30 @@ from p2p.policy import MAX_POLICY, NO_POLICY
 from p2p.wire import KI, Codec, MessageTable, pack, unpack_untrusted
 
 MAX_HEARTBEATS: Final = 32
-"""Heartbeats in one message: about 7 KiB, so that one message never delays others by much."""
+"""Maximum number of heartbeats in one message, about 7 KiB. One message thus never delays
+others by much."""
 MAX_KEYS: Final = 64
-"""Heartbeats asked for at once; they come back in two messages. Four times what is asked for in
-an interval (`MembershipConfig.refresh`)."""
+"""Maximum number of heartbeats requested at once; they come back in two messages. This is four
+times what is requested in an interval (`MembershipConfig.refresh`)."""
 MAX_DIGESTS: Final = 256
-"""Digests in one message: a whole passive view of 200 and an active one of 7 fit."""
+"""Maximum number of digests in one message: a whole passive view of 200 and an active one of
+7."""
 MAX_HOPS: Final = 8
-"""Steps of a forward-join walk; ours take 3, and 8 mix a swarm of a million at degree 8."""
+"""Maximum number of steps of a forward-join walk. Ours take 3; 8 mix a swarm of a million at
+degree 8."""
 MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
-"""Bytes: `MAX_HEARTBEATS` of the longest kind, 42 KiB, with their headers."""
+"""Maximum bytes of a message: `MAX_HEARTBEATS` of the longest kind, 42 KiB, with their
+headers."""
 
 _MEMO: Final = 1024
-"""Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
-simulation, where nodes share a process, so does every beat."""
+"""Number of decoded messages remembered. A flood brings the same bytes from every neighbour; in
+a simulation, where nodes share a process, so does every `Beat`."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The sender's own heartbeat, and digests of others'."""
+    """Carries the sender's own heartbeat and digests of others."""
 
     is_neighbour: bool
     """True if the sender counts the receiver among its neighbours."""
@@ -64,32 +68,32 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Take me in, and tell others."""
+    """Asks the receiver to accept the sender as a newcomer and to tell others."""
 
     heartbeat: SignedHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardJoin:
-    """A newcomer, on its walk."""
+    """Carries a newcomer's heartbeat one step along its walk."""
 
     hops: int
-    """Steps left."""
+    """Number of steps left."""
     heartbeat: SignedHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """Be my neighbour."""
+    """Asks the receiver to become the sender's neighbour."""
 
     urgent: bool
-    """The sender has no other neighbour: do not refuse."""
+    """True if the sender has no other neighbour, so that the receiver should not refuse."""
     heartbeat: SignedHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborReply:
-    """We are neighbours now; or, not accepted, there is no room."""
+    """Tells whether the sender accepts the receiver as a neighbour."""
 
     accepted: bool
     heartbeat: SignedHeartbeat
@@ -97,7 +101,7 @@ class NeighborReply:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """We are no neighbours any more, and I shall send you no more heartbeats; I live."""
+    """Ends being neighbours: the sender is alive but sends the receiver no more heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +113,21 @@ class Newcomers:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Send me the heartbeats of these."""
+    """Asks for the heartbeats that these keys name."""
 
     keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """Heartbeats of others."""
+    """Carries heartbeats of any peers."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Suspicion of peers that were silent after these heartbeats."""
+    """Reports that nothing newer came from the authors of these heartbeats."""
 
     heartbeats: tuple[SignedHeartbeat, ...]
 
@@ -143,8 +147,11 @@ Message = (
 
 
 def decode_message_untrusted(data: bytes) -> Message:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are *not*
-    checked."""
+    """Decode a membership message without checking signatures.
+
+    Raises:
+        BadMessage: The bytes are not a membership message. Nothing else is raised.
+    """
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
     # Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4
@@ -228,5 +235,4 @@ _TABLE: Final = MessageTable[Message](
 
 
 def encode_message(message: Message) -> bytes:
-    """Return a message's bytes."""
     return pack(_TABLE.encode(message))

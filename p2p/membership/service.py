@@ -29,20 +29,20 @@ from p2p.wire import KI
 from p2p.world import World
 
 SEQNO_PATH: Final = "membership/seqno"
-"""File with the highest sequence number that may be used, in decimal."""
+"""File with the highest reserved sequence number, in decimal."""
 
 
 ANCHORS_PATH: Final = "membership/anchors"
-"""File with addresses of the neighbours of longest standing, one a line."""
+"""File with the addresses of the longest-standing neighbours, one a line."""
 FIND_TIMEOUT: Final = 2.0
-"""Seconds to wait for word where a peer is: a few round trips, and the queue behind which the
-answer of a busy peer waits. A dial is as much later where no peer that was asked knows it."""
+"""Seconds to wait for the addresses of a peer: a few round trips, and the queue of a busy peer.
+If none of the asked peers knows them, a dial is this much later."""
 
 logger = logging.getLogger(__name__)
 
 
 class LocalProfile:
-    """Content of this node's heartbeats, as it changes."""
+    """Profile in this node's heartbeats, which can be updated."""
 
     def __init__(self, changed: Callable[[Profile], None]) -> None:
         self._profile = Profile()
@@ -50,7 +50,6 @@ class LocalProfile:
 
     @property
     def profile(self) -> Profile:
-        """The whole profile."""
         return self._profile
 
     def update(self, **fields: Any) -> None:
@@ -67,7 +66,7 @@ class LocalProfile:
 
 
 class Membership:
-    """Members of the swarm. Open it with `open_membership`."""
+    """Membership of the swarm as seen by this node. Open it with `open_membership`."""
 
     def __init__(
         self,
@@ -92,10 +91,10 @@ class Membership:
         self._listeners: list[Callable[[ev.MemberEvent], None]] = []
         self._joined = Notifier()
         self._found = Notifier()
-        """There is a new member, or a connection."""
+        """Notified of each new member and each new connection."""
 
     def members(self) -> list[ev.Member]:
-        """Living, admitted members without ourselves, longest known first."""
+        """Return the living, admitted members without ourselves, longest known first."""
         return self._core.members()
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -110,22 +109,23 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """Number of `members`, including some no longer admitted; free to ask."""
+        """Number of `members`, including some that are no longer admitted. Reading it is
+        cheap."""
         return self._core.size
 
     def find(self, role: str) -> list[ev.Member]:
-        """The members that run ``role``."""
+        """Return the members that run ``role``."""
         check("role", role, str)
         return [member for member in self._core.members() if role in member.roles]
 
     @property
     def neighbours(self) -> tuple[PeerId, ...]:
-        """The peers we exchange heartbeats and digests with."""
+        """Peers with which this node exchanges heartbeats and digests."""
         return self._core.neighbours
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Dropped messages, by reason."""
+        """Counts dropped messages by reason."""
         return self._core.counters
 
     def on_change(self, listener: Callable[[ev.MemberEvent], None]) -> None:
@@ -135,25 +135,26 @@ class Membership:
 
     @property
     def clock_off(self) -> ev.ClockOff | None:
-        """Offset of our wall clock from most peers', if they refuse us for it."""
+        """Offset of our wall clock from that of most peers, if they refuse us because of it;
+        else None."""
         return self._core.clock_off
 
     def interest(self, peers: Sequence[PeerId], *, has_audience: bool = True) -> None:
-        """Send our heartbeats directly to ``peers`` too, from now on; replaces the set before.
+        """Send our heartbeats to ``peers`` as well as the neighbours, replacing the previous
+        set.
 
-        ``has_audience`` says whether others have such an interest in us, so that all of them
-        are kept.
+        ``has_audience`` is True if other peers send their heartbeats to us in this way, so that
+        all of them are kept.
         """
         self._driver.feed(ev.Interest(check_each("peers", peers, PeerId), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr | str]) -> None:
-        """Join the swarm through ``addrs`` (or their text), each ending in ``/p2p/``; return
-        with the first neighbour.
+        """Join the swarm through ``addrs`` (or their text), each ending in ``/p2p/``.
 
-        It tries for as long as it takes, ever more slowly: the caller sets the deadline, and
-        the attempts go on behind its back. Returns at once if ``addrs`` names no peer but
-        ourselves. The first time it also asks the neighbours of longest standing of this node's
-        last life.
+        Returns when there is a first neighbour, or at once if ``addrs`` names no peer but
+        ourselves. Attempts go on at growing intervals for as long as it takes, even after the
+        caller's deadline. The first call also asks the longest-standing neighbours from before
+        this node's restart.
         """
         given = check_each("addrs", addrs, Multiaddr, str)
         self._driver.check_running("membership")
@@ -166,13 +167,13 @@ class Membership:
             await self.wait_neighbour()
 
     async def locate(self, peer: PeerId, among: Iterable[PeerId]) -> None:
-        """Ask up to two connected peers ``among`` others for the heartbeat of ``peer``,
-        unless it is a member; return when it has come, or after 2 s.
+        """Ask up to two connected peers ``among`` others for the heartbeat of ``peer``, unless
+        it is a member. Return when it has come, or after 2 s.
 
-        The host knows its addresses then. For `Host.finding`: who makes a roster has a
-        heartbeat of everyone on it, and those on it know few of one another. Of a hundred that
-        pulled 4 MB as soon as it was pushed, relays could dial half of their children after
-        2 s, and a third never.
+        The host knows the peer's addresses then (`Host.finding`). The author of a roster has a
+        heartbeat of everyone on it, but those on it know few of one another. When a hundred
+        nodes fetched 4 MB as soon as it was published, relays could dial half of their children
+        after 2 s and never reached a third of them.
         """
         check("peer", peer, PeerId)
         others = (one for one in among if one != peer and one in self._host.connected)
@@ -187,13 +188,13 @@ class Membership:
                 await self._found.wait()
 
     async def wait_neighbour(self) -> None:
-        """Return once there is a neighbour."""
+        """Return when there is a neighbour."""
         while not self._core.has_neighbour:
             await self._joined.wait()
 
     @contextmanager
     def _running(self, stamp: bytes) -> Iterator[None]:
-        """Take part for the length of the block; the last thing sent is a good-bye."""
+        """Take part for the length of the block, and end it with a good-bye."""
 
         def begin() -> None:
             if stamp:
@@ -289,8 +290,8 @@ async def open_membership(
 
 
 async def _write(world: World, path: str, data: bytes) -> None:
-    """Write at leisure. A full disk is no reason to leave the swarm: what is lost is asked of
-    peers."""
+    """Write a file whose loss does no harm. A full disk is logged and does not end
+    membership."""
     try:
         await world.disk.replace(path, data)
     except StorageError as error:
@@ -309,13 +310,11 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
 
 
 async def _read_ceiling(world: World) -> int:
-    """The highest number used before. A file that makes no sense counts as lost: peers will
-    tell us.
+    """Return the highest reserved sequence number, or 0 if the file is missing or damaged.
 
-    Nothing notices a flipped digit, and nothing needs to. One that makes the number higher
-    leaves a gap in the numbers, which no peer minds. One that makes it lower is outdone by the
-    wall clock, from which the first number comes: only a clock that was set back as well would
-    repeat a number, and then peers tell us.
+    A flipped digit goes unnoticed but does no harm. A higher number leaves a gap, which no peer
+    minds. A lower number is exceeded by the wall clock, from which the first number comes. Only
+    if the clock was set back as well would a number repeat, and then peers tell us.
     """
     try:
         text = await world.disk.read(SEQNO_PATH)

@@ -21,27 +21,28 @@ from p2p.dht.messages import MAX_REQUEST_ID
 from p2p.identity import PeerId
 
 MIN_TIMEOUT: Final = 0.2
-"""Seconds: a busy Python process answers after tens of milliseconds even on a local network."""
+"""Minimum timeout in seconds. A busy Python process answers after tens of milliseconds even on
+a local network."""
 MAX_TIMEOUT: Final = 2.0
-"""Seconds: twice round the world by satellite, 0.6 s of round trip each by a geostationary one
-and a busy machine at both ends."""
+"""Maximum timeout in seconds: two round trips of 0.6 s by geostationary satellite, and a busy
+machine at both ends."""
 FIRST_TIMEOUT: Final = 0.5
-"""Seconds, before any round trip was measured: most of the internet answers within half of it.
-A peer without a connection gets twice as long."""
+"""Timeout in seconds before any round trip was measured. Most of the internet answers within
+half of it. A peer without a connection gets twice as long."""
 ATTEMPTS: Final = 3
-"""Times that a request is sent. At 5 % loss each way an attempt fails in one case of ten, three
-in one of a thousand."""
+"""Number of times that a request is sent. At 5 % loss each way, one attempt fails in one case
+of ten, three in one of a thousand."""
 
 
 class Lateness(Enum):
-    """Lateness of a reply: one attempt, two, or all have timed out."""
+    """Lateness of a reply, by the number of attempts that have timed out."""
 
     LATE = auto()
-    """Ask another contact as well."""
+    """One attempt has timed out: another contact is asked as well."""
     LOST = auto()
-    """Do not wait for it at the end."""
+    """Two attempts have timed out: the end of a lookup does not wait for the reply."""
     FAILED = auto()
-    """Given up."""
+    """All attempts have timed out: the call is closed."""
 
 
 _AFTER: Final = (Lateness.LATE, Lateness.LOST, Lateness.FAILED)
@@ -49,7 +50,7 @@ _AFTER: Final = (Lateness.LATE, Lateness.LOST, Lateness.FAILED)
 
 @dataclass(slots=True)
 class Call:
-    """An open call. ``purpose`` belongs to the requester and is opaque here."""
+    """Open call. ``purpose`` belongs to the requester and is opaque here."""
 
     request_id: int
     peer: PeerId
@@ -59,7 +60,7 @@ class Call:
     connected: bool
     """True if there was a connection when it was sent."""
     attempt: int = 0
-    """Attempts that have timed out."""
+    """Number of attempts that have timed out."""
 
 
 class RoundTrips:
@@ -72,7 +73,7 @@ class RoundTrips:
         self._deviation = 0.0
 
     def measure(self, seconds: float) -> None:
-        """Learn from one reply."""
+        """Update the estimate with one reply's round trip in seconds."""
         if not self.mean:
             self.mean, self._deviation = seconds, seconds / 2
             return
@@ -80,7 +81,7 @@ class RoundTrips:
         self.mean += (seconds - self.mean) / 8
 
     def timeout(self, *, connected: bool) -> float:
-        """Seconds after which a reply is late."""
+        """Return the seconds after which a reply is late."""
         if not self.mean:
             return FIRST_TIMEOUT if connected else 2 * FIRST_TIMEOUT
         usual = self.mean + 4 * self._deviation
@@ -91,7 +92,7 @@ class RoundTrips:
 
 
 class Calls:
-    """All open calls of a node, bounded by its lookups and stores."""
+    """Open calls of a node, whose number is bounded by its lookups and stores."""
 
     def __init__(self, rng: Random) -> None:
         # A reply counts only from the peer that was asked, so ids need not be secret. They
@@ -107,7 +108,7 @@ class Calls:
 
     @property
     def next_deadline(self) -> float:
-        """When `expire` has something to say."""
+        """Time of the next timeout."""
         while self._due:
             due, request_id, attempt = self._due[0]
             call = self._open.get(request_id)
@@ -124,7 +125,8 @@ class Calls:
         now: float,
         connected: bool,
     ) -> Call:
-        """Note a call; ``encode`` makes the request's bytes from its request id."""
+        """Open a call and return it. ``encode`` makes the request's bytes from its request
+        id."""
         request_id = self._next_id
         while request_id in self._open:
             request_id = (request_id + 1) & MAX_REQUEST_ID
@@ -137,8 +139,8 @@ class Calls:
         return call
 
     def settle(self, request_id: int, peer: PeerId, now: float) -> Call | None:
-        """Close the call that ``peer`` has answered, and return it; None if there is no such
-        open call."""
+        """Close and return the call that ``peer`` has answered; return None if it is not
+        open."""
         call = self._open.get(request_id)
         if call is None or call.peer != peer:
             return None
@@ -149,8 +151,8 @@ class Calls:
         return call
 
     def expire(self, now: float) -> list[tuple[Call, Lateness]]:
-        """Return the calls that became later by ``now``. Those not `FAILED` must be sent
-        again."""
+        """Return the calls that have timed out by ``now``, each with its lateness. All but
+        `FAILED` calls must be sent again."""
         expired: list[tuple[Call, Lateness]] = []
         while self.next_deadline <= now:
             _, request_id, attempt = heappop(self._due)
@@ -165,7 +167,7 @@ class Calls:
         return expired
 
     def fail(self, peer: PeerId) -> list[Call]:
-        """Give up every call to ``peer``."""
+        """Close every call to ``peer`` and return those calls."""
         if peer not in self._asked:
             return []  # the usual case; a liar can make it happen often
         failed = [call for call in self._open.values() if call.peer == peer]

@@ -50,8 +50,8 @@ from p2p.identity import PeerId, Signer
 from p2p.offence import Offence
 
 MAX_PUBLICATIONS: Final = 32
-"""Records that one node publishes; under three keys, all that others hold for it
-(`MAX_PER_PUBLISHER`)."""
+"""Maximum number of records that one node publishes. Under three keys each, they fill the quota
+that other nodes have for it (`MAX_PER_PUBLISHER`)."""
 
 
 @dataclass(slots=True)
@@ -64,8 +64,8 @@ class _Publication:
 
 
 class Publications:
-    """Records that this node publishes, at most ``interval`` seconds apart or after a third of
-    the lifetime."""
+    """Records that this node publishes. Each is due again after ``interval`` seconds, or a
+    third of its lifetime if that is less."""
 
     def __init__(self, signer: Signer, nonce: bytes, interval: float, seqno: int) -> None:
         self._signer = signer
@@ -73,20 +73,23 @@ class Publications:
         self._interval = interval
         self._kept: dict[tuple[str, bytes], _Publication] = {}
         self.seqno = seqno
-        """The highest sequence number signed."""
+        """Highest sequence number signed so far."""
 
     @property
     def next_deadline(self) -> float:
-        """When the next record is due."""
+        """Time at which the next record is due."""
         return min((kept.due for kept in self._kept.values()), default=math.inf)
 
     def add(
         self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
     ) -> None:
-        """Publish from now on, replacing an earlier record of this name.
+        """Publish a record from now on, replacing an earlier record of this name.
 
-        Raise `LimitExceeded` beyond `MAX_PUBLICATIONS`, but not for our own address record
-        (``own``): there is one, and our addresses change when no caller is there to be told.
+        Our own address record (``own``) has no limit: there is one, and our addresses may
+        change when no caller is there to get the error.
+
+        Raises:
+            LimitExceeded: This node publishes `MAX_PUBLICATIONS` records already.
         """
         place = (namespace, name)
         if not own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
@@ -94,12 +97,12 @@ class Publications:
         self._kept[place] = _Publication(namespace, name, value, lifetime)
 
     def forget(self, namespace: str, name: bytes) -> None:
-        """Republish no more; the record expires by itself."""
+        """Stop publishing a record, which then expires by itself."""
         self._kept.pop((namespace, name), None)
 
     def sign(self, namespace: str, name: bytes, wall: float, now: float) -> Record:
-        """The record with the next sequence number; it is due again before a third of its
-        lifetime is over."""
+        """Sign a record with the next sequence number and schedule its next publication, within
+        a third of its lifetime."""
         kept = self._kept[(namespace, name)]
         # Times that a record is republished in its lifetime: two may fail before the record is
         # gone.
@@ -118,18 +121,17 @@ class Publications:
         return sign_record(unsigned, self._signer)
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
-        """Namespace and name of each record to be republished."""
+        """Return the namespace and name of each record that is due."""
         return [place for place, kept in self._kept.items() if kept.due <= now]
 
     def retry(self, namespace: str, name: bytes, when: float) -> None:
-        """Note that no node took a record: republish at ``when`` if that is sooner than
-        planned."""
+        """Schedule a record that no node took for ``when``, unless it is due earlier."""
         kept = self._kept.get((namespace, name))
         if kept is not None:
             kept.due = min(kept.due, when)
 
     def republish_all(self, now: float) -> None:
-        """We have just joined a swarm that holds nothing of ours: republish everything."""
+        """Make all records due now, after joining a swarm that holds none of them."""
         for kept in self._kept.values():
             kept.due = min(kept.due, now)
 
@@ -138,13 +140,13 @@ if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
 FIRST_REJOIN: Final = 5.0
-"""Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
-40, 60, 60 ..."""
+"""Seconds until a node with an empty table asks its seeds again. The wait doubles each time: 5,
+10, 20, 40, 60, 60 ..."""
 
 
 class DhtCore:
-    """DHT node as a state machine. Give it `Event`s, carry out its `Effect`s, and give it a
-    `Tick` at `next_deadline`."""
+    """State machine of a DHT node. Give it `Event`s and carry out its `Effect`s, with a `Tick`
+    at `next_deadline`."""
 
     def __init__(
         self,
@@ -189,21 +191,21 @@ class DhtCore:
 
     @property
     def own(self) -> msg.Contact:
-        """Our own contact: stamp and addresses."""
+        """Contact of this node, with its stamp and addresses."""
         return self._neighbours.own
 
     @property
     def seqno(self) -> int:
-        """The highest sequence number we have signed."""
+        """Highest sequence number that this node has signed."""
         return self._publications.seqno
 
     def contact_of(self, peer: PeerId) -> msg.Contact | None:
-        """The contact of ``peer`` in the routing table, if it has a place there."""
+        """Return the contact of ``peer`` in the routing table, or None."""
         return self._neighbours.table.contact_of(peer)
 
     @property
     def next_deadline(self) -> float:
-        """When to deliver the next `Tick`."""
+        """Time of the next `Tick`."""
         return min(
             self._requester.next_deadline,
             self._store.next_deadline,
@@ -213,8 +215,11 @@ class DhtCore:
         )
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Advance by one event and return what to do about it. Raise `LimitExceeded` for a
-        `Put` beyond `MAX_PUBLICATIONS`."""
+        """Advance by one event and return the effects.
+
+        Raises:
+            LimitExceeded: A `Put` exceeds `MAX_PUBLICATIONS`.
+        """
         self._now = now
         match event:
             case Received(peer, data, wall):
@@ -258,7 +263,8 @@ class DhtCore:
     # Messages.
 
     def _receive(self, peer: PeerId, data: bytes) -> None:
-        """Take one message. A peer that lies is penalised, and all calls to it have failed."""
+        """Process one message. If it is malformed or a lie, penalise its sender and fail all
+        calls to it."""
         flooding = self._responder.quotas.is_flooding(peer, self._now)
         if flooding and not self._requester.waits_for(peer):
             return  # undecoded: decoding costs more than sending
@@ -296,7 +302,8 @@ class DhtCore:
             quotas.charge_message(sender.peer, self._now)  # too late, or never asked
 
     def _jitter(self, interval: float) -> float:
-        """``interval`` times 0.8 to 1.2, so that nodes started together do not act together."""
+        """Return ``interval`` times 0.8 to 1.2, so that nodes started together do not act
+        together."""
         return interval * self._rng.uniform(0.8, 1.2)
 
     def _move(self, own: msg.Contact) -> None:
@@ -310,12 +317,12 @@ class DhtCore:
             self._publications.forget(ADDR_NAMESPACE, name)
 
     def _keep(self, key: bytes, record: Record, blob: bytes) -> None:
-        """Hold our own record too, since we are among the nearest nodes."""
+        """Store our own record here too, because this node is among the nearest."""
         reserved = RecordPriority(reserved=True)
         self._store.put(key, record, blob, self._wall, self._now, reserved)
 
     def _on_put_end(self, record: Record, copies: int) -> None:
-        """A record was stored; if no node took it, republish it soon."""
+        """Schedule a record that no node took to be published again soon."""
         if not copies:
             # Seconds until a record that no node took is published again: three puts of 10 s
             # (`DhtConfig.timeout`), so a node that is cut off does not look up without a pause.
@@ -325,8 +332,8 @@ class DhtCore:
     # Time.
 
     def _on_join_end(self) -> None:
-        """We have looked ourselves up: republish if we were alone, and refresh the buckets of
-        the id space."""
+        """Handle the end of a join. Publish all records if we were alone before, and refresh
+        stale buckets. Schedule another join if we are still alone."""
         if not self.contacts:
             self._alone = True
             self._rejoin_due = self._now + self._rejoin_wait

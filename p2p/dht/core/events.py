@@ -14,14 +14,15 @@ from p2p.multiaddr import Multiaddr
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """This node can be dialled at other addresses than before."""
+    """This node has new addresses at which it can be dialled."""
 
     addrs: tuple[Multiaddr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Enter the swarm through these peers, and ask them again when alone. Ends in `Joined`."""
+    """Enter the swarm through these peers, and ask them again when this node is alone. The
+    outcome is `Joined`."""
 
     token: int
     peers: tuple[PeerId, ...]
@@ -29,7 +30,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read all records of a name. Ends in `Found`."""
+    """Read all records of a name. The outcome is `Found`."""
 
     token: int
     namespace: str
@@ -38,7 +39,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Publish now and republish until `Forget`. Ends in `Written`."""
+    """Publish a record now, and again until `Forget`. The outcome is `Written`."""
 
     token: int
     namespace: str
@@ -58,7 +59,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller of this operation has gone: it ends without an effect."""
+    """End an operation without an outcome, because its caller has gone."""
 
     token: int
 
@@ -72,9 +73,9 @@ Event = HostEvent | Moved | Command
 
 @dataclass(frozen=True, slots=True)
 class SendIfConnected:
-    """Send ``data`` to ``peer`` unless that takes a dial. What a stranger has caused is not
-    worth one: the stranger may have gone, and have claimed before that it can be dialled at a
-    third party's address."""
+    """Send ``data`` to ``peer`` if there is a connection. Effects that a stranger causes are
+    not worth a dial: the stranger may have gone, or may have claimed a third party's
+    address."""
 
     peer: PeerId
     data: bytes
@@ -82,7 +83,7 @@ class SendIfConnected:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A `Join` has ended; ``contacts`` is how many contacts the table holds now."""
+    """A `Join` has ended, and the table now holds ``contacts`` contacts."""
 
     token: int
     contacts: int
@@ -90,7 +91,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A `Get` has ended: each publisher's newest record, in order of publishers."""
+    """A `Get` has ended with the newest record of each publisher, ordered by publisher."""
 
     token: int
     records: tuple[Record, ...]
@@ -98,8 +99,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A `Put` has ended; ``copies`` is how many other nodes hold the record, over all its
-    keys."""
+    """A `Put` has ended, and ``copies`` counts the other nodes that hold the record, over all
+    its keys."""
 
     token: int
     copies: int

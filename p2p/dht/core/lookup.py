@@ -39,22 +39,23 @@ from p2p.dht.messages import Contact
 from p2p.identity import PeerId
 
 MAX_ASKED: Final = 120
-"""Contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to 50; liars that
-name ever nearer contacts are cut off here."""
+"""Maximum number of contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to
+50; the limit cuts off liars that name ever nearer contacts."""
 CREDIT: Final = 4
-"""Contacts never met that one peer may name, and that we ask, before one of them has
+"""Number of unknown contacts that are asked because one peer named them, before one of them has
 answered."""
 
 
 class ContactState(Enum):
-    """The state of one contact in a lookup."""
+    """State of one contact in a lookup."""
 
     NEW = auto()
     ASKED = auto()
     LATE = auto()
-    """Asked, and its slot given to another contact; the end still waits for it."""
+    """The contact was asked, and its slot given to another; the lookup still waits for it at
+    the end."""
     LOST = auto()
-    """Asked; the lookup no longer waits for it."""
+    """The contact was asked, but the lookup no longer waits for it."""
     ANSWERED = auto()
     FAILED = auto()
 
@@ -66,45 +67,45 @@ _UNLIKELY: Final = (ContactState.LATE, *_GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupShape:
-    """Effort of a lookup."""
+    """Parameters that determine the effort of a lookup."""
 
     alpha: int
-    """Requests open at a time, per path."""
+    """Number of open requests per path."""
     paths: int
-    """Disjoint paths."""
+    """Number of disjoint paths."""
     width: int
-    """Nearest contacts that must have answered at the end."""
+    """Number of nearest contacts that must have answered at the end."""
     quorum: int = 0
-    """Replies with values that end a path early; 0 if none does."""
+    """Number of replies with values that end a path early; 0 if none does."""
     holders: int = 0
-    """Nearest contacts from which such replies must come."""
+    """Number of nearest contacts among which such replies count."""
 
 
 class _Path:
-    """One disjoint path. Contacts are named by their distance to the target, which is
+    """One disjoint path. Contacts are identified by their distance to the target, which is
     unique."""
 
     __slots__ = ("_listed", "found", "in_flight", "shortlist")
 
     def __init__(self) -> None:
         self.shortlist: list[int] = []
-        """Nearest first."""
+        """Distances of the contacts, nearest first."""
         self.in_flight = 0
-        """Requests open."""
+        """Number of open requests."""
         self.found: set[int] = set()
-        """Contacts that had values."""
+        """Distances of contacts that had values."""
         self._listed: dict[int, None] = {}
 
     def add(self, distance: int) -> None:
-        """Put a contact on the shortlist once."""
+        """Add a contact to the shortlist unless it is there."""
         if distance not in self._listed:
             self._listed[distance] = None
             insort(self.shortlist, distance)
 
 
 class Lookup:
-    """State of a lookup. `ask` returns the contacts to ask now; `answered`, `late`, `lost` and
-    `failed` report on them."""
+    """State of a lookup. `ask` returns the contacts to ask now; `answered` and `settle` report
+    what became of them."""
 
     def __init__(
         self,
@@ -125,9 +126,10 @@ class Lookup:
         self._paths = [_Path() for _ in range(shape.paths)]
         self._asked = 0
         self._named_by: dict[int, list[PeerId]] = {}
-        """The peers that have named a contact never met."""
+        """Maps the distance of each unknown contact to the peers that named it."""
         self._asked_for: dict[int, PeerId] = {}
-        """The peer on whose credit such a contact was asked."""
+        """Maps the distance of each unknown contact that was asked to the peer whose credit was
+        used."""
         self._credit: dict[PeerId, int] = {}
         self.offer(sorted(seeds, key=lambda contact: contact.number ^ self._number))
 
@@ -150,8 +152,8 @@ class Lookup:
             path.add(distance)
 
     def _note_named(self, distance: int, source: PeerId | None) -> None:
-        """A contact never met was named, once more, by ``source``; None if we knew it
-        ourselves."""
+        """Note that ``source`` named an unknown contact. With None the contact counts as
+        known."""
         sources = self._named_by[distance]
         if source is None:
             del self._named_by[distance]
@@ -163,27 +165,27 @@ class Lookup:
             sources.append(source)
 
     def offer(self, contacts: Sequence[Contact], source: PeerId | None = None) -> None:
-        """Add contacts to start from, our own or named by ``source``; the paths share them
-        out."""
+        """Add contacts from our own table, or from ``source``, and distribute them over the
+        paths."""
         for index, contact in enumerate(contacts):
             self._add(self._paths[index % len(self._paths)], (contact,), source)
 
     def _backer(self, distance: int) -> PeerId | None:
-        """A peer that named the contact and has credit left."""
+        """Return a peer that named the contact and has credit left, or None."""
         named_by = self._named_by[distance]
         creditable = (peer for peer in named_by if self._credit.get(peer, CREDIT) > 0)
         return next(creditable, None)
 
     def _is_held(self, distance: int) -> bool:
-        """Return True if a contact must not be asked now, since all peers that named it have
-        used up their credit."""
+        """Return True if a contact must wait because all peers that named it have used up their
+        credit."""
         if distance not in self._named_by or self._states[distance] is not ContactState.NEW:
             return False
         return self._backer(distance) is None
 
     def _nearest(self, path: _Path, passed_over: tuple[ContactState, ...]) -> Iterator[int]:
-        """The ``width`` nearest contacts of a path, less those held up or in a state of
-        ``passed_over``."""
+        """Return the ``width`` nearest contacts of a path, without those that must wait or are
+        in a state of ``passed_over``."""
         states, held = self._states, self._is_held
         alive = (
             distance
@@ -201,8 +203,8 @@ class Lookup:
         return not any(self._states[distance] in _OPEN for distance in nearest)
 
     def _is_found(self, path: _Path) -> bool:
-        """Enough holders on this path; or one, if other paths, which claimed the rest first,
-        have found enough."""
+        """Return True if this path has found enough values. Any value suffices if all paths
+        together have found enough, since other paths may have claimed the remaining holders."""
         quorum = self._shape.quorum
         if not quorum or not (found := self._holders_found(path)):
             return False
@@ -210,18 +212,19 @@ class Lookup:
         return found >= quorum or everywhere >= quorum * len(self._paths)
 
     def _holders_found(self, path: _Path) -> int:
-        """Return how many of the contacts that should hold the key had values on this path."""
+        """Return how many of the nearest contacts, which should hold the key, had values on
+        this path."""
         holders = islice(self._nearest(path, _GONE), self._shape.holders)
         return len(path.found.intersection(holders))
 
     @property
     def found_by(self) -> int:
-        """Paths that have found values where they should be."""
+        """Number of paths that have found values at nodes near the key."""
         return sum(1 for path in self._paths if self._holders_found(path))
 
     @property
     def found_everywhere(self) -> bool:
-        """Return True if every path found records at nodes near the key."""
+        """True if every path has found values at nodes near the key."""
         return self.found_by == len(self._paths)
 
     @property
@@ -230,7 +233,8 @@ class Lookup:
         return all(self._is_done(path) for path in self._paths)
 
     def ask(self) -> list[Contact]:
-        """Claim the contacts to ask now, each for one path, the paths taking turns."""
+        """Return the contacts to ask now. Each is assigned to one path, and the paths take
+        turns."""
         claimed: list[Contact] = []
         turns = [path for path in self._paths if not self._is_done(path)]
         while turns:
@@ -256,8 +260,8 @@ class Lookup:
         return False
 
     def settle(self, contact: Contact, state: ContactState) -> _Path | None:
-        """Move an asked contact on; return its path, or None if it is not waited for any
-        more."""
+        """Set the state of an asked contact and return its path. Return None if the contact was
+        not asked or is settled already."""
         distance = contact.number ^ self._number
         was = self._states.get(distance, ContactState.NEW)
         if was in (ContactState.NEW, ContactState.ANSWERED, ContactState.FAILED):
@@ -271,7 +275,8 @@ class Lookup:
     def answered(
         self, contact: Contact, closer: Iterable[Contact], *, found: bool = False
     ) -> None:
-        """``contact`` named ``closer``; ``found`` if it had values, too."""
+        """Add the contacts ``closer`` that ``contact`` named. ``found`` tells whether it also
+        had values."""
         path = self.settle(contact, ContactState.ANSWERED)
         if path is not None:
             if found:
@@ -282,7 +287,7 @@ class Lookup:
             self._add(path, closer, contact.peer)
 
     def closest(self, count: int) -> list[Contact]:
-        """The nearest contacts that have answered, nearest first."""
+        """Return up to ``count`` of the nearest contacts that have answered, nearest first."""
         states = self._states.items()
         answered = (distance for distance, state in states if state is ContactState.ANSWERED)
         return [self._contacts[distance] for distance in sorted(answered)[:count]]

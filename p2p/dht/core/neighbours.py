@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
 MAX_TIMEOUTS: Final = 3
-"""Requests in a row, a minute or more apart, that a peer without a connection may leave
-unanswered."""
+"""Number of failures in a row, a minute or more apart, after which a peer without a connection
+leaves the table."""
 PING_INTERVAL: Final = 60.0
-"""Seconds between two pings to one peer that other peers cause. Without it, a stranger that
-sends a thousand messages a second makes us ping the oldest contact of a bucket until that
-contact's quotas make it silent."""
+"""Minimum seconds between two pings to one peer that messages of other peers cause. Otherwise a
+stranger that sends a thousand messages a second would make us ping the oldest contact of a
+bucket until that contact's quotas silence it."""
 INBOUND_FOR: Final = 600.0
-"""Seconds for which an inbound peer is not believed about third parties, unless it is a seed or
-a lookup led us to it. A stranger that connects and names eight victims makes us dial none of
-them."""
+"""Seconds for which an inbound peer's claims about third parties are ignored, unless it is a
+seed or a lookup led us to it. A stranger that connects and names eight victims makes us dial
+none of them."""
 
 
 class Neighbours:
-    """The routing table and the history of its contacts. All tables are bounded and evict the
-    oldest entry."""
+    """Routing table and history of its contacts. All tables are bounded and drop the oldest
+    entry."""
 
     def __init__(self, own: Contact, table: RoutingTable, difficulty: int) -> None:
         self.own = own
@@ -68,24 +68,23 @@ class Neighbours:
         self._seeds: BoundedDict[PeerId, None] = BoundedDict(64)
 
     def check(self, contacts: Iterable[Contact]) -> None:
-        """Raise `BadMessage` if a contact lacks its stamp: a peer has to check it before it
-        names the contact."""
+        """Raise `BadMessage` if a contact lacks a sufficient stamp. A peer must check the stamp
+        before it names the contact."""
         for contact in contacts:
             if contact.work < self._difficulty:
                 raise BadMessage(f"{contact!r} has a work stamp of {contact.work} bits")
 
     def move(self, own: Contact) -> None:
-        """This node has other addresses than before."""
+        """Replace this node's own contact after a change of its addresses."""
         self.own = own
         self.table.move(own.addrs)
 
     # What peers did.
 
     def on_reply(self, contact: Contact) -> Contact | None:
-        """``contact`` has answered us. Returns the contact to ping if its bucket is full.
+        """Note a reply of ``contact``, and return the contact to ping if its bucket is full.
 
-        A peer without addresses only asks: no node could dial it, so it does not enter the
-        table.
+        A peer without addresses does not enter the table, because no node could dial it.
         """
         self._mark_alive(contact)
         if self._lost:
@@ -93,10 +92,11 @@ class Neighbours:
         return self.table.add(contact)
 
     def on_request(self, contact: Contact, now: float) -> bool:
-        """``contact`` has asked us something. Whether to ping it, to see if it answers.
+        """Note a request of ``contact``, and return True if it should be pinged to see if it
+        answers.
 
-        One that has a place in the table is alive by that: no ping is needed, and its newest
-        addresses are taken.
+        A contact in the table needs no ping. Its request shows that it is alive, and its newest
+        addresses are stored.
         """
         known = self.table.contact_of(contact.peer)
         if known is not None and known.id == contact.id:
@@ -106,15 +106,15 @@ class Neighbours:
         return self.table.would_take(contact) and self.claim_ping(contact.peer, now)
 
     def claim_ping(self, peer: PeerId, now: float) -> bool:
-        """Return True if `PING_INTERVAL` allows for a ping to ``peer``; if so, it counts as
-        pinged now."""
+        """Return True, and count ``peer`` as pinged now, if `PING_INTERVAL` allows a ping to
+        it."""
         if self._pinged.get(peer, -math.inf) > now - PING_INTERVAL:
             return False
         self._pinged.renew(peer, now)
         return True
 
     def failed(self, contact: Contact, now: float) -> None:
-        """``contact`` has certainly not answered, or has lied: it leaves the table."""
+        """Remove ``contact`` from the table, because it certainly did not answer, or lied."""
         known = self.table.contact_of(contact.peer)
         if known is not None and known.id == contact.id:
             self._lost.renew(contact.peer, None)
@@ -123,8 +123,8 @@ class Neighbours:
         self._mark_dead(contact, now)
 
     def timed_out(self, contact: Contact, now: float) -> None:
-        """``contact`` has not answered, and may not even have been asked: we have no connection
-        with it."""
+        """Count a timeout of ``contact``, to which there is no connection. It may not even have
+        got the request, so it leaves the table only after `MAX_TIMEOUTS`."""
         if self._dead.get(contact.id, -math.inf) > now:
             return  # another request of the same minute
         known = self.table.contact_of(contact.peer)
@@ -136,7 +136,7 @@ class Neighbours:
         self._mark_dead(contact, now)
 
     def unreachable(self, peer: PeerId, now: float) -> None:
-        """The host has dialled ``peer`` in vain."""
+        """Remove ``peer`` from the table, because no dial of the host reached it."""
         known = self.table.contact_of(peer)
         if known is not None:
             self.failed(known, now)
@@ -155,11 +155,11 @@ class Neighbours:
     # Which contacts to ask, and which to believe.
 
     def eligible(self, contacts: Iterable[Contact], now: float) -> list[Contact]:
-        """Return the contacts worth asking, without ourselves and lately dead ones.
+        """Return the contacts worth asking, without this node and recently dead ones.
 
-        Of a peer in the table only its own word counts, which stamp it has and which addresses:
-        in place of a contact that another peer names, the table's own is returned, or none if
-        the stamps differ.
+        For a peer in the table, the table's own contact is returned instead of one that another
+        peer names, or none if their stamps differ: only a peer's own word counts about its
+        stamp and addresses.
         """
         dead = self._dead
         worth: list[Contact] = []
@@ -174,16 +174,16 @@ class Neighbours:
         return worth
 
     def nearest(self, target: bytes, count: int) -> list[Contact]:
-        """The contacts of the table nearest to ``target``."""
+        """Return the contacts in the table that are nearest to ``target``."""
         return self.table.closest(int.from_bytes(target, "big"), count)
 
     def is_met(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` is in the table or connected, so that asking it is no dial on
-        a third party's word."""
+        """Return True if ``peer`` is in the table or connected. Asking it then is no dial on a
+        third party's word."""
         return peer in self._connected or self.table.contact_of(peer) is not None
 
     def note_inbound(self, peer: PeerId, now: float) -> None:
-        """``peer`` came to us by itself, and is about to answer our ping."""
+        """Note that ``peer``, which is about to be pinged, came to us by itself."""
         known = peer in self._inbound or peer in self._seeds
         if not known and self.table.contact_of(peer) is None:
             self._inbound[peer] = now
@@ -195,12 +195,12 @@ class Neighbours:
     # Connections, seeds.
 
     def connected(self, peer: PeerId) -> None:
-        """There is a connection to ``peer``."""
+        """Note that there is a connection to ``peer``."""
         if peer not in self._connected:
             self._connected[peer] = None
 
     def disconnected(self, peer: PeerId) -> None:
-        """The connection to ``peer`` is gone."""
+        """Note that there is no connection to ``peer``."""
         self._connected.pop(peer, None)
 
     def is_connected(self, peer: PeerId) -> bool:
@@ -208,15 +208,15 @@ class Neighbours:
         return peer in self._connected
 
     def remember_seeds(self, peers: Iterable[PeerId]) -> None:
-        """Ask these again when alone. They are our operator's choice, so they are believed at
-        once."""
+        """Remember peers to ask again when this node is alone. The operator chose them, so they
+        are believed at once."""
         for peer in peers:
             self._inbound.pop(peer, None)
             if peer != self.own.peer:
                 self._seeds.renew(peer, None)
 
     def rejoin_candidates(self) -> list[PeerId]:
-        """Seeds and lost peers that are not in the table, through which a healed partition is
-        found."""
+        """Return the seeds and lost peers that are not in the table. Through them the other
+        side of a healed partition is found."""
         candidates = dict.fromkeys((*self._seeds, *self._lost))
         return [peer for peer in candidates if self.table.contact_of(peer) is None]

@@ -32,45 +32,46 @@ from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource
 
 MAX_SEEDS_ASKED: Final = 16
-"""Seeds of one join that are asked, the first of those given: any one that answers is enough,
-and a configuration names a handful."""
+"""Maximum number of seeds that one join asks, the first of those given. One that answers is
+enough, and a configuration names a handful."""
 MAX_VERIFYING: Final = 64
-"""Inbound peers that are being pinged at a time. A silent one is given up after a second or two
-and not pinged again for a minute, so it takes 2,000 stamped names that all stay silent to keep
-honest newcomers waiting."""
+"""Maximum number of inbound peers that are pinged at the same time. A silent one is given up
+after a second or two and not pinged again for a minute. So it takes 2,000 stamped and silent
+names to delay honest newcomers."""
 
 
 MAX_FOUND: Final = 512
-"""Publishers that one get returns: eight times as many as a node holds under a key. Holders
-that lie return others than honest ones do, up to 64 each."""
+"""Maximum number of publishers that one get returns: eight times as many as a node holds under
+a key. Lying holders return other publishers than honest ones do, up to 64 each."""
 MAX_VALIDATED: Final = 1024
-"""Records that one get remembers as valid: two editions of each, 1.5 MiB at most."""
+"""Maximum number of records that one get remembers as valid: two versions of each, 1.5 MiB at
+most."""
 
 
 @dataclass(slots=True, eq=False)
 class GetOperation:
-    """Reading the records under all keys of one name."""
+    """Reads the records under all keys of one name."""
 
     token: int
     namespace: str
     name: bytes
     times_out: float = math.inf
-    """When it ends in any case."""
+    """Time at which the operation ends in any case."""
     settles: float = math.inf
-    """When it ends if by then it is still found well enough (`Requester._note_found`); infinite
-    while it is not."""
+    """Time at which the operation ends if its results still suffice then
+    (`Requester._note_found`); infinity while they do not."""
     searches: int = 0
-    """Lookups not yet finished."""
+    """Number of lookups that are not finished."""
     records: dict[PeerId, Record] = field(default_factory=dict)
-    """The newest valid record of each publisher."""
+    """Maps each publisher to its newest valid record."""
     found: dict[bytes, bool] = field(default_factory=dict)
-    """Keys under which records were found at nodes that should hold them; True if that was so
-    on every path."""
+    """Keys under which nodes near the key had records. The value is True if that holds on every
+    path."""
     validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
-    """Pairs (key, blob) that proved valid, so that copies cost no further signature check."""
+    """Pairs (key, blob) that proved valid. Copies then cost no further signature check."""
 
     def take(self, record: Record) -> None:
-        """Keep a valid record if it is this publisher's newest."""
+        """Keep a valid record if it is the newest of its publisher."""
         if (record.namespace, record.name) != (self.namespace, self.name):
             return
         known = self.records.get(record.publisher)
@@ -82,8 +83,11 @@ class GetOperation:
     def take_untrusted(
         self, key: bytes, blobs: Sequence[bytes], validator: RecordValidator, wall: float
     ) -> bool:
-        """Take the records that a holder returned; return True if any is valid. Raise
-        `BadMessage` if one is forged."""
+        """Process the records that a holder returned, and return True if any is valid.
+
+        Raises:
+            BadMessage: A record is malformed or forged, or there are two of one publisher.
+        """
         publishers: dict[PeerId, None] = {}
         found = False
         for blob in blobs:
@@ -107,35 +111,35 @@ class GetOperation:
 
 @dataclass(slots=True, eq=False)
 class PutOperation:
-    """Storing one record at the nearest nodes of each of its keys."""
+    """Stores one record at the nearest nodes of each of its keys."""
 
     token: int | None
-    """Id of the waiting caller; None for a renewal."""
+    """Token of the waiting caller; None for a republication."""
     record: Record
     blob: bytes
     searches: int = 0
-    """Lookups not yet finished."""
+    """Number of lookups that are not finished."""
     stores: int = 0
-    """STORE requests not yet answered."""
+    """Number of STORE requests that are not answered."""
     copies: int = 0
-    """Nodes that hold the record, over all keys."""
+    """Number of nodes that hold the record, over all keys."""
 
 
 @dataclass(slots=True, eq=False)
 class JoinOperation:
-    """Asking seeds for our own neighbourhood, then looking ourselves up."""
+    """Asks seeds for the contacts near our id, then looks our id up."""
 
     token: int | None
-    """Id of the waiting caller; None for a refresh."""
+    """Token of the waiting caller; None for a refresh."""
     asked: int = 0
-    """Seeds that have not answered yet."""
+    """Number of seeds that have not answered."""
     search: Search | None = None
-    """The lookup of our own id, from the first answer of a seed on."""
+    """Lookup of our own id, which begins with the first answer of a seed."""
 
 
 @dataclass(slots=True, eq=False)
 class RefreshOperation:
-    """Looking up a random id of a bucket, to learn its contacts."""
+    """Looks up a random id of a bucket to learn its contacts."""
 
 
 Awaited = GetOperation | PutOperation | JoinOperation
@@ -145,16 +149,16 @@ Operation = Awaited | RefreshOperation
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """A lookup on behalf of an operation."""
+    """Lookup on behalf of an operation."""
 
     lookup: Lookup
     operation: Operation
     finished: bool = False
-    """True once the operation's end was reported."""
+    """True if the lookup has ended and the operation was told."""
 
     @property
     def key(self) -> bytes:
-        """The target of the lookup."""
+        """Target of the lookup."""
         return self.lookup.target
 
 
@@ -163,7 +167,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class LookupPurpose:
-    """A FIND_NODE or FIND_VALUE of a lookup."""
+    """Purpose of a FIND_NODE or FIND_VALUE of a lookup."""
 
     search: Search
     contact: msg.Contact
@@ -171,7 +175,8 @@ class LookupPurpose:
 
 @dataclass(frozen=True, slots=True)
 class StorePurpose:
-    """A STORE; ``spares`` are the next nearest nodes, should this one refuse."""
+    """Purpose of a STORE. ``spares`` are the next nearest nodes, which are asked if this one
+    refuses."""
 
     operation: PutOperation
     key: bytes
@@ -181,15 +186,15 @@ class StorePurpose:
 
 @dataclass(frozen=True, slots=True)
 class PingPurpose:
-    """A PING: of ``contact``, to see if it is alive, or of a peer that has asked us something
-    (None)."""
+    """Purpose of a PING. It checks whether ``contact`` is alive, or, with None, whether a peer
+    that asked us something answers."""
 
     contact: msg.Contact | None
 
 
 @dataclass(frozen=True, slots=True)
 class SeedPurpose:
-    """A FIND_NODE to a seed, whose contact is not known yet."""
+    """Purpose of a FIND_NODE to a seed, whose contact is not known yet."""
 
     operation: JoinOperation
 
@@ -198,14 +203,14 @@ Purpose = LookupPurpose | StorePurpose | PingPurpose | SeedPurpose
 
 
 class Requester:
-    """Runs operations.
+    """Runs operations through lookups and calls.
 
     Args:
-        emit: Hands an effect to the driver.
-        keep: Holds a record of our own (key, record, its encoding): we are among the nearest
-            nodes ourselves.
-        written: Is told that a put has ended with so many copies.
-        joined: Is told that a join has ended: we have looked ourselves up.
+        emit: Passes an effect to the driver.
+        keep: Stores our own record (key, record, encoded record) at this node, when it is among
+            the nearest.
+        written: Called at the end of a put with the record and its number of copies.
+        joined: Called at the end of a join.
     """
 
     def __init__(
@@ -225,7 +230,7 @@ class Requester:
         self._joined = joined
         self._verifying = 0
         self._waiting: dict[int, Awaited] = {}
-        """Operations for which a caller waits, by token."""
+        """Maps the token of each waiting caller to its operation."""
         self._deadlines: list[tuple[float, int]] = []
         # A get looks at twice the replicas: the nodes nearest to a key have changed since the
         # put. A put looks a little beyond the replicas, so that spares are known; a join wants
@@ -239,14 +244,14 @@ class Requester:
 
     @property
     def next_deadline(self) -> float:
-        """When `expire` has something to do."""
+        """Time of the next call to `expire`."""
         due = self._deadlines[0][0] if self._deadlines else math.inf
         return min(due, self._calls.next_deadline)
 
     # What begins.
 
     def get(self, token: int, namespace: str, name: bytes, now: float) -> None:
-        """Read all records of a name, starting with those that we hold."""
+        """Read all records of a name, starting with those held here."""
         operation = GetOperation(token, namespace, name, now + self._config.timeout)
         keys = self._validator.keys(namespace, name)
         for key in keys:
@@ -281,16 +286,16 @@ class Requester:
             self._look_up_ourselves(operation, None, (), now)
 
     def refresh(self, target: bytes, now: float) -> None:
-        """Learn the contacts around ``target``."""
+        """Look up ``target`` to learn the contacts around it."""
         self._search(target, RefreshOperation(), self._put_shape, now)
 
     def ping(self, contact: msg.Contact, now: float) -> None:
-        """Find out whether ``contact`` is alive."""
+        """Ping ``contact`` to find out if it is alive."""
         self._call_contact(contact, msg.Ping(), PingPurpose(contact), now)
 
     def verify(self, peer: PeerId, now: float) -> None:
-        """Find out whether ``peer``, which has asked us or connected to us, is a DHT node that
-        answers."""
+        """Ping ``peer``, which has asked us or connected to us, to find out if it is a DHT
+        node."""
         if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
             self._verifying += 1
             self._neighbours.note_inbound(peer, now)
@@ -301,7 +306,7 @@ class Requester:
         return self._calls.waits_for(peer)
 
     def cancel(self, token: int) -> None:
-        """The caller of this operation has gone; its lookups end by themselves."""
+        """Forget the caller of an operation, whose lookups end by themselves."""
         self._waiting.pop(token, None)
 
     def _wait_for(self, token: int, operation: Awaited, now: float) -> None:
@@ -318,8 +323,8 @@ class Requester:
         self._send(call)
 
     def _send(self, call: Call) -> None:
-        """Send a request, or send it again. An inbound peer is pinged over its own connection:
-        what a stranger has caused is not worth a dial."""
+        """Send a request, also repeatedly. A ping to an inbound peer uses only its own
+        connection, since a stranger must not cause a dial."""
         to_inbound = isinstance(call.purpose, PingPurpose) and call.purpose.contact is None
         self._emit((SendIfConnected if to_inbound else Send)(call.peer, call.data))
 
@@ -333,7 +338,7 @@ class Requester:
     def _search(
         self, target: bytes, operation: Operation, shape: LookupShape, now: float
     ) -> None:
-        """Begin a lookup at the nearest contacts of the table."""
+        """Begin a lookup with the nearest contacts of the table."""
         near = self._neighbours.nearest(target, msg.BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
@@ -353,7 +358,7 @@ class Requester:
         )
 
     def _pump(self, search: Search, now: float) -> None:
-        """Ask the contacts that the lookup names next; finish the search when the lookup is
+        """Ask the contacts that the lookup returns next, and finish the search when it is
         done."""
         if search.finished:
             return
@@ -370,8 +375,10 @@ class Requester:
     def answered(
         self, request_id: int, sender: msg.Contact, reply: msg.Reply, wall: float, now: float
     ) -> bool:
-        """Take a reply; False if the sender was not asked, or the call was given up since.
-        Raise `BadMessage` if the reply is a lie; its call has failed then.
+        """Process a reply. Return False if there is no open call for it.
+
+        Raises:
+            BadMessage: The reply is a lie. Its call has failed then.
         """
         call = self._calls.settle(request_id, sender.peer, now)
         if call is None:
@@ -428,7 +435,7 @@ class Requester:
         self._pump(search, now)
 
     def expire(self, now: float) -> None:
-        """Resend late requests, give up overdue ones, and end operations that took too long."""
+        """Resend late requests, close overdue calls, and end operations that took too long."""
         for call, lateness in self._calls.expire(now):
             if lateness is Lateness.FAILED:
                 self._failed(call, now, certain=self._neighbours.is_connected(call.peer))
@@ -451,13 +458,13 @@ class Requester:
                 self._end(operation)
 
     def unreachable(self, peer: PeerId, now: float) -> None:
-        """``peer`` cannot be reached, or has lied: every call to it has failed."""
+        """Fail every call to ``peer``, which cannot be reached or has lied."""
         for call in self._calls.fail(peer):
             self._failed(call, now)
 
     def _failed(self, call: Call, now: float, *, certain: bool = True) -> None:
-        """A call will not be answered. ``certain``: the peer has had the request, or cannot be
-        reached."""
+        """Handle the failure of a call. ``certain`` is True if the peer got the request or
+        cannot be reached."""
         note = self._neighbours.failed if certain else self._neighbours.timed_out
         match call.purpose:
             case LookupPurpose(search, contact):
@@ -493,14 +500,14 @@ class Requester:
                 pass
 
     def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
-        """Check whether the operation has found enough, after a key yielded records or nearer
-        nodes became known.
+        """Check whether a get has found enough, after a key yielded records or nearer nodes
+        became known.
 
-        Once most keys have, at nodes that should hold them, and one of them on every path, the
-        rest get the time of one more reply: keys whose holders are dead or lying do not hold up
-        the get, and a newer record there still has its chance. Of three keys, two must have
-        yielded. If round trips take 80 ms and vary little, the third gets the least timeout of
-        0.2 s, where three attempts at a dead holder would take seven times that.
+        If most keys have yielded records at nodes near them, and one key did so on every path,
+        the other keys get the time of one more reply. Keys with dead or lying holders then do
+        not delay the get, but a newer record there may still arrive. Of three keys, two must
+        have yielded. If round trips take 80 ms and vary little, the third gets the minimum
+        timeout of 0.2 s; three attempts at a dead holder would take seven times that.
         """
         if search.lookup.found_by:
             operation.found[search.key] = search.lookup.found_everywhere
@@ -520,9 +527,9 @@ class Requester:
         near: Sequence[msg.Contact],
         now: float,
     ) -> None:
-        """A seed has answered with ``near``, or failed (None): look up our own id from there.
-        When the last seed has failed, the lookup begins at what the table holds, and ends at
-        once if that is empty."""
+        """Look up our own id through a seed that answered with ``near``, or note that a seed
+        failed (None). If the last seed has failed, the lookup begins with the contacts of the
+        table, and ends at once if there are none."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
             known = self._neighbours.nearest(own, msg.BUCKET_SIZE)
@@ -535,8 +542,8 @@ class Requester:
             self._pump(operation.search, now)
 
     def _store_nearest(self, search: Search, operation: PutOperation, now: float) -> None:
-        """Store at the nearest; the next nearest are spares. We hold a copy ourselves if we are
-        one of them."""
+        """Store a record at the nearest nodes, with the next nearest as spares. This node keeps
+        a copy if it is one of the nearest."""
         replicas = self._config.replicas
         near = search.lookup.closest(2 * replicas)
         spares = near[replicas:]
@@ -553,7 +560,7 @@ class Requester:
         self._call_contact(purpose.contact, request, purpose, now)
 
     def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
-        """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
+        """Note the end of a STORE request. Ask a spare node if the record was not stored."""
         operation = purpose.operation
         operation.stores -= 1
         operation.copies += held
@@ -567,7 +574,7 @@ class Requester:
             self._end(operation)
 
     def _end(self, operation: Awaited) -> None:
-        """Report the outcome, to the caller as well if it still waits."""
+        """End an operation and report the outcome to its caller, if there still is one."""
         token = operation.token
         waited = token is not None and self._waiting.pop(token, None) is not None
         match operation:

@@ -18,40 +18,40 @@ if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
 BURST_BYTES: Final = 512.0 * KI
-"""Bytes of answers a peer may have at once. One that joins a swarm so small that every lookup
-asks us, and publishes thirty records under three keys there, asks for 130 lists of twenty
-contacts of 110 bytes and 90 receipts: 330 KB. A full run key is another 16 to 64 KiB."""
+"""Bytes of answers that a peer may get at once. A peer that joins a very small swarm and
+publishes thirty records under three keys there asks for 130 lists of twenty contacts of 110
+bytes and 90 receipts: 330 KB. A full run key is another 16 to 64 KiB."""
 RATE_BYTES: Final = 8.0 * KI
-"""Bytes a second after that: the same node's renewals, every ten minutes, need 0.5 KB/s.
-Without this limit, 20 questions a second for a key of 64 records took 1,277 KB/s of our
-upload."""
+"""Bytes of answers a second that a peer may get in the long run. The republications of that
+same peer, every ten minutes, need 0.5 KB/s. Without this limit, 20 requests a second for a key
+of 64 records took 1,277 KB/s of our upload."""
 ALL_BURST: Final = 4.0 * MIB
-"""Bytes of answers that all peers outside our table have together at once: 1,900 lists of
-contacts, when a thousand nodes join in a minute. Peers in our table have as much again, so
-strangers starve none of them."""
+"""Bytes of answers that all peers outside our table may get together at once: 1,900 lists of
+contacts, when a thousand nodes join in a minute. Peers in our table have the same amount for
+themselves, so strangers cannot starve them."""
 ALL_RATE: Final = 256.0 * KI
-"""Bytes a second after that: a quarter of a slow home's upload of 8 Mbit/s."""
+"""Bytes of answers a second that all peers of one kind may get in the long run: a quarter of a
+slow home's upload of 8 Mbit/s."""
 SCARCE_BYTES: Final = 64.0 * KI
-"""Bytes that one peer may have had while less than half of the shared bucket is left: a lookup
-or two, so that newcomers are still answered when many greedy peers ask."""
+"""Bytes that one peer may get when at most half of the shared bucket is left: a lookup or two.
+Newcomers are then still answered when many greedy peers ask."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PeerBuckets:
-    """The quotas of one peer."""
+    """Quotas of one peer."""
 
     requests: TokenBucket
     answer_bytes: TokenBucket
 
 
 class AnswerQuotas:
-    """Quotas of requests of each peer, and of bytes of answers to a peer and to all of its
-    kind.
+    """Quotas for the requests of each peer, for answer bytes to each peer, and for answer bytes
+    to all peers of a kind.
 
     There are two kinds of peers: those in our routing table, and strangers. A peer in the table
-    has answered us, holds one of few places and is of use to us, so it draws on another shared
-    bucket than strangers do. Bytes are charged when the answer is made, so the last answer may
-    put a bucket into debt.
+    has answered us and holds one of few places, so it does not share a bucket with strangers.
+    Bytes are charged when the answer is made, so the last answer may put a bucket into debt.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class AnswerQuotas:
         return buckets
 
     def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
-        """Charge one request; whether to answer it. ``known``: the peer is in our routing
-        table."""
+        """Charge one request and return True if it should be answered. ``known`` is True if the
+        peer is in our routing table."""
         buckets = self._refilled(peer, now)
         if buckets.requests.level < 1:
             return False
@@ -87,7 +87,7 @@ class AnswerQuotas:
         return shared.level > 0 and buckets.answer_bytes.level > needed
 
     def charge_message(self, peer: PeerId, now: float) -> None:
-        """Charge a message that asks for nothing."""
+        """Charge a message that is no request."""
         self._refilled(peer, now).requests.take(1)
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
@@ -118,8 +118,11 @@ class Responder:
     def answer(
         self, sender: msg.Contact, request: msg.Request, wall: float, now: float
     ) -> msg.Reply | None:
-        """The reply, or None if the peer is over its quota. Raise `BadMessage` if it stores a
-        forgery."""
+        """Return the reply, or None if the peer is over its quota.
+
+        Raises:
+            BadMessage: The request is a STORE of a malformed or forged record.
+        """
         if not self.quotas.admit(sender.peer, now, known=self._knows(sender.peer)):
             return None
         match request:
@@ -144,12 +147,14 @@ class Responder:
         return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
-        """Return True if we hold this record, or a newer one, from now on. Raise `BadMessage`
-        if it is forged.
+        """Store a record if it is valid, and return True if this node holds it or a newer one.
 
-        A record by another publisher than its sender is taken only from peers in our table: a
-        stranger that brings the records of a hundred publishers, each with a
-        stamp of its own, would otherwise fill the store.
+        A record by another publisher than its sender is taken only from peers in our table.
+        Otherwise a stranger could fill the store with the records of a hundred stamped
+        publishers.
+
+        Raises:
+            BadMessage: The record is malformed or forged.
         """
         record = decode_record_untrusted(blob)
         if not self.store.holds(key, blob, record.publisher):

@@ -34,25 +34,25 @@ from p2p.dht.record import Record
 from p2p.identity import PeerId
 
 MAX_PUBLISHERS: Final = MAX_RECORDS
-"""Records under one key: they fit into one answer. A larger membership is found hop by hop from
-these."""
+"""Maximum number of records under one key, all of which fit into one answer. A larger
+membership is found hop by hop from these."""
 MAX_PER_PREFIX: Final = 16
-"""Records under one key whose publishers say that they are in one address prefix: a quarter of
-the places, so that an attacker needs four networks to fill the key, and a laboratory of sixteen
-machines behind one address fits."""
+"""Maximum number of records under one key whose publishers claim the same address prefix: a
+quarter of the places. An attacker then needs four networks to fill the key, and a laboratory of
+sixteen machines behind one address fits."""
 MAX_PER_PUBLISHER: Final = 96
-"""Records of one publisher on one node: all that it publishes, 32 under three keys, in a swarm
-so small that every node holds everything."""
+"""Maximum number of records of one publisher on one node: all that it publishes, 32 under three
+keys, in a swarm so small that every node holds everything."""
 MAX_HELD: Final = 16 * 1024
-"""Records of one node: 24 MiB at their largest. Where every node publishes all that it may, 32
-records under three keys with eight replicas, each holds 768 of them."""
+"""Maximum number of records on one node, 24 MiB at their largest. If every node publishes its
+maximum, 32 records under three keys with eight replicas, each node holds 768 of them."""
 EVICTED_AT_ONCE: Final = MAX_HELD // 16
-"""Records dropped at once when the node is full: all keys are sorted by distance once for 1,024
-records, not for each."""
+"""Number of records dropped at once when the node is full. All keys are sorted by distance once
+for 1,024 records, not for each."""
 
 
 NO_PRIORITY: Final = RecordPriority()
-"""The priority of a valid record in a namespace without rules."""
+"""Priority of a valid record in a namespace without rules."""
 
 
 class StoreResult(Enum):
@@ -60,11 +60,11 @@ class StoreResult(Enum):
 
     NEW = "new"
     KNOWN = "known"
-    """This record was held already."""
+    """This record is already held."""
     OLDER = "older"
-    """A newer one of this publisher is held."""
+    """A newer record of this publisher is held."""
     FULL = "full"
-    """There is no place for it."""
+    """There is no place for the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,15 @@ class RecordStore:
     time."""
 
     def __init__(self, own: int, limit: int = MAX_HELD, secret: bytes = b"") -> None:
-        """``own``: our DHT id as a number. ``secret``: the key of the hash that ranks
-        publishers."""
+        """Create an empty store. ``own`` is our DHT id as a number, and ``secret`` the key of
+        the hash that ranks publishers."""
         self._own = own
         self._limit = limit
         self._secret = secret
         self._keys: dict[bytes, dict[PeerId, _StoredRecord]] = {}
         self._by_publisher: dict[PeerId, dict[bytes, None]] = {}
         self._by_count: list[dict[PeerId, None]] = [{} for _ in range(MAX_PER_PUBLISHER + 1)]
-        """Publishers by how many records of theirs are held."""
+        """Publishers by their number of records; the index is that number."""
         self._expiry: list[tuple[float, bytes, PeerId]] = []
         self._count = 0
 
@@ -97,11 +97,11 @@ class RecordStore:
 
     @property
     def next_deadline(self) -> float:
-        """When the next record may have to be dropped."""
+        """Time at which the next record may expire."""
         return self._expiry[0][0] if self._expiry else math.inf
 
     def holds(self, key: bytes, blob: bytes, publisher: PeerId) -> bool:
-        """Return True if exactly this encoded record is held, and therefore was validated."""
+        """Return True if exactly this encoded record is held, and was thus validated."""
         held = self._keys.get(key, {}).get(publisher)
         return held is not None and held.blob == blob
 
@@ -114,7 +114,8 @@ class RecordStore:
         now: float,
         priority: RecordPriority = NO_PRIORITY,
     ) -> StoreResult:
-        """Hold a valid record until it expires."""
+        """Store a valid record until it expires, if there is a place for it, and return the
+        outcome."""
         publisher = record.publisher
         held = self._keys.get(key, {}).get(publisher)
         if held is not None and held.record.rank >= record.rank:
@@ -137,12 +138,12 @@ class RecordStore:
     def _evicted(
         self, key: bytes, publisher: PeerId, priority: RecordPriority
     ) -> list[PeerId] | None:
-        """The publishers whose records ``publisher`` pushes out under ``key``; None if its own
-        has no place there.
+        """Return the publishers whose records a record of ``publisher`` evicts under ``key``,
+        or None if there is no place for it.
 
-        The publisher with the highest rank is pushed out: first in each address prefix of
-        ``publisher`` that is full, else under the key as a whole. If the newcomer's own rank is
-        higher still, it has no place.
+        The publisher with the highest rank is evicted, first in each full address prefix of
+        ``publisher``, else under the whole key. If the newcomer ranks higher still, it has no
+        place.
         """
         under_key = self._keys.get(key, {})
         others = [(peer, held.priority) for peer, held in under_key.items()]
@@ -162,12 +163,12 @@ class RecordStore:
         return None if any(self._rank(peer) < rank for peer in evicted) else list(evicted)
 
     def _rank(self, publisher: PeerId) -> bytes:
-        """The rank of a publisher on this node. It is a secret, so that no name can be minted
-        that ranks low."""
+        """Return the rank of a publisher on this node. The rank is secret, so that nobody can
+        create a name that ranks low."""
         return blake2b(publisher.digest, digest_size=8, key=self._secret).digest()
 
     def _compact(self) -> None:
-        """Forget the old expiries of records that were renewed, so that renewing often costs no
+        """Forget the old expiries of renewed records, so that frequent renewals cost no
         memory."""
         self._expiry = [
             (held.drop_at, key, publisher)
@@ -185,8 +186,8 @@ class RecordStore:
         return share == 1 and self._make_room(key)
 
     def _take_from_most(self, share: int) -> bool:
-        """Drop the farthest record of a publisher that has more than ``share`` here, if there
-        is one."""
+        """Drop the farthest record of a publisher with more than ``share`` records. Return
+        False if there is none."""
         for count in range(MAX_PER_PUBLISHER, share, -1):
             if self._by_count[count]:
                 most = next(iter(self._by_count[count]))
@@ -205,7 +206,8 @@ class RecordStore:
         return int.from_bytes(key, "big") ^ self._own
 
     def _make_room(self, key: bytes) -> bool:
-        """Drop the farthest keys, unless ``key`` would be among them."""
+        """Drop the farthest keys, unless ``key`` would be among them, and return True if there
+        is room."""
         farthest = sorted(self._keys, key=self._distance, reverse=True)
         goal = self._count - max(1, min(EVICTED_AT_ONCE, self._limit // 16))
         distance = self._distance(key)
@@ -234,8 +236,8 @@ class RecordStore:
         return [held.record for held in self._keys.get(key, {}).values()]
 
     def blobs(self, key: bytes) -> tuple[bytes, ...]:
-        """Return the encoded records under ``key`` that fit into one answer: reserved ones,
-        then the shortest first, so that long records displace only themselves."""
+        """Return the encoded records under ``key`` that fit into one answer. Reserved records
+        come first, then the shortest, so that long records displace only themselves."""
         ordered = sorted(
             self._keys.get(key, {}).values(),
             key=lambda held: (
@@ -254,7 +256,6 @@ class RecordStore:
         return tuple(taken)
 
     def expire(self, now: float) -> None:
-        """Drop the records that have expired."""
         while self._expiry and self._expiry[0][0] <= now:
             _, key, publisher = heappop(self._expiry)
             held = self._keys.get(key, {}).get(publisher)

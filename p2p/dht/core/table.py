@@ -36,22 +36,24 @@ except ImportError as error:
     raise MissingDependency(needed) from error
 
 _ID_BITS: Final = 8 * ID_BYTES
-"""Kademlia's 160."""
+"""Bits of a DHT id: Kademlia's 160."""
 
 
 PER_BUCKET: Final = 2
-"""Contacts of one address prefix in one bucket: a tenth of it, as in go-libp2p-kad-dht's
-filter."""
+"""Maximum number of contacts of one address prefix in one bucket: a tenth of it, as in the
+filter of go-libp2p-kad-dht."""
 PER_TABLE: Final = 10
-"""Contacts of one address prefix in all: half a bucket of some 200 contacts at 10,000 nodes."""
+"""Maximum number of contacts of one address prefix in the table. A table has some 200 contacts
+at 10,000 nodes."""
 MAX_TABLED: Final = 256
-"""Bytes of a contact in the table: four IPv6 addresses take 139. We hand out twenty at a time,
-and contacts of 1 KiB, four long names, would make each answer ten times as long as an honest
-one."""
+"""Maximum bytes of a contact in the table; four IPv6 addresses take 139. An answer has twenty
+contacts, and contacts of 1 KiB with four long names would make it ten times as long as an
+honest one."""
 
 
 class ContactNode(kademlia_node.Node):  # type: ignore[misc]
-    """A contact as the package wants it, and the address prefixes that it counts against."""
+    """Contact in the form that the package needs, with the address prefixes that it counts
+    against."""
 
     def __init__(self, contact: Contact, groups: tuple[str, ...] = ()) -> None:
         super().__init__(contact.id)
@@ -60,16 +62,16 @@ class ContactNode(kademlia_node.Node):  # type: ignore[misc]
 
 
 class KBucket(routing.KBucket):  # type: ignore[misc]
-    """A bucket whose clock is an argument. Its nodes are ordered by when each was last
-    heard."""
+    """Bucket that is given the time as an argument. Its nodes are in the order in which they
+    were last heard."""
 
     def __init__(self, low: int, high: int, ksize: int, looked_up: float) -> None:
         super().__init__(low, high, ksize, replacementNodeFactor=1)
         self.looked_up = looked_up
-        """When an id in its range was looked up last."""
+        """Time of the last lookup of an id in its range."""
 
     def split(self) -> tuple[KBucket, KBucket]:
-        """Two halves, each with its nodes and its replacement cache."""
+        """Return two halves, each with its nodes and its replacement cache."""
         low, high = self.range
         middle = (low + high) // 2
         halves = (
@@ -83,13 +85,14 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         return halves
 
     def depth(self) -> int:
-        """Leading bits that all ids of this bucket share; 0 for the whole id space."""
+        """Return the number of leading bits that all ids of this bucket share; 0 for the whole
+        id space."""
         low, high = self.range
         return int(_ID_BITS - (high - low).bit_length())
 
 
 class RoutingTable:
-    """The contacts of this node, denser near its own id: O(k log n) of n nodes.
+    """Contacts of this node, denser near its own id: O(k log n) of n nodes.
 
     A peer has one place: if it comes back with another stamp, it moves. It keeps its place
     until `remove`.
@@ -100,7 +103,7 @@ class RoutingTable:
         self.ksize = ksize
         self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, ksize, -math.inf)]
         self.among_public = False
-        """True if this node has a public address itself."""
+        """True if this node has a public address."""
         self._by_peer: dict[PeerId, ContactNode] = {}
         self._by_number: dict[int, ContactNode] = {}
         self._group_sizes: Counter[str] = Counter()
@@ -109,20 +112,21 @@ class RoutingTable:
         return len(self._by_peer)
 
     def move(self, addrs: Sequence[Multiaddr]) -> None:
-        """Note our own addresses: for a node on the public internet, peers without a public
-        address are one group."""
+        """Note this node's own addresses. If one is public, peers without a public address are
+        one group."""
         self.among_public = is_public(addrs)
 
     def _index(self, number: int) -> int:
-        """Which bucket ``number`` falls into. The buckets are in order and without gaps."""
+        """Return the index of the bucket for ``number``. The buckets are in order and without
+        gaps."""
         return bisect_left(self.buckets, number, key=lambda bucket: bucket.range[1])
 
     def _bucket(self, number: int) -> KBucket:
         return self.buckets[self._index(number)]
 
     def would_take(self, contact: Contact) -> bool:
-        """Return True if a peer that has asked us something is worth a ping: there is a place
-        for it, near our id or where we know few.
+        """Return True if a peer that has asked us something should be pinged. There must be a
+        place for it, near our own id or in a bucket with few contacts.
 
         Elsewhere the contacts that our own lookups ask fill the table anyway. With a ping to
         each peer that there is a place for, a get soon after a swarm of 200 had met cost 103
@@ -136,8 +140,8 @@ class RoutingTable:
 
     def add(self, contact: Contact) -> Contact | None:
         """Note that ``contact`` answered just now. If its bucket is full, return the contact to
-        ping: the one not heard for longest, which makes room if it does not answer.
-        """
+        ping, which is the one not heard for longest. It loses its place if it does not
+        answer."""
         known = self._by_peer.get(contact.peer)
         if known is not None and known.contact is contact:
             self._bucket(contact.number).nodes.move_to_end(known.id)
@@ -179,8 +183,7 @@ class RoutingTable:
         return oldest.contact
 
     def remove(self, contact: Contact) -> None:
-        """Forget a node that does not answer; the newest of the replacements takes its
-        place."""
+        """Remove a node that does not answer. The newest replacement takes its place."""
         bucket = self._bucket(contact.number)
         bucket.replacement_nodes.pop(contact.id, None)
         known = bucket.nodes.get(contact.id)
@@ -196,7 +199,7 @@ class RoutingTable:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
 
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
-        """Return True if no prefix of ``node`` has all the places that one prefix may have."""
+        """Return True if no prefix of ``node`` has reached its limit."""
         for group in node.groups:
             if self._group_sizes[group] >= PER_TABLE:
                 return False
@@ -222,8 +225,8 @@ class RoutingTable:
                 del self._group_sizes[group]
 
     def _promote(self, bucket: KBucket) -> None:
-        """Give free places to replacements, the newest first, one place per peer and few per
-        prefix."""
+        """Give free places to replacements, the newest first, within the limits for peers and
+        prefixes."""
         for node in list(reversed(bucket.replacement_nodes.values())):
             if len(bucket) >= self.ksize:
                 return
@@ -231,12 +234,12 @@ class RoutingTable:
                 self._put_in(bucket, node)
 
     def contact_of(self, peer: PeerId) -> Contact | None:
-        """The contact of ``peer`` in the table; None if it has no place."""
+        """Return the contact of ``peer`` in the table, or None if it has no place."""
         node = self._by_peer.get(peer)
         return None if node is None else node.contact
 
     def closest(self, target: int, count: int, exclude: PeerId | None = None) -> list[Contact]:
-        """The ``count`` nearest contacts to ``target``, nearest first."""
+        """Return the ``count`` nearest contacts to ``target``, nearest first."""
         distances = sorted([number ^ target for number in self._by_number])[: count + 1]
         near = [self._by_number[distance ^ target].contact for distance in distances]
         return [contact for contact in near if contact.peer != exclude][:count]

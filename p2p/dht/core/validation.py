@@ -25,10 +25,10 @@ from p2p.multiaddr import Multiaddr
 PRIVATE: Final = "private"
 """Group of all private addresses, for a node with a public address."""
 NAMED: Final = "dns"
-"""The group of all DNS names: a name costs nothing, and is not resolved for a stranger."""
+"""Group of all DNS names. A name costs nothing, and is not resolved for a stranger."""
 _MEMO: Final = 4096
-"""Addresses whose group is remembered, 1 MiB at most: a node meets those of a few hundred
-contacts again and again."""
+"""Number of addresses whose group is remembered, 1 MiB at most. A node meets those of a few
+hundred contacts again and again."""
 
 
 @lru_cache(_MEMO)
@@ -57,7 +57,7 @@ def is_public(addrs: Iterable[Multiaddr]) -> bool:
 
 
 def prefixes(addrs: Iterable[Multiaddr], *, among_public: bool) -> tuple[str, ...]:
-    """The groups that ``addrs`` count against, each once.
+    """Return the groups that ``addrs`` count against, each once.
 
     Public prefixes if there are any. Loopback, private and memory addresses count as one group
     for a node that is itself on the public internet (``among_public``), which cannot dial them,
@@ -74,14 +74,15 @@ def prefixes(addrs: Iterable[Multiaddr], *, among_public: bool) -> tuple[str, ..
 
 
 SALTS: Final = 3
-"""Keys under which an important record lives: an attacker that wants it gone must surround
-three places of the id space. With 8 replicas each and half of all nodes dead or lying, one key
-in 256 is lost, and three at once in one of 16 million names."""
+"""Number of keys under which an important record is stored. An attacker must surround three
+places of the id space to hide it. With 8 replicas each and half of all nodes dead or lying, one
+key in 256 is lost, and all three keys of one name in 16 million."""
 CLOCK_TOLERANCE: Final = 300.0
-"""Seconds by which two honest wall clocks may differ: a laptop that missed its time server."""
+"""Seconds by which two honest wall clocks may differ, such as that of a laptop that missed its
+time server."""
 MAX_LIFETIME: Final = 24 * 3600.0
-"""Seconds. The record of a publisher that is gone is forgotten within a day, whichever nodes
-store it again."""
+"""Maximum lifetime of a record in seconds. The record of a publisher that is gone disappears
+within a day, whichever nodes store it again."""
 
 
 class RecordValidity(Enum):
@@ -89,57 +90,61 @@ class RecordValidity(Enum):
 
     VALID = "valid"
     STALE = "stale"
-    """Expired, or dated beyond what may be stored: clocks differ, no peer has lied."""
+    """The record has expired, or lasts longer than allowed. Clocks differ, and no peer has
+    lied."""
     REFUSED = "refused"
-    """Well signed, but as far as we know not allowed in this namespace."""
+    """The record is well signed, but not allowed in this namespace as far as this node
+    knows."""
     FORGED = "forged"
-    """Signature, stamp or key do not fit. The peer that passed it on has not checked it."""
+    """The signature, stamp or key is wrong. The peer that passed the record on has not checked
+    it."""
 
 
 class PublisherKind(Enum):
-    """Relation of a record's publisher to this node, which decides about a place under the
+    """Relation of a record's publisher to this node, which determines its place under the
     key."""
 
     OFFICER = "officer"
-    """Always has a place."""
+    """The publisher always has a place."""
     MEMBER = "member"
     UNKNOWN = "unknown"
-    """This node cannot tell: the record is about a run that it takes no part in."""
+    """This node cannot tell, because the record is about another run."""
     STRANGER = "stranger"
-    """May not publish under this key: its records are neither held nor believed."""
+    """The publisher may not publish under this key: its records are neither held nor
+    believed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPriority:
-    """Which record a store keeps when a key has more publishers than places
+    """Priority of a record when a key has more publishers than places
     (`p2p.dht.core.store`)."""
 
     reserved: bool = False
-    """The publisher always has a place."""
+    """True if the publisher always has a place."""
     groups: tuple[str, ...] = ()
-    """The address prefixes that it counts against (`prefixes`)."""
+    """Address prefixes that the record counts against (`prefixes`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Rules for the records of a namespace. A namespace without rules takes any value of any
+    """Rules for the records of a namespace. A namespace without rules accepts any value of any
     publisher.
 
-    The callables are given well-signed records; `kind_of` and `places` only ones that are
+    The callables are given well-signed records; `kind_of` and `places` get only ones that are
     `valid`. They must not raise.
     """
 
     name: str
     valid: Callable[[records.Record], bool]
-    """True if publisher, name and value fit."""
+    """Returns True if publisher, name and value fit together."""
     salts: int = SALTS
-    """Keys the record lives under."""
+    """Number of keys under which a record is stored."""
     max_lifetime: float = MAX_LIFETIME
-    """Seconds."""
+    """Maximum lifetime of a record in seconds."""
     kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
     """Returns the relation of a publisher to this node."""
     places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
-    """Returns the addresses of the publisher by a record. One prefix gets few places under a
+    """Returns the addresses of a record's publisher. One address prefix gets few places under a
     key."""
 
     def __post_init__(self) -> None:
@@ -163,8 +168,8 @@ def _is_own_address(record: records.Record) -> bool:
 ADDRESSES: Final = Namespace(
     records.ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=records.MAX_ADDR_LIFETIME
 )
-"""Salted once only: an attacker that hides it hides one peer, whose address heartbeats and
-contacts have as well."""
+"""Rules for address records. They have one key only: an attacker that hides it hides one peer,
+whose address is also in heartbeats and contacts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +192,8 @@ class RecordValidator:
         )
 
     def validate(self, record: records.Record, key: bytes, wall: float) -> RecordValidity:
-        """Validate ``record`` under ``key`` when our wall clock says ``wall``. What costs less
-        comes before the signature, which costs 60 to 120 µs."""
+        """Return the validity of ``record`` under ``key`` at wall time ``wall``. Cheaper checks
+        come before the signature, which costs 60 to 120 µs."""
         if key not in self.keys(record.namespace, record.name):
             return RecordValidity.FORGED
         known = self.namespaces.get(record.namespace)
@@ -206,13 +211,13 @@ class RecordValidator:
         return RecordValidity.VALID if self.is_admitted(record) else RecordValidity.REFUSED
 
     def is_admitted(self, record: records.Record) -> bool:
-        """Return True if the publisher of ``record``, which is valid otherwise, may publish
-        under its key at this time."""
+        """Return True if the publisher of ``record``, which is otherwise valid, may publish
+        under its key now."""
         known = self.namespaces.get(record.namespace)
         return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 
     def priority(self, record: records.Record, *, among_public: bool) -> RecordPriority:
-        """The priority of ``record``, which is valid, in a store."""
+        """Return the priority of a valid record in a store."""
         known = self.namespaces.get(record.namespace)
         if known is None:
             return RecordPriority()

@@ -1,6 +1,7 @@
-"""The messages that peers can still ask for by IWANT (gossipsub's mcache).
+"""Caches of gossip messages.
 
-Which message ids were seen before (gossipsub's seen cache), bounded against strangers.
+`MessageCache` holds the messages that peers can still request by IWANT (gossipsub's mcache).
+`SeenCache` holds the message ids that were seen before, bounded against strangers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from p2p.identity import PeerId
 from p2p.wire import MIB
 
 MAX_SEEN: Final = 64 * 1024
-"""Ids: 500 messages a second for the 2 minutes that an id is known (`GossipConfig.seen`), 10
-MiB. A run publishes a few a minute; the rest is room for floods."""
+"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of
+`GossipConfig.seen`. A run publishes a few a minute; the rest is room for floods."""
 
 
 class SeenCache:
-    """Ids that need no second look, and whether the message behind one was rejected.
+    """Ids of messages that were seen, with those that the validator rejected.
 
     Ids are of two kinds. *Accepted* are those of messages that the validator accepted, and our
     own. *Unaccepted* are all others: not validated yet, ignored, or rejected; each is counted
@@ -33,7 +34,7 @@ class SeenCache:
     """
 
     def __init__(self, ttl: float) -> None:
-        """``ttl``: seconds for which an id is remembered."""
+        """Keep each id for ``ttl`` seconds."""
         self._ttl = ttl
         self._accepted: dict[bytes, float] = {}
         self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
@@ -47,20 +48,19 @@ class SeenCache:
         return len(self._accepted) + len(self._sender)
 
     def add(self, identity: bytes, peer: PeerId, now: float) -> None:
-        """``peer`` sent this message; it is unaccepted until `accept`."""
+        """Note a message from ``peer``; it counts as unaccepted until `accept`."""
         self._make_room()
         self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
         self._sender[identity] = peer
 
     def accept(self, identity: bytes, now: float) -> None:
-        """The validator accepted this message, or we published it."""
+        """Mark a message as accepted, or as published by this node."""
         self._drop_unaccepted(identity)
         self._make_room()
         self._accepted[identity] = now + self._ttl
 
     def reject(self, identity: bytes) -> None:
-        """The validator rejected this message: each peer that sends it again is penalised
-        too."""
+        """Mark a message as rejected. Each peer that sends it again is penalised too."""
         if identity in self._sender:
             self._rejected[identity] = None
 
@@ -69,7 +69,7 @@ class SeenCache:
         return identity in self._rejected
 
     def expire(self, now: float) -> None:
-        """Forget the ids whose time is over. Called once in each heartbeat."""
+        """Forget the expired ids. This is called once in each heartbeat."""
         for identity in _expired(self._accepted, now):
             del self._accepted[identity]
         for expiries in list(self._unaccepted.values()):
@@ -101,7 +101,7 @@ class SeenCache:
 
 
 def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
-    """The expired ids of a table that is in order of expiry."""
+    """Return the expired ids of a table that is in order of expiry."""
 
     def take() -> Iterator[bytes]:
         for identity, end in expiries.items():
@@ -113,29 +113,28 @@ def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
 
 
 MAX_CACHE_BYTES: Final = 16 * MIB
-"""Bytes of messages kept for IWANT. Beyond it new ones are not kept, and spread by the mesh
-alone."""
+"""Maximum bytes of messages kept for IWANT. Further messages are not kept, and spread by the
+mesh alone."""
 MESSAGE_COST: Final = 512
-"""Bytes that a message counts for besides its data: its header, its objects, its place in the
-tables. Without it messages with no data would be kept without a limit, and one answer would
-hold thousands of them."""
+"""Bytes that a message counts for besides its data: its header, objects and table entries.
+Without this, any number of empty messages would be kept, and one answer would hold thousands of
+them."""
 MAX_RETRANSMISSIONS: Final = 3
-"""Times one peer gets one message by IWANT (gossip_retransmission). gossipsub's 3: an answer
-may be lost, and an id of 48 bytes that asks for 256 KiB is an amplifier."""
+"""Number of times that one peer gets one message by IWANT (gossip_retransmission), 3 as in
+gossipsub. An answer may be lost, but an id of 48 bytes that requests 256 KiB is an
+amplifier."""
 
 
 def size_of(message: PubsubMessage) -> int:
-    """Bytes that a message counts for where bytes are limited; never less than it has on the
-    wire."""
+    """Return the bytes that a message counts for in limits; never less than on the wire."""
     return len(message.data or b"") + MESSAGE_COST
 
 
 class MessageCache:
-    """The accepted messages of the last heartbeats, one window for each."""
+    """Accepted messages of recent heartbeats, in one window for each."""
 
     def __init__(self, history: int, history_gossip: int) -> None:
-        """``history`` windows are kept, the newest ``history_gossip`` of them are
-        advertised."""
+        """Keep ``history`` windows and advertise the newest ``history_gossip`` of them."""
         self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(history)])
         self._history_gossip = history_gossip
         self._messages: dict[bytes, PubsubMessage] = {}
@@ -144,7 +143,7 @@ class MessageCache:
         self._bytes_of: dict[bytes, int] = {}
 
     def put(self, message: PubsubMessage) -> None:
-        """Keep a message in the newest window, if there is room for it and for its author."""
+        """Store a message in the newest window if there is room for it and for its author."""
         size = size_of(message)
         share = self._bytes_of.get(message.author, 0) + size
         # Bytes kept of one author: an author that publishes too much leaves room for the
@@ -157,14 +156,14 @@ class MessageCache:
             self._bytes_of[message.author] = share
 
     def gossip_ids(self, topic: str) -> list[bytes]:
-        """Ids of a topic to advertise by IHAVE, oldest first."""
+        """Return the ids of a topic to advertise by IHAVE, oldest first."""
         recent = list(self._windows)[: self._history_gossip]
         messages = (message for window in reversed(recent) for message in window)
         return [message.id for message in messages if message.topic == topic]
 
     def get_for_peer(self, identity: bytes, peer: PeerId) -> PubsubMessage | None:
-        """The message that ``peer`` asks for, and one transmission more on its count; None if
-        it is not kept, or ``peer`` has had it `MAX_RETRANSMISSIONS` times."""
+        """Return a message that ``peer`` requests, and count the transmission. Return None if
+        it is not kept, or if ``peer`` has had it `MAX_RETRANSMISSIONS` times."""
         message = self._messages.get(identity)
         if message is None:
             return None
@@ -175,7 +174,7 @@ class MessageCache:
         return message
 
     def shift(self) -> None:
-        """A heartbeat has passed: drop the oldest window and begin a new one."""
+        """Drop the oldest window and begin a new one. This is called once in each heartbeat."""
         for message in self._windows.pop():
             del self._messages[message.id]
             self._transmissions.pop(message.id, None)

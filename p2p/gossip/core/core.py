@@ -44,15 +44,16 @@ from p2p.offence import Offence
 from p2p.own_time import STALL
 
 MAX_PENDING: Final = 1024
-"""Messages that wait for their validator. Beyond it new ones are dropped before they count as
-seen, so that they can come again."""
+"""Maximum number of messages that wait for their validator. Further ones are dropped before
+they count as seen, so that they can come again."""
 MAX_ANSWER: Final = msg.MAX_RPC // 2
-"""Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
+"""Maximum bytes of messages in one answer to IWANT. The host's outbox holds eight such
+answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingMessage:
-    """A message that its validator is looking at, and the peer that brought it."""
+    """Message that waits for its validator, with the peer that brought it."""
 
     message: msg.PubsubMessage
     author: PeerId
@@ -61,15 +62,15 @@ class _PendingMessage:
 
 
 class GossipCore:
-    """Publish and subscribe for one node. Give it `Event`s, carry out its `Effect`s."""
+    """State machine that publishes and subscribes for one node."""
 
     def __init__(
         self, signer: Signer, config: GossipConfig, rng: Random, *, verify: Verify, seqno: int
     ) -> None:
-        """``seqno`` must be higher than any used before under this key; nanoseconds since 1970
-        do."""
+        """Set up the parts of the core. ``seqno`` must be higher than any used before under
+        this key, such as the nanoseconds since 1970."""
         self.counters: Counter[str] = Counter()
-        """Messages and RPCs by what became of them."""
+        """Counts messages and RPCs by outcome."""
         self._signer = signer
         self._config = config
         self._rng = rng
@@ -89,12 +90,12 @@ class GossipCore:
 
     @property
     def next_deadline(self) -> float:
-        """When to deliver the next `Tick`."""
+        """Time of the next `Tick`."""
         return self._next_heartbeat
 
     @property
     def topics(self) -> dict[str, tuple[PeerId, ...]]:
-        """The topics that the node subscribes to, each with its mesh."""
+        """Maps each topic that the node subscribes to to its mesh peers."""
         return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -212,7 +213,8 @@ class GossipCore:
         self._on_iwant(peer, rpc.iwant)
 
     def _on_message(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
-        """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
+        """Process a message. Return False if it is forged, and the rest of its RPC is to be
+        skipped."""
         identity = message.id
         if message.topic not in self._mesh.meshes:
             self.counters["not ours"] += 1
@@ -229,7 +231,8 @@ class GossipCore:
         return True
 
     def _check_signature(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
-        """Hand a message to its validator if the signature is good; False if it is forged.
+        """Pass a message to its validator if the signature is good. Return False if it is
+        forged.
 
         Only a message with a good signature counts as seen, so that a forgery cannot block the
         message that it imitates. The first forgery ends an RPC: its sender did not check what
@@ -258,7 +261,7 @@ class GossipCore:
         return True
 
     def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
-        """A peer has added us to its mesh: add it to ours, or answer with PRUNE."""
+        """Handle a GRAFT: add the peer to our mesh too, or answer with PRUNE."""
         mesh = self._mesh.meshes.get(topic)
         if mesh is None or peer in mesh:
             return
@@ -276,8 +279,8 @@ class GossipCore:
         self._rpc_to(peer).prune.append((topic, round(backoff)))
 
     def _on_ihave(self, peer: PeerId, rpc: msg.Rpc, now: float) -> None:
-        """A peer advertises ids: ask for those that we have not seen, in random order within
-        its limit."""
+        """Handle IHAVE: request ids that we have not seen, in random order within the peer's
+        limit."""
         if not rpc.ihave or not self._scores.may_gossip(peer):
             return
         allowed = self._promises.may_ask(peer)
@@ -297,8 +300,8 @@ class GossipCore:
         self._rpc_to(peer).iwant.extend(asked)
 
     def _on_iwant(self, peer: PeerId, ids: list[bytes]) -> None:
-        """Send the messages that a peer asks for, at the cost of its quota: an id of 48 bytes
-        may ask for 256 KiB."""
+        """Send the messages that a peer requests, charged to its quota. An id of 48 bytes may
+        request 256 KiB."""
         size = 0
         for identity in ids if self._scores.may_gossip(peer) else ():
             if self._quotas.is_overdrawn(peer):
@@ -359,8 +362,8 @@ class GossipCore:
     # Shared steps.
 
     def _rpc_to(self, peer: PeerId) -> msg.Rpc:
-        """The RPC that ``peer`` will be sent at the end of this event; nothing is sent if it
-        stays empty."""
+        """Return the RPC that ``peer`` is sent at the end of this event, unless it stays
+        empty."""
         rpc = self._out.get(peer)
         if rpc is None:
             rpc = self._out[peer] = msg.Rpc()
@@ -376,7 +379,7 @@ class GossipCore:
         return effects
 
     def _penalise(self, peer: PeerId, offence: Offence, reason: str, detail: str = "") -> None:
-        """Lower the score here and with the host."""
+        """Lower the peer's score here and with the host."""
         self.counters[reason] += 1
         self._scores.penalise(peer, offence.points)
         said = f"{reason}: {detail}" if detail else reason

@@ -14,13 +14,14 @@ class Validity(Enum):
     """Verdict of a topic's validator."""
 
     ACCEPT = "accept"
-    """Good: deliver it and pass it on."""
+    """The message is good: deliver it and pass it on."""
     IGNORE = "ignore"
     """Drop the message, which other nodes may want (an old version, an author not known yet).
     It is charged to the sender's quota without a penalty."""
     REJECT = "reject"
-    """Drop the message and penalise its forwarder, as no honest peer forwards it (malformed, a
-    false signature in the data). Not for what a peer with other state may accept."""
+    """The message is one that no honest peer forwards, such as a malformed one or one with a
+    false signature in its data: drop it and penalise its forwarder. This is not for messages
+    that a peer with other state may accept."""
 
 
 # Events: what the core is told.
@@ -33,7 +34,11 @@ def _check_topic(topic: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """The node subscribes to ``topic``. Raises `ValueError` if that is empty or too long."""
+    """Subscribe the node to ``topic``.
+
+    Raises:
+        ValueError: The topic's name is empty or too long.
+    """
 
     topic: str
 
@@ -43,15 +48,18 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """The node leaves ``topic``."""
+    """End the node's subscription to ``topic``."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Sign ``data`` and send it to the subscribers of ``topic``. Raises `ValueError` if one of
-    them is too long."""
+    """Sign ``data`` and send it to the subscribers of ``topic``.
+
+    Raises:
+        ValueError: The data is too long, or the topic's name is empty or too long.
+    """
 
     topic: str
     data: bytes
@@ -66,7 +74,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """The node's answer about on the message of an earlier `Validate`."""
+    """Reports the validator's verdict on the message of an earlier `Validate`."""
 
     id: bytes
     validity: Validity
@@ -81,8 +89,8 @@ Event = HostEvent | Command
 
 @dataclass(frozen=True, slots=True)
 class Validate:
-    """Let the topic's validator look at a message whose signature is good. It is neither
-    delivered nor forwarded before `Validated` says so."""
+    """Ask the topic's validator about a message whose signature is good. The message is neither
+    delivered nor forwarded before `Validated` accepts it."""
 
     id: bytes
     topic: str

@@ -40,34 +40,35 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 MAX_TOPICS_OF_PEER: Final = 64
-"""Topics that we remember one peer to subscribe to; a run has about five."""
+"""Maximum number of subscriptions remembered of one peer; a run has about five topics."""
 MAX_FLOOD_PUBLISH: Final = 64
-"""Peers that get a message of our own at once; a node has about twenty that subscribe to its
-topics. Those of the mesh, outbound peers and those with most first deliveries come first."""
+"""Maximum number of peers that get our own message at once. A node has about twenty that
+subscribe to its topics. Mesh peers, outbound peers and those with most first deliveries come
+first."""
 FLOOD_PUBLISH_BYTES: Final = MIB
-"""Bytes of copies of one message beyond those for the mesh: 64 of an announcement (17 KiB), 4
-of the largest message (256 KiB). A publisher's upload is needed for its policies."""
+"""Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an announcement
+(17 KiB), 4 of the largest message (256 KiB). A publisher needs its upload for its policies."""
 MAX_BACKOFFS: Final = 16 * KI
-"""Backoffs remembered: of five topics and 3,000 peers. They outlive a connection, or a new
-connection would end them. The oldest goes first; forgetting one too early costs a GRAFT and a
-PRUNE."""
+"""Maximum number of backoffs remembered: five topics and 3,000 peers. They outlive a
+connection, or a new connection would end them. The oldest is dropped first; losing one too
+early costs a GRAFT and a PRUNE."""
 OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
-"""Heartbeats between two opportunistic grafts, as in gossipsub: a look a minute at whether the
-mesh brings what others bring first."""
+"""Heartbeats between two opportunistic grafts, as in gossipsub. Once a minute the node checks
+whether other peers deliver first more often than the mesh."""
 BACKOFF_SLACK: Final = 2.0
-"""Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
-moment after the other; without slack an honest GRAFT arrives too early and is penalised."""
+"""Heartbeats added to a backoff before we GRAFT again. The pruned end begins to count a moment
+after the other end; without slack its honest GRAFT arrives too early and is penalised."""
 
 Peers = dict[PeerId, None]
 Predicate = Callable[[PeerId], bool]
 
 
 class Mesh:
-    """The subscribers, meshes, fanouts and backoffs of one node."""
+    """Subscribers, meshes, fanouts and backoffs of one node."""
 
     def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
         self.meshes: dict[str, Peers] = {}
-        """Mesh of each topic that this node subscribes to."""
+        """Maps each topic that this node subscribes to to its mesh peers."""
         self._config = config
         self._rng = rng
         self._scores = scores
@@ -81,14 +82,14 @@ class Mesh:
     # Connections and subscriptions.
 
     def connected(self, peer: PeerId, dialled: bool) -> None:
-        """Add a connected peer; its subscriptions follow. ``dialled`` is True for outbound
-        peers."""
+        """Add a connected peer, still without subscriptions. ``dialled`` is True if we dialled
+        it."""
         self._topics_of.setdefault(peer, {})
         if dialled:
             self._outbound[peer] = None
 
     def disconnected(self, peer: PeerId) -> None:
-        """``peer`` is removed from every table but the backoffs."""
+        """Remove ``peer`` from every table but the backoffs."""
         for topic in self._topics_of.pop(peer, {}):
             self._remove_subscriber(topic, peer)
         self._outbound.pop(peer, None)
@@ -98,12 +99,12 @@ class Mesh:
         return peer in self._topics_of
 
     def connected_peers(self) -> list[PeerId]:
-        """Connected peers, with or without subscriptions."""
+        """Return the connected peers, with or without subscriptions."""
         return list(self._topics_of)
 
     def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:
-        """A connected peer subscribes to ``topic`` or leaves it; False if it subscribes to more
-        than `MAX_TOPICS_OF_PEER`, which is not remembered."""
+        """Note that a connected peer subscribes to ``topic`` or leaves it. Return False, and
+        note nothing, if it has `MAX_TOPICS_OF_PEER` subscriptions already."""
         topics = self._topics_of[peer]
         if not subscribed:
             topics.pop(topic, None)
@@ -116,13 +117,14 @@ class Mesh:
         return True
 
     def subscribers(self, topic: str) -> Peers:
-        """The connected peers that subscribe to ``topic``."""
+        """Return the connected peers that subscribe to ``topic``."""
         return self._subscribers.get(topic, {})
 
     # Our own subscriptions.
 
     def join(self, topic: str, now: float) -> list[PeerId]:
-        """Form a mesh for ``topic``, from its fanout first; returns the peers to send GRAFT."""
+        """Form a mesh for ``topic``, from its fanout first, and return the peers to send
+        GRAFT."""
         self.meshes[topic] = {}
         fanout, _ = self._fanout.pop(topic, ({}, 0.0))
         known = self.subscribers(topic)
@@ -132,7 +134,7 @@ class Mesh:
         return first + self._top_up(topic, now)
 
     def leave(self, topic: str, now: float) -> list[PeerId]:
-        """Give up the mesh of ``topic``; returns the peers to send PRUNE."""
+        """Give up the mesh of ``topic`` and return the peers to send PRUNE."""
         peers = list(self.meshes.pop(topic, {}))
         for peer in peers:
             self.add_backoff(topic, peer, now, BACKOFF)
@@ -141,43 +143,43 @@ class Mesh:
     # GRAFT and PRUNE of peers.
 
     def has_place_for(self, topic: str, peer: PeerId) -> bool:
-        """Return True if a peer that sent GRAFT may join the mesh; ``outbound`` places are
-        closed to inbound peers."""
+        """Return True if the mesh has a place for a peer that sent GRAFT. Inbound peers cannot
+        take the ``outbound`` places."""
         config, mesh = self._config, self.meshes[topic]
         if peer in self._outbound:
             return len(mesh) < config.high
         return len(mesh) - self._count_outbound(mesh) < config.high - config.outbound
 
     def graft(self, topic: str, peer: PeerId) -> None:
-        """Add a peer to the mesh that has added us to its own."""
+        """Add a peer to the mesh that has added us to its own mesh."""
         self.meshes[topic][peer] = None
 
     def prune(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
-        """Remove a peer from the mesh, whichever side said so."""
+        """Remove a peer from the mesh and begin a backoff, whichever side pruned."""
         if topic in self.meshes:
             self.meshes[topic].pop(peer, None)
             self.add_backoff(topic, peer, now, backoff)
 
     def add_backoff(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
-        """Forbid GRAFT between us and `peer` for ``backoff`` seconds; a longer backoff
-        stays."""
+        """Forbid GRAFT between us and ``peer`` for ``backoff`` seconds, unless a longer backoff
+        runs."""
         key = (topic, peer)
         self._backoff[key] = max(self._backoff.get(key, now), now + backoff)
 
     def is_backed_off(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Return True if a GRAFT by this peer comes too early."""
+        """Return True if a GRAFT by this peer is too early."""
         return self._backoff.get((topic, peer), -math.inf) > now
 
     def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Return True if a GRAFT of ours does not come too early for the peer
-        (`BACKOFF_SLACK`)."""
+        """Return True if our GRAFT is not too early for the peer, with `BACKOFF_SLACK`."""
         return not self.is_backed_off(topic, peer, now - BACKOFF_SLACK * self._config.interval)
 
     # Which peers get what.
 
     def publish_recipients(self, topic: str, size: int, now: float) -> list[PeerId]:
-        """The peers that get a message of our own of ``size`` bytes: the mesh, or the fanout,
-        and then all other subscribers within `MAX_FLOOD_PUBLISH` and `FLOOD_PUBLISH_BYTES`."""
+        """Return the peers that get our own message of ``size`` bytes. They are the mesh, or
+        the fanout, and then other subscribers up to `MAX_FLOOD_PUBLISH` and
+        `FLOOD_PUBLISH_BYTES`."""
         peers, subscribers = self.meshes.get(topic), self.subscribers(topic)
         if peers is None:
             # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
@@ -197,28 +199,28 @@ class Mesh:
         return [*peers, *others[: max(0, room)]]
 
     def gossip_recipients(self, topic: str) -> list[PeerId]:
-        """Random peers outside the mesh that get an IHAVE in this heartbeat: D_lazy, or a
-        quarter if that is more."""
+        """Return random peers outside the mesh to send IHAVE in this heartbeat: D_lazy, or a
+        quarter of them if that is more."""
         mesh = self.meshes.get(topic) or self._fanout.get(topic, ({}, 0.0))[0]
         outside = len(self.subscribers(topic)) - len(mesh)
         return self._sample(topic, mesh, max(LAZY, outside // 4))
 
     def fanout_topics(self) -> list[str]:
-        """Topics that we publish to without subscribing."""
+        """Return the topics that we publish to without subscribing."""
         return list(self._fanout)
 
     # The heartbeat: `heartbeat` once, then `maintain` for each topic.
 
     def heartbeat(self, now: float) -> None:
-        """An interval has passed: forget old fanouts and ended backoffs."""
+        """Forget expired fanouts and backoffs. This is called once in each heartbeat."""
         self._heartbeats += 1
         self._fanout = {topic: kept for topic, kept in self._fanout.items() if kept[1] > now}
         ended = now - BACKOFF_SLACK * self._config.interval
         self._backoff.keep(lambda until: until > ended)
 
     def maintain(self, topic: str, now: float) -> tuple[list[PeerId], list[PeerId]]:
-        """Keep the mesh of a topic in its bounds; returns the peers to send GRAFT and those to
-        send PRUNE."""
+        """Keep the mesh of a topic within its bounds. Return the peers to send GRAFT and those
+        to send PRUNE."""
         config, mesh, scores = self._config, self.meshes[topic], self._scores
         pruned = [peer for peer in mesh if not scores.may_mesh(peer)]
         if len(mesh) - len(pruned) > config.high:
@@ -246,13 +248,13 @@ class Mesh:
         return grafted, pruned
 
     def _top_up(self, topic: str, now: float) -> list[PeerId]:
-        """Graft up to ``degree``."""
+        """Graft random subscribers until the mesh has ``degree`` peers."""
         return self._graft_some(topic, self._config.degree - len(self.meshes[topic]), now)
 
     def _graft_some(
         self, topic: str, count: int, now: float, accepts: Predicate = bool
     ) -> list[PeerId]:
-        """Graft at most ``count`` random subscribers whose backoff is over."""
+        """Graft at most ``count`` random subscribers whose backoff is over, and return them."""
         mesh = self.meshes[topic]
         chosen = self._sample(
             topic, mesh, count, lambda peer: accepts(peer) and self._may_graft(topic, peer, now)
@@ -261,12 +263,12 @@ class Mesh:
         return chosen
 
     def _excess(self, peers: list[PeerId]) -> list[PeerId]:
-        """The peers to prune from a mesh that is too large: all but the best few, some by
-        chance, and enough outbound ones.
+        """Return the peers to prune from a mesh that is too large. The best few stay, then
+        random ones, with enough outbound peers among them.
 
-        Of 13 peers with ``degree`` 6 and ``outbound`` 2: the best 4 stay, then 2 of the others
-        by chance. If no more than one of these 6 is outbound, the last inbound one of them
-        gives its place to an outbound one.
+        For example, of 13 peers with ``degree`` 6 and ``outbound`` 2, the best 4 stay, and 2
+        random others. If fewer than two of these 6 are outbound, outbound peers replace the
+        last inbound ones.
         """
         config = self._config
         self._rng.shuffle(peers)

@@ -1,4 +1,4 @@
-"""Which peers have promised which messages: an IHAVE that we answered by IWANT is a promise.
+"""Promises and scores of peers. An IHAVE that we answered by IWANT is a promise.
 
 A message that does not come within ``promise`` seconds is a broken promise, which costs its
 peer a penalty (gossipsub v1.1, "spam protection measures"). Which peers to ask is a decision
@@ -31,30 +31,30 @@ from p2p.gossip.config import PROMISE, GossipConfig
 from p2p.identity import PeerId
 
 MAX_PENALISED: Final = 4096
-"""Peers with a penalty. It outlives the connection, or a new connection would wash it off. When
-there are too many the smallest penalty is forgotten: 4,096 minted names wash off only penalties
-that are smaller than theirs."""
+"""Maximum number of peers with a penalty. A penalty outlives the connection, or a new
+connection would clear it. When there are too many, the smallest penalty is forgotten: 4,096
+invented names clear only penalties smaller than their own."""
 
 
 class PeerScores:
-    """The scores of all peers, decayed once in each heartbeat."""
+    """Scores of all peers, which decay in each heartbeat."""
 
     def __init__(self) -> None:
         self._penalties: dict[PeerId, float] = {}
         self._first_deliveries: dict[PeerId, float] = {}
-        """First deliveries of connected peers."""
+        """Decayed number of first deliveries of each connected peer."""
 
     def connected(self, peer: PeerId) -> None:
-        """``peer`` may earn first deliveries from now on; penalties of earlier connections
-        stand."""
+        """Let ``peer`` earn first deliveries from now on. Penalties from earlier connections
+        stay."""
         self._first_deliveries.setdefault(peer, 0.0)
 
     def disconnected(self, peer: PeerId) -> None:
-        """First deliveries end with the connection, penalties do not."""
+        """Forget the first deliveries of ``peer``, but not its penalties."""
         self._first_deliveries.pop(peer, None)
 
     def score(self, peer: PeerId) -> float:
-        """0 if there is no penalty, else its negative."""
+        """Return the negative penalty of ``peer``, or 0 if it has none."""
         return -self._penalties.get(peer, 0.0)
 
     def may_mesh(self, peer: PeerId) -> bool:
@@ -64,25 +64,25 @@ class PeerScores:
         return -self._penalties.get(peer, 0.0) > (-10.0)
 
     def may_gossip(self, peer: PeerId) -> bool:
-        """Return True if the IHAVE and IWANT of ``peer`` are listened to."""
+        """Return True if the node processes IHAVE and IWANT of ``peer``."""
         # Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold).
         return -self._penalties.get(peer, 0.0) > (-40.0)
 
     def penalise(self, peer: PeerId, points: float) -> None:
-        """``peer`` misbehaved, connected or not."""
+        """Add ``points`` to the penalty of ``peer``, whether or not it is connected."""
         if peer not in self._penalties and len(self._penalties) >= MAX_PENALISED:
             del self._penalties[min(self._penalties, key=self._penalties.__getitem__)]
         self._penalties[peer] = self._penalties.get(peer, 0.0) + points
 
     def delivered_first(self, peer: PeerId) -> None:
-        """``peer`` brought a message, accepted since, before any other peer did."""
+        """Credit ``peer`` with an accepted message that it brought before any other peer."""
         known = self._first_deliveries.get(peer)
         if known is not None:
             # The most that a peer can have to its credit, one for each message delivered first.
             self._first_deliveries[peer] = min(100.0, known + 1)
 
     def first_deliveries(self, peer: PeerId) -> float:
-        """The decayed count of messages that ``peer`` delivered first."""
+        """Return the decayed number of messages that ``peer`` delivered first."""
         return self._first_deliveries.get(peer, 0.0)
 
     def has_delivered(self, peer: PeerId) -> bool:
@@ -90,7 +90,7 @@ class PeerScores:
         return self._first_deliveries.get(peer, 0.0) > 0
 
     def heartbeat(self) -> None:
-        """An interval has passed: let everything decay."""
+        """Let all scores decay. This is called once in each heartbeat."""
         # What remains of a penalty after each heartbeat: half after 23.
         decayed = ((peer, points * 0.97) for peer, points in self._penalties.items())
         # Penalties below this count as none, and leave the table: 10 points are forgotten after
@@ -103,48 +103,51 @@ class PeerScores:
 
 
 MAX_ASKED: Final = 128
-"""Ids asked of one peer in an interval: far more than a run publishes, and half of what one RPC
-holds (256 messages)."""
+"""Maximum number of ids requested from one peer in an interval. This is far more than a run
+publishes, and half of what one RPC holds (256 messages)."""
 MAX_PROMISES: Final = 8192
-"""Ids asked for that did not come yet, over all peers. 16 peers that never answer fill it, with
-128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise pushes out
-the oldest of the peer that has most, so that those 16 cannot shut out a seventeenth."""
+"""Maximum number of open requests for ids, over all peers. 16 peers that never answer fill it,
+with 128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise
+replaces the oldest of the peer with most, so that those 16 cannot shut out a seventeenth."""
 MAX_ASKED_OF: Final = 8
-"""Peers without first deliveries that are asked for one id; those with some are asked
-besides."""
+"""Maximum number of peers without first deliveries that are asked for one id. Peers with first
+deliveries are asked as well."""
 
 
 @dataclass(slots=True)
 class _OpenIwant:
-    """A message that was asked for and has not come."""
+    """Request for a message that has not come."""
 
     peers: list[PeerId] = field(default_factory=list)
-    """The peers that were asked."""
+    """Peers that were asked."""
     exclusive_until: float = -math.inf
-    """Time until which no other peer is asked, because this one delivered before."""
+    """Time until which no other peer is asked, because the last peer asked has delivered
+    before."""
 
 
 class Promises:
-    """The open promises of the connected peers, by peer and by message."""
+    """Open promises of the connected peers, by peer and by message."""
 
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
         self._of: dict[PeerId, dict[bytes, float]] = {}
-        """For each connected peer, the ids that it promised and when each is due."""
+        """Maps each connected peer to the ids that it promised and the time at which each is
+        due."""
         self._requests: dict[bytes, _OpenIwant] = {}
         self._asked: dict[PeerId, int] = {}
-        """Ids asked of each peer in this interval. Reconnecting does not clear it."""
+        """Number of ids requested from each peer in this interval. Reconnecting does not clear
+        it."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def connected(self, peer: PeerId) -> None:
-        """``peer`` may be asked from now on."""
+        """Allow requests to ``peer``."""
         self._of.setdefault(peer, {})
 
     def disconnected(self, peer: PeerId) -> None:
-        """The promises of a peer that left are void."""
+        """Drop the promises of a peer that left."""
         for identity in list(self._of.get(peer, ())):
             self._drop(identity, peer)
         self._of.pop(peer, None)
@@ -154,7 +157,7 @@ class Promises:
         return MAX_ASKED - self._asked.get(peer, 0)
 
     def should_ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
-        """Return True if `peer`, which advertises this id, should be asked although others
+        """Return True if ``peer``, which advertises this id, should be asked even if others
         were. ``proven`` peers have delivered messages first before."""
         request = self._requests.get(identity)
         if request is None:
@@ -164,8 +167,8 @@ class Promises:
         return len(request.peers) < MAX_ASKED_OF or proven
 
     def ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
-        """Note that ``peer`` is asked for this id; False, and nothing noted, if all promises
-        are taken and ``peer`` itself has most of them."""
+        """Note that ``peer`` is asked for this id. Return False, and note nothing, if all
+        promises are taken and ``peer`` itself has most of them."""
         if self._count >= MAX_PROMISES:
             most = max(self._of, key=lambda each: len(self._of[each]))
             if most == peer:
@@ -183,14 +186,14 @@ class Promises:
         return True
 
     def fulfilled(self, identity: bytes) -> None:
-        """The message came, from whichever peer: all promises of it are kept."""
+        """Drop all promises of a message that came, whichever peer brought it."""
         request = self._requests.get(identity)
         for peer in list(request.peers) if request is not None else ():
             self._drop(identity, peer)
 
     def heartbeat(self, now: float) -> list[PeerId]:
-        """An interval has passed: every peer may be asked again. Returns the peers whose
-        messages did not come in time, each once, however many they owe."""
+        """Reset the limits for the next interval. Return each peer that broke a promise,
+        once."""
         self._asked = {}
         broken = []
         for peer, owed in self._of.items():

@@ -44,35 +44,36 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 RPC_COST: Final = 128
-"""Units of an RPC besides its bytes: 6 µs to decode, carry out and answer an empty one."""
+"""Units that an RPC costs besides its bytes: 6 µs to decode, process and answer an empty
+one."""
 FIELD_COST: Final = 32
-"""Units of each protobuf field: 1.6 µs to decode, check and look up an id, a topic or a part of
-a message."""
+"""Units that each protobuf field costs: 1.6 µs to decode, check and look up an id, a topic or a
+part of a message."""
 VERIFY_COST: Final = 2 * KI
-"""Units of a signature: 60 to 120 µs."""
+"""Units that verifying a signature costs: 60 to 120 µs."""
 IGNORED_COST: Final = 16 * KI
-"""Units that an ignored message costs the peer that brings it: 16 a second for long, 64 at
-once. Ignoring is no offence, since an honest forwarder may know a later run file; but a
-stranger can sign such messages by the million."""
+"""Units that an ignored message costs the peer that brings it, which allows 16 a second in the
+long run and 64 at once. Bringing one is no offence, since an honest forwarder may know a later
+run file; but a stranger can sign such messages by the million."""
 NEWCOMER: Final = MIB
-"""Units that a peer has when it connects: names cost nothing, so a new one is not worth a
+"""Units that a peer has when it connects. Names cost nothing, so a new one does not get a whole
 burst."""
 FLOOD_BURSTS: Final = 2.0
-"""Amount, in bursts, dropped of a peer over quota from which the peer counts as flooding. A
-smaller amount may only have waited while our process was stopped."""
+"""Amount dropped from one peer, in bursts, from which the peer counts as flooding. A smaller
+amount may only have waited while our process was stopped."""
 PATIENCE: Final = 15
-"""Intervals in a row over quota after which a peer is penalised. A burst of 4 MiB and 15 s of
-the rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
+"""Number of consecutive intervals over quota after which a peer is penalised. A burst of 4 MiB
+and 15 s at 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
 CROWD: Final = 16
-"""When more peers than this are over quota together, they share: more than a mesh has, and 21 %
-of a core (16 times 1.3 %)."""
+"""Number of peers over quota at the same time above which all peers share a budget. It is more
+than a mesh has; 16 peers at 1.3 % take 21 % of a core."""
 AUTHOR_SHARE: Final = 0.5
-"""An author's quota, as a fraction of a peer's. Honest peers forward everything that they
-accept of an author, and would be over quota because of it."""
+"""An author's quota as a fraction of a peer's. Honest peers forward everything that they accept
+from an author, and would otherwise be over quota because of it."""
 
 
 class _Account(TokenBucket):
-    """Bucket of one peer, and what was dropped while it was empty."""
+    """Bucket of one peer, with a count of what was dropped while it was empty."""
 
     __slots__ = ("_dropped", "_intervals_over", "_over")
 
@@ -83,8 +84,8 @@ class _Account(TokenBucket):
         self._intervals_over = 0
 
     def pay(self, cost: float, now: float, rate: float) -> bool:
-        """Take ``cost`` and return True, or count it as dropped if the bucket is empty. What
-        was dropped is forgiven as fast as the bucket fills."""
+        """Take ``cost`` and return True, or count it as dropped if the bucket is empty. Dropped
+        units are forgiven as fast as the bucket fills."""
         gain = self.refill(now, rate)
         if self._dropped:
             self._dropped = max(0.0, self._dropped - gain)
@@ -96,15 +97,15 @@ class _Account(TokenBucket):
         return False
 
     def take_flood(self, limit: float) -> bool:
-        """Return True if ``limit`` was dropped; counting begins again then."""
+        """Return True and reset the count if at least ``limit`` units were dropped."""
         if self._dropped < limit:
             return False
         self._dropped = 0.0
         return True
 
     def end_interval(self) -> tuple[bool, bool]:
-        """End an interval. Return whether the peer was over quota in it, and whether it was in
-        each of the last `PATIENCE` intervals; counting begins again then."""
+        """End an interval. Return whether the peer was over quota in it, and whether it was
+        over quota in each of the last `PATIENCE` intervals, after which that count restarts."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
         persistent = self._intervals_over >= PATIENCE
@@ -114,7 +115,7 @@ class _Account(TokenBucket):
 
 
 class PeerQuotas:
-    """The buckets of connected peers, of peers that left, and of authors."""
+    """Buckets of connected peers, of peers that left, and of authors."""
 
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
@@ -128,7 +129,7 @@ class PeerQuotas:
         self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:
-        """Open an account, or go on with that of the last connection."""
+        """Open an account for ``peer``, or continue that of its last connection."""
         if peer not in self._accounts:
             known = self._departed.pop(peer, None)
             if known is None:
@@ -136,36 +137,37 @@ class PeerQuotas:
             self._accounts[peer] = known
 
     def disconnected(self, peer: PeerId) -> None:
-        """Keep the account of a peer that left for its return."""
+        """Keep the account of a peer that left in case it returns."""
         account = self._accounts.pop(peer, None)
         if account is not None:
             self._departed[peer] = account
 
     def admit(self, peer: PeerId, size: int, now: float) -> bool:
-        """Pay for an RPC of ``size`` bytes; False if the bucket is empty and it must be
-        dropped."""
+        """Charge an RPC of ``size`` bytes. Return False if the bucket is empty and the RPC must
+        be dropped."""
         return self._accounts[peer].pay(RPC_COST + size, now, self._rate)
 
     def charge(self, peer: PeerId, units: float) -> None:
-        """Charge what was already spent on `peer`; the bucket may become negative."""
+        """Charge ``peer`` for work already done; the bucket may become negative."""
         account = self._accounts.get(peer)
         if account is not None:
             account.take(units)
 
     def is_overdrawn(self, peer: PeerId) -> bool:
-        """Return True if nothing more is to be done for ``peer`` in this RPC."""
+        """Return True if the bucket of ``peer`` is empty, so that its RPC gets no further
+        work."""
         account = self._accounts.get(peer)
         return account is None or account.level <= 0
 
     def take_flood(self, peer: PeerId) -> bool:
-        """Return True if so much was dropped that ``peer`` is to be penalised; counting begins
-        again."""
+        """Return True and reset the count if so much was dropped that ``peer`` is to be
+        penalised."""
         return self._accounts[peer].take_flood(FLOOD_BURSTS * self._config.burst)
 
     def heartbeat(self) -> list[PeerId]:
-        """Begin the next interval. Return the peers over quota in each of the last `PATIENCE`
-        intervals, which are to be penalised. Lower the rate of all peers for the next interval
-        if those over quota are a crowd."""
+        """Begin the next interval and return the peers to penalise, which were over quota in
+        each of the last `PATIENCE` intervals. Lower the rate of all peers for the next interval
+        if more than `CROWD` were over quota."""
         persistent, crowd = [], 0
         for peer, account in self._accounts.items():
             was_over, has_persisted = account.end_interval()
@@ -176,8 +178,8 @@ class PeerQuotas:
         return persistent
 
     def admit_author(self, author: PeerId, now: float) -> bool:
-        """Return True if the author's quota allows another message. Only accepted messages
-        count against an author; unaccepted ones count against the peers that bring them."""
+        """Return True if the author's quota allows another message. Accepted messages count
+        against their author, unaccepted ones against the peers that bring them."""
         bucket = self._authors.get(author)
         if bucket is None:
             return True

@@ -42,30 +42,31 @@ from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 DOMAIN: Final = "/shoal/ledger/1.0.0"
 HEAD_DOMAIN: Final = "/shoal/ledger-head/1.0.0"
 DIGEST_BYTES: Final = 32
-"""SHA-256."""
+"""Bytes of a digest, which is SHA-256."""
 GENESIS: Final = bytes(DIGEST_BYTES)
-"""The predecessor's digest in the first entry."""
+"""Digest of the predecessor in the first entry."""
 MAX_BODY: Final = 64 * KI
-"""Bytes an entry may say. A verdict has about 300; evidence goes by digest."""
+"""Maximum bytes of an entry's body. A verdict has about 300; evidence is named by its
+digest."""
 MAX_ENTRY: Final = MAX_BODY + KI
-"""Bytes of a whole entry: body, kind, author, digests and signature."""
+"""Maximum bytes of a whole entry: body, kind, author, digests and signature."""
 MAX_BRIEF: Final = 112
-"""Bytes of a signed head without its author: 9 of number, 34 of digest, 66 of signature, and
-the list's."""
+"""Maximum bytes of a signed head without its author: 9 of number, 34 of digest, 66 of
+signature, and those of the list."""
 MAX_KIND: Final = 32
-"""Characters of an entry's kind, a word chosen by a role; ours have up to 7."""
+"""Maximum characters of an entry's kind, a word chosen by a role. Ours have up to 7."""
 LENGTH_BYTES: Final = 4
-"""Bytes in front of a record that give its entry's length; big-endian."""
+"""Bytes in front of a record that give its entry's length, big-endian."""
 CHECKSUM_BYTES: Final = 8
-"""Bytes of SHA-256 kept as a checksum. It detects decay, not people: one damaged record in
-2**64 passes."""
+"""Bytes of SHA-256 kept as a checksum. It detects decay, not manipulation: one damaged record
+in 2**64 passes."""
 RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
 """Bytes that a record adds to its entry: 12, or 4 % of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A signed entry. ``kind`` says how to read ``body``; ``wall`` (the author's clock) is for
+    """Signed entry. ``kind`` says how to read ``body``; ``wall`` (the author's clock) is for
     people."""
 
     author: PeerId
@@ -78,12 +79,12 @@ class Entry:
 
     @property
     def digest(self) -> bytes:
-        """The digest that the next entry names; it covers everything but the signature."""
+        """Digest that the next entry names. It covers everything but the signature."""
         return hashlib.sha256(self._signed()).digest()
 
     @property
     def bound(self) -> dict[int, bytes]:
-        """The digests of this entry and of the one before it, by number."""
+        """Maps the numbers of this entry and of the one before it to their digests."""
         before = {self.seqno - 1: self.previous} if self.seqno else {}
         return {self.seqno: self.digest, **before}
 
@@ -93,7 +94,7 @@ class Entry:
         )
 
     def encode(self) -> bytes:
-        """The bytes that travel and are stored."""
+        """Return the bytes that are sent and stored."""
         return pack([self._signed(), self.signature])
 
     def is_signed(self, verify: Verify) -> bool:
@@ -103,18 +104,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The end of a log: number and digest of its newest entry. Empty logs have `EMPTY`."""
+    """End of a log: number and digest of its newest entry. An empty log has `EMPTY`."""
 
     seqno: int
     digest: bytes
 
 
 EMPTY: Final = Head(-1, GENESIS)
-"""The head of a log without entries."""
+"""Head of a log without entries."""
 
 
 def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) -> Entry:
-    """The entry behind ``head``, signed. Raises `ValueError` if kind or body are too long."""
+    """Sign a new entry that follows ``head``.
+
+    Raises:
+        ValueError: The kind or the body is too long.
+    """
     if not 0 < len(kind) <= MAX_KIND or len(body) > MAX_BODY:
         raise ValueError(
             f"an entry has a kind of 1 to {MAX_KIND} characters and at most {MAX_BODY} bytes"
@@ -125,8 +130,10 @@ def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) 
 
 
 def decode_entry_untrusted(data: bytes) -> Entry:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
-    here.
+    """Decode an entry without checking its signature.
+
+    Raises:
+        BadMessage: The bytes are not an entry. Nothing else is raised, whatever the bytes.
     """
     if len(data) > MAX_ENTRY:
         raise BadMessage(
@@ -153,8 +160,10 @@ def decode_entry_untrusted(data: bytes) -> Entry:
 
 
 def check_link(head: Head, entry: Entry) -> Head:
-    """The head after ``entry``. Raises `BadMessage` if ``entry`` does not continue the log at
-    ``head``.
+    """Return the head after ``entry``.
+
+    Raises:
+        BadMessage: ``entry`` does not continue the log at ``head``.
     """
     if entry.seqno != head.seqno + 1 or entry.previous != head.digest:
         raise BadMessage(
@@ -165,7 +174,7 @@ def check_link(head: Head, entry: Entry) -> Head:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """An author's signed claim of its log's end, used where entries would be too long."""
+    """Author's signed claim of its log's end, used where entries would be too long."""
 
     author: PeerId
     seqno: int
@@ -174,15 +183,17 @@ class SignedHead:
 
     @property
     def bound(self) -> dict[int, bytes]:
-        """The digest of the newest entry, by its number."""
+        """Maps the number of the newest entry to its digest."""
         return {self.seqno: self.digest}
 
     def encode(self) -> bytes:
-        """The bytes that travel where it is not known whose head it is."""
+        """Return the bytes with the author, for a receiver that does not know whose head it
+        is."""
         return pack([self.author.digest, *self._fields()])
 
     def brief(self) -> bytes:
-        """The bytes that travel where it is: at most `MAX_BRIEF`."""
+        """Return the bytes without the author, for a receiver that knows it: at most
+        `MAX_BRIEF`."""
         return pack(self._fields())
 
     def _fields(self) -> list[int | bytes]:
@@ -199,15 +210,18 @@ def _head_signed(author: PeerId, seqno: int, digest: bytes) -> bytes:
 
 
 def sign_head(head: Head, signer: Signer) -> SignedHead:
-    """``head`` in its author's name."""
+    """Sign ``head`` in the name of its author."""
     author = signer.peer_id
     signature = signer.sign(HEAD_DOMAIN, _head_signed(author, head.seqno, head.digest))
     return SignedHead(author, head.seqno, head.digest, signature)
 
 
 def decode_brief_untrusted(author: PeerId, data: bytes) -> SignedHead:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
-    here."""
+    """Decode a head without its author, and without checking its signature.
+
+    Raises:
+        BadMessage: The bytes are not a head. Nothing else is raised, whatever the bytes.
+    """
     if len(data) > MAX_BRIEF:
         raise BadMessage(f"the head of a ledger has at most {MAX_BRIEF} bytes")
     return _head_untrusted(
@@ -223,12 +237,15 @@ def _head_untrusted(author: PeerId, seqno: int, digest: bytes, signature: bytes)
 
 
 Statement = Entry | SignedHead
-"""A signed statement of an author about its log."""
+"""Signed statement of an author about its log."""
 
 
 def decode_statement_untrusted(data: bytes) -> Statement:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
-    here."""
+    """Decode an entry or a signed head without checking its signature.
+
+    Raises:
+        BadMessage: The bytes are neither. Nothing else is raised, whatever the bytes.
+    """
     value = unpack_untrusted(data)
     if isinstance(value, list) and len(value) == 4:
         author, *rest = fields_untrusted(value, bytes, int, bytes, bytes, what="ledger head")
@@ -237,8 +254,11 @@ def decode_statement_untrusted(data: bytes) -> Statement:
 
 
 def decode_fork_untrusted(data: bytes) -> Equivocation[Statement]:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The caller verifies the
-    signatures."""
+    """Decode a proof of equivocation. The caller verifies the signatures.
+
+    Raises:
+        BadMessage: The bytes are no such proof. Nothing else is raised, whatever the bytes.
+    """
     # Bytes of a proof that a log forked: two entries and their framing.
     if len(data) > 2 * MAX_ENTRY + 16:
         raise BadMessage(f"a ledger fork of {len(data)} bytes is too long")
@@ -248,7 +268,8 @@ def decode_fork_untrusted(data: bytes) -> Equivocation[Statement]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of a record in its segment, head included, and the kind of its entry."""
+    """Position of a record in its segment, including the record's head, and its entry's
+    kind."""
 
     offset: int
     length: int
@@ -257,9 +278,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Result of `read_segment`: whole records, the head behind them, and where they end.
+    """Result of `read_segment`: places of the whole records, the head after them, and their
+    end.
 
-    ``flaw`` says why what lies there is no record of this log; empty if nothing lies there.
+    ``flaw`` says why the bytes after the end are no record of this log; empty if there are
+    none.
     """
 
     places: Sequence[Place]
@@ -270,19 +293,23 @@ class Segment:
 
 
 def checksum(data: bytes) -> bytes:
-    """Detects that ``data`` has changed on the disk."""
+    """Return a checksum that detects changes of ``data`` on the disk."""
     return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
 
 
 def encode_record(entry: Entry) -> bytes:
-    """An entry as segment files hold it."""
+    """Return an entry in the form that segment files hold."""
     encoded = entry.encode()
     length = len(encoded).to_bytes(LENGTH_BYTES, "big")
     return length + checksum(length + encoded) + encoded
 
 
 def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
-    """The entry of the record at ``offset``, and where the record ends. Raises `BadMessage`."""
+    """Return the entry of the record at ``offset``, and the end of the record.
+
+    Raises:
+        BadMessage: There is no whole and sound record at ``offset``.
+    """
     length = data[offset : offset + LENGTH_BYTES]
     start = offset + RECORD_HEAD
     end = start + int.from_bytes(length, "big")
@@ -299,9 +326,9 @@ def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
 def read_segment(data: bytes, head: Head, author: PeerId) -> Segment:
     """Check one segment file, which continues the log at ``head``.
 
-    Stops before the first record that is none. Signatures are not verified: the digest in the
-    head commits to all that they sign, so the caller verifies the last entry's
-    (`Entry.is_signed`). Never raises.
+    Stops at the first bytes that are no record of this log, and never raises. Signatures are
+    not verified: the digest in the head commits to all that they sign, so the caller verifies
+    only that of the last entry (`Entry.is_signed`).
     """
     places: list[Place] = []
     offset, last, flaw = 0, None, ""
@@ -322,30 +349,29 @@ def read_segment(data: bytes, head: Head, author: PeerId) -> Segment:
 SLOT_BYTES: Final = 4 * KI
 """Distance between the slots: the largest sector of any disk, so that no write touches both."""
 MAX_SYNCED: Final = 2 * SLOT_BYTES
-"""Bytes of the file at most."""
+"""Maximum bytes of the file ``synced``."""
 _FIELDS: Final = struct.Struct(f">8sQQQq{DIGEST_BYTES}s")
 _MAGIC: Final = b"shoal/l2"
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """``size`` bytes of segment number ``segment`` are on the disk, and everything before: up
-    to ``head``.
-    """
+    """Content of a slot: all segments before ``segment``, and its first ``size`` bytes, are on
+    the disk, and the log ends there with ``head``."""
 
     turn: int
-    """Counts the writes; the slot with the higher one is the newer."""
+    """Number of the write. The slot with the higher number is the newer one."""
     segment: int
     size: int
     head: Head
 
     @property
     def offset(self) -> int:
-        """Offset of its slot in the file."""
+        """Offset of the slot in the file."""
         return self.turn % 2 * SLOT_BYTES
 
     def encode(self) -> bytes:
-        """The bytes of its slot."""
+        """Return the bytes of the slot."""
         fields = _FIELDS.pack(
             _MAGIC, self.turn, self.segment, self.size, self.head.seqno, self.head.digest
         )
@@ -353,18 +379,19 @@ class Synced:
 
 
 NOTHING: Final = Synced(0, 0, 0, EMPTY)
-"""The state of a ledger without entries."""
+"""State of a ledger without entries."""
 
 
 def encode_slots(synced: Synced) -> tuple[Synced, bytes]:
-    """The file with ``synced`` in both slots, and the newer of them."""
+    """Return the newer of two slots with the content of ``synced``, and the file with both."""
     even = Synced(synced.turn + synced.turn % 2, synced.segment, synced.size, synced.head)
     odd = Synced(even.turn + 1, synced.segment, synced.size, synced.head)
     return odd, even.encode().ljust(SLOT_BYTES, b"\0") + odd.encode()
 
 
 def read_slots(data: bytes) -> tuple[Synced | None, bool]:
-    """The newer of the slots that are sound, and whether both are. Never raises."""
+    """Return the newer of the sound slots, or None, and True if both are sound. Never
+    raises."""
     found = [
         slot for offset in (0, SLOT_BYTES) if (slot := _read_slot(data, offset)) is not None
     ]

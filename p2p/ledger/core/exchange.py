@@ -54,32 +54,33 @@ from p2p.ledger.core.chain import (
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 
 LASTING: Final = ("ban", "lie")
-"""Kinds of entries that are kept beyond the window: they say who lied."""
+"""Kinds of entries that are kept beyond the window, because they report lies."""
 MAX_LASTING: Final = 256
-"""Most lasting entries of an author, the newest: as many as a trainer's proofs of bans."""
+"""Maximum number of an author's lasting entries, of which the newest are kept: as many as a
+trainer's proofs of bans."""
 
 Span = tuple[int, int]
-"""The first and the last of consecutive numbers."""
+"""First and last of consecutive numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The entries of an author's log that a node has, and those that it no longer wants."""
+    """Describes which entries of an author's log a node has, and which it no longer wants."""
 
     top: int = -1
-    """The highest number of an entry; -1 without any."""
+    """Highest number of an entry; -1 if there is none."""
     digest: bytes = b""
     """Digest of entry ``top``."""
     floor: int = -1
-    """Up to here only entries of lasting kinds are wanted."""
+    """Number up to which only lasting entries are wanted."""
     low: int = 0
     high: int = -1
-    """End of the range from ``low`` that ``spans`` describes. Of other numbers up to ``top``
-    nothing is said."""
+    """End of the range from ``low`` that ``spans`` describes. About other numbers up to ``top``
+    nothing is known."""
     spans: tuple[Span, ...] = ()
 
     def lacks(self, seqno: int) -> bool:
-        """Return True if entry ``seqno`` is not there, as far as is said."""
+        """Return True if entry ``seqno`` is known to be missing."""
         if seqno > self.top:
             return True
         if not self.low <= seqno <= self.high:
@@ -89,7 +90,7 @@ class Extent:
 
 
 def spans_of(numbers: Iterable[int]) -> list[Span]:
-    """Ascending ``numbers``, where they are consecutive in one."""
+    """Join ascending ``numbers`` into spans of consecutive ones."""
     found: list[Span] = []
     for number in numbers:
         if found and found[-1][1] + 1 == number:
@@ -100,14 +101,14 @@ def spans_of(numbers: Iterable[int]) -> list[Span]:
 
 
 class Shelf:
-    """Kept log of one author. ``budget`` is in bytes."""
+    """Kept log of one author, with a ``budget`` in bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self.top = -1
-        """The highest number of an entry that is here; -1 if there is none."""
+        """Highest number of an entry held here; -1 if there is none."""
         self._floor = -1
-        """The highest number that was too much for the window: nothing below comes back."""
+        """Highest number dropped from the window. Entries up to it are not added again."""
         self._window: dict[int, Entry] = {}
         self._bytes = 0
         self._lasting: dict[int, Entry] = {}
@@ -116,19 +117,20 @@ class Shelf:
         # entry that comes is held against them, too.
         self._heads: BoundedDict[int, SignedHead] = BoundedDict(64)
         self._described = 0
-        """Spans of a long list that the last question has named."""
+        """Number of spans that earlier questions have described, when one question cannot hold
+        all."""
 
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
 
     @property
     def size(self) -> int:
-        """Bytes of the window, about."""
+        """Approximate bytes of the window."""
         return self._bytes
 
     @property
     def budget(self) -> int:
-        """Bytes that the window may have."""
+        """Maximum bytes of the window."""
         return self._budget
 
     @budget.setter
@@ -139,12 +141,11 @@ class Shelf:
         self._trim()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over the entries in the order of their numbers."""
         whole = self._window | self._lasting
         return (whole[seqno] for seqno in sorted(whole))
 
     def extent(self, room: int) -> Extent:
-        """Describe what is here in at most ``room`` spans; later questions describe the
+        """Describe the held entries in at most ``room`` spans. Later calls describe the
         rest."""
         found = spans_of(sorted(self._window.keys() | self._lasting.keys()))
         start = 0
@@ -158,8 +159,8 @@ class Shelf:
         return Extent(self.top, digest, self._floor, low, high, named)
 
     def missing(self, extent: Extent) -> Iterator[Entry]:
-        """Return entries that the responder has and the requester lacks: new and lasting ones
-        in turn, then holes, newest first."""
+        """Yield the entries that the responder has and the requester lacks. New and lasting
+        ones alternate; then come holes, newest first."""
         given: dict[int, None] = {}
         new = (self._window[at] for at in sorted(self._window) if at > extent.top)
         lasting = (
@@ -176,24 +177,28 @@ class Shelf:
                 yield entry
 
     def get(self, seqno: int) -> Statement | None:
-        """Return what attests entry ``seqno``: the entry, a head, or the entry behind it."""
+        """Return a statement that attests entry ``seqno``, or None. This may be the entry, a
+        head, or the next entry."""
         own = self._window.get(seqno) or self._lasting.get(seqno) or self._heads.get(seqno)
         return own or self._window.get(seqno + 1) or self._lasting.get(seqno + 1)
 
     def digest(self, seqno: int) -> bytes:
-        """Return the digest of entry ``seqno`` if anything here attests it; else empty."""
+        """Return the digest of entry ``seqno`` if a statement here attests it; else empty
+        bytes."""
         said = self.get(seqno)
         return b"" if said is None else said.bound.get(seqno, b"")
 
     def has(self, statement: Statement) -> bool:
-        """Return True if it is here already: then its signature need not be looked at."""
+        """Return True if the statement is held already, so that its signature need not be
+        checked."""
         if isinstance(statement, SignedHead):
             return self.digest(statement.seqno) == statement.digest
         kept = self._window.get(statement.seqno) or self._lasting.get(statement.seqno)
         return kept is not None and kept.digest == statement.digest
 
     def contradicted_by(self, statement: Statement) -> Equivocation[Statement] | None:
-        """Return a proof of equivocation if a signed `statement` contradicts what is here."""
+        """Return a proof of equivocation if a signed ``statement`` contradicts one held here;
+        else None."""
         for seqno in statement.bound:
             said = self.get(seqno)
             if said is not None and conflict(said.bound, statement.bound) is not None:
@@ -201,7 +206,8 @@ class Shelf:
         return None
 
     def add(self, statement: Statement) -> bool:
-        """Take in what agrees; whether it is an entry that is news, and stays."""
+        """Add a statement that contradicts none. Return True if it is an entry that is held
+        now."""
         if isinstance(statement, SignedHead):
             if not self.digest(statement.seqno):
                 self._heads[statement.seqno] = statement
@@ -220,7 +226,7 @@ class Shelf:
         return seqno in self._window or seqno in self._lasting
 
     def _trim(self) -> None:
-        """Drop the entries beyond the author's budget."""
+        """Drop the entries beyond the author's limits."""
         while self._bytes > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
             self._bytes -= _size(self._window.pop(self._floor))
@@ -234,40 +240,40 @@ def _size(entry: Entry) -> int:
 
 
 def _alternate(first: Iterator[Entry], second: Iterator[Entry]) -> Iterator[Entry]:
-    """Yield from both in turn until both are exhausted."""
+    """Yield from both iterators in turn until both are exhausted."""
     for pair in zip_longest(first, second):
         yield from (entry for entry in pair if entry is not None)
 
 
 LEDGER_PROTOCOL: Final = ProtocolId(DOMAIN)
 MAX_AUTHORS: Final = 256
-"""Authors that a node follows: the first so many that its run names, trainers before
+"""Maximum number of authors that a node follows: the first that its run names, trainers before
 validators. Each costs 90 bytes of every question."""
 MAX_SPANS: Final = 1024
-"""Most spans of consecutive numbers in a question: one for an author without holes, and one for
-each older ban."""
+"""Maximum number of spans in a question: one for an author without holes, and one for each
+older ban."""
 MAX_QUESTION: Final = 64 * KI
-"""Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_SPANS` of 18 at
-most."""
+"""Maximum bytes of a question: `MAX_AUTHORS` rows of at most 125, as many known equivocations
+of 36, and `MAX_SPANS` of at most 18."""
 MAX_STATEMENTS: Final = 512
-"""Statements of one answer; a verdict has some 600 bytes."""
+"""Maximum number of statements in one answer. A verdict has some 600 bytes."""
 ANSWER_BYTES: Final = 256 * KI
-"""Bytes of statements and forks in an answer, of which the last may exceed it: at 10 s between
-questions a node that was away catches up with 25 KB/s."""
+"""Maximum bytes of statements and proofs in an answer, which the last of them may exceed. At 10
+s between questions, a node that was away catches up at 25 KB/s."""
 MAX_ANSWER: Final = ANSWER_BYTES + 256 * KI
-"""Bytes of an answer that is read: two of the longest forks beyond that."""
+"""Maximum bytes of an answer that is read: two of the longest proofs beyond `ANSWER_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Entries that the requester has."""
+    """Asks for the entries beyond those that the requester has."""
 
     extents: Mapping[PeerId, Extent]
     forked: Sequence[PeerId] = ()
     """Authors whose equivocation the requester can prove."""
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
+        """Return the question as sent."""
         rows = [_row(author, extent) for author, extent in self.extents.items()]
         return pack([rows, [peer.digest for peer in self.forked]])
 
@@ -285,17 +291,21 @@ class Answer:
     statements: Sequence[Statement] = ()
     forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
-    """True if the one who asked has something that the one who answers lacks."""
+    """True if the requester has something that the responder lacks."""
     size: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
+        """Return the answer as sent."""
         said = [statement.encode() for statement in self.statements]
         return pack([said, [fork.encode() for fork in self.forks], self.is_behind])
 
 
 def decode_question_untrusted(data: bytes) -> Question:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a question.
+
+    Raises:
+        BadMessage: The bytes are not a question. Nothing else is raised, whatever the bytes.
+    """
     most = 10 * MAX_AUTHORS + 2 * MAX_SPANS + 4
     value = unpack_untrusted(data, max_items=most, max_list=2 * MAX_SPANS)
     rows, forked = fields_untrusted(value, list, list, what="question about ledgers")
@@ -319,7 +329,7 @@ def _row_untrusted(row: object) -> tuple[PeerId, Extent]:
 
 
 def _spans_untrusted(ends: list[object]) -> tuple[Span, ...]:
-    """Ascending, so that they can be searched."""
+    """Decode spans, which must be in ascending order so that they can be searched."""
     numbers = fields_untrusted(ends, *[int] * len(ends), what="row of entries")
     spans = tuple(zip(numbers[::2], numbers[1::2], strict=False))
     before = -1
@@ -333,7 +343,11 @@ def _spans_untrusted(ends: list[object]) -> tuple[Span, ...]:
 
 
 def decode_answer_untrusted(data: bytes) -> Answer:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. No signature is judged here."""
+    """Decode an answer without checking signatures.
+
+    Raises:
+        BadMessage: The bytes are not an answer. Nothing else is raised, whatever the bytes.
+    """
     most = MAX_STATEMENTS + MAX_AUTHORS
     value = unpack_untrusted(data, max_items=most + 8, max_list=MAX_STATEMENTS)
     said, forks, is_behind = fields_untrusted(
@@ -350,19 +364,19 @@ def decode_answer_untrusted(data: bytes) -> Answer:
 
 
 TOTAL: Final = 16 * MIB
-"""Bytes of entries that are kept of all authors together, in memory and, twice, on the disk:
-20,000 verdicts."""
+"""Bytes of entries kept of all authors together, in memory and, twice, on disk: 20,000
+verdicts."""
 MOST: Final = 2 * MIB
-"""Most bytes of an author, where the run names few."""
+"""Maximum budget in bytes for an author, used when the run names few."""
 LEAST: Final = 64 * KI
-"""Least bytes of an author, where the run names many: the largest entry."""
+"""Minimum budget in bytes for an author, used when the run names many: the largest entry."""
 
 News = Entry | Equivocation[Statement]
-"""Result of a merge: a new entry, or a proof that an author equivocated."""
+"""Result of a merge: a new entry, or a proof of equivocation."""
 
 
 class Exchange:
-    """The logs of the run's officers, as one node knows them."""
+    """Logs of the run's trainers and validators, as far as this node has them."""
 
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
@@ -370,10 +384,10 @@ class Exchange:
         self._questions = 0
         self._answers = 0
         self.forks: dict[PeerId, Equivocation[Statement]] = {}
-        """Authors that equivocated, with the proof."""
+        """Maps each author that equivocated to the proof."""
 
     def follow(self, authors: Iterable[PeerId]) -> None:
-        """Keep the logs of these from now on, and of no others."""
+        """Keep the logs of these authors from now on, and of no others."""
         wanted: dict[PeerId, None] = {}
         for author in authors:
             if len(wanted) == MAX_AUTHORS:
@@ -394,25 +408,28 @@ class Exchange:
         return list(self._shelves)
 
     def top(self, author: PeerId) -> int:
-        """The number of the newest entry of ``author`` that is here; -1 if there is none."""
+        """Return the number of the newest entry of ``author`` held here; -1 if there is
+        none."""
         shelf = self._shelves.get(author)
         return -1 if shelf is None else shelf.top
 
     def size(self, author: PeerId) -> int:
-        """Return the bytes kept of an author."""
+        """Return the approximate bytes kept of an author."""
         shelf = self._shelves.get(author)
         return 0 if shelf is None else shelf.size
 
     def statements(self, author: PeerId) -> Iterator[Entry]:
-        """Map numbers to entries of an author; empty if it equivocated."""
+        """Iterate over the entries of an author by number; empty if it equivocated."""
         shelf = self._shelves.get(author)
         return iter(()) if shelf is None or author in self.forks else iter(shelf)
 
     def take_untrusted(self, statement: Statement) -> News | None:
-        """Add statements of others and return those that are news. Raise `BadMessage` if one is
-        not signed by its author.
+        """Add a statement and return it if it is a new entry, or the proof if it shows an
+        equivocation; else None. Statements of authors that are not followed are ignored, since
+        another version of the run file may name them.
 
-        A statement of one that is not followed is no one's fault: editions name others.
+        Raises:
+            BadMessage: The statement is not signed by its author.
         """
         shelf = self._shelves.get(statement.author)
         if shelf is None or statement.author in self.forks or shelf.has(statement):
@@ -428,8 +445,12 @@ class Exchange:
     def take_fork_untrusted(
         self, fork: Equivocation[Statement]
     ) -> Equivocation[Statement] | None:
-        """Take up a proof; None if it is no news here. Raise `BadMessage` if it proves
-        nothing."""
+        """Add a proof of equivocation and return it; None if it is known, or its author is not
+        followed.
+
+        Raises:
+            BadMessage: A signature in the proof is wrong.
+        """
         if fork.author in self.forks:
             return None
         if not all(one.is_signed(self._verify) for one in (fork.first, fork.second)):
@@ -442,8 +463,8 @@ class Exchange:
         return fork
 
     def question(self) -> Question:
-        """Return a question about all authors. Authors without room come first in a later
-        one."""
+        """Return a question about all authors. The author that comes first changes with each
+        question, so that each gets room for its spans."""
         extents, left = {}, MAX_SPANS
         self._questions += 1
         for author in self._in_turn(self._questions):
@@ -480,21 +501,26 @@ class Exchange:
         return authors[first:] + authors[:first]
 
     def _lacks(self, shelf: Shelf, extent: Extent) -> bool:
-        """Return True if the one who asks has something of an author that is not here."""
+        """Return True if the requester has something of an author that is not here."""
         return extent.top > shelf.top or (
             extent.top >= 0 and shelf.digest(extent.top) not in (b"", extent.digest)
         )
 
     def _beyond(self, shelf: Shelf, extent: Extent) -> Iterator[Statement]:
-        """Return the entries of an author that the requester lacks, contradictions first."""
+        """Yield the entries of an author that the requester lacks, after a statement that
+        contradicts the requester's newest one."""
         other = shelf.get(extent.top) if extent.top >= 0 else None
         if other is not None and shelf.digest(extent.top) != extent.digest:
             yield other
         yield from shelf.missing(extent)
 
     def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
-        """Compare the head in a heartbeat with the log here. Return a proof of equivocation, if
-        it is one, and whether the head is ahead. Raise `BadMessage` if it is not signed."""
+        """Compare the head in a heartbeat with the log here. Return a proof of equivocation, or
+        None, and True if the head is ahead of the log.
+
+        Raises:
+            BadMessage: The head is not signed by its author.
+        """
         news = self.take_untrusted(head)
         is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
         return (news if isinstance(news, Equivocation) else None), is_ahead

@@ -1,4 +1,4 @@
-"""A ledger looked at by someone who trusts neither its author nor its disk.
+"""Inspection of a ledger by someone who trusts neither its author nor its disk.
 
 Theory of operation
 -------------------
@@ -43,7 +43,7 @@ from p2p.ledger.core.chain import (
 )
 
 MAX_FLAWS: Final = 1000
-"""Flaws that are named; of others only their number is kept."""
+"""Maximum number of flaws that are listed; of others only their number is kept."""
 _RECORD: Final = re.compile(
     rb"(?<=\x00[\x00\x01].{%d})\x92[\xc4-\xc6]" % (RECORD_HEAD - 2), re.DOTALL
 )
@@ -53,13 +53,13 @@ with a zero byte (`MAX_ENTRY`)."""
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that is not as its author wrote it."""
+    """Difference from what the author must have written."""
 
     file: str
     offset: int
     """Byte at which the damage begins."""
     entry: int
-    """The number of the entry that it is about; -1 if it is about none."""
+    """Number of the entry concerned; -1 if there is none."""
     what: str
 
     def __str__(self) -> str:
@@ -74,22 +74,22 @@ class Inspection:
     author: PeerId | None = None
     """Author of the first entry; None in an empty ledger."""
     entries: list[Entry] = field(default_factory=list)
-    """Whole, signed entries in their order, unless the caller takes them."""
+    """Whole, signed entries in order, unless the caller takes them."""
     count: int = 0
     """Number of entries."""
     head: Head = EMPTY
-    """The newest of them."""
+    """Head after the newest entry."""
     flaws: list[Flaw] = field(default_factory=list)
-    """The first `MAX_FLAWS`."""
+    """First `MAX_FLAWS` flaws."""
     more: int = 0
-    """Flaws beyond those."""
+    """Number of further flaws."""
     torn: Flaw | None = None
     """Unacknowledged bytes that a crash left at the end."""
     acknowledged: bytes | None = None
-    """Digest of the entry here with the number that ``synced`` names."""
+    """Digest of the entry here with the number in ``synced``; None if there is none."""
 
     def blame(self, flaw: Flaw) -> None:
-        """Note a flaw."""
+        """Add a flaw to the list, or count it if the list is full."""
         if len(self.flaws) < MAX_FLAWS:
             self.flaws.append(flaw)
         else:
@@ -102,14 +102,14 @@ def inspect(
     verify: Verify,
     take: Callable[[Entry], object] | None = None,
 ) -> Inspection:
-    """Look at a ledger's files.
+    """Inspect the files of a ledger and return the findings.
 
     Args:
-        segments: The segment files by name; each is asked for once, in their order, so that a
-            mapping may read them when they are.
+        segments: The segment files by name. Each is read once, in order, so a mapping may load
+            them on access.
         marks: The file ``synced``; None if there is none.
-        verify: Judges signatures.
-        take: Called with each entry that is whole and signed, instead of keeping it.
+        verify: Verifies signatures.
+        take: Called with each whole and signed entry, which is then not kept.
     """
     found = Inspection()
     take = take or found.entries.append
@@ -168,9 +168,9 @@ def _owed(index: int, size: int, synced: Synced | None, *, is_newest: bool) -> i
 def _read(
     found: Inspection, name: str, data: bytes, head: Head | None, owed: int, verify: Verify
 ) -> Iterator[tuple[Entry | None, Head | None]]:
-    """Yield the sound entries of one segment, which continues the log at ``head``, each with
-    the head behind it, and the head at its end with no entry. None stands for a head that is
-    lost: whatever comes next is believed."""
+    """Yield the sound entries of one segment, which continues the log at ``head``. Each comes
+    with the head after it; at the end comes the last head with None as entry. A head of None is
+    lost: the next entry is then accepted whatever its predecessor."""
     offset, search = 0, _Search(data)
     while offset < len(data):
         number = -1 if head is None else head.seqno + 1
@@ -200,17 +200,17 @@ def _read(
 
 
 class _Search:
-    """The search for whole records in one damaged segment."""
+    """Search for whole records in one damaged segment."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._budget = 2 * len(data) + 16 * MAX_ENTRY
-        """Bytes that may be hashed in vain: a pattern may look like records of 65 KiB that
-        begin every few bytes."""
+        """Bytes that may be hashed in vain. Bytes may look like records of 65 KiB that begin
+        every few bytes."""
 
     def next_record(self, offset: int) -> int:
-        """Return where the next whole record behind ``offset`` begins, or the end of the data
-        if none does, or none that the budget lets us find."""
+        """Return the start of the next whole record after ``offset``, or the end of the data if
+        none is found within the budget."""
         data = self._data
         for match in _RECORD.finditer(data, offset + 1 + RECORD_HEAD):
             start = match.start() - RECORD_HEAD
@@ -237,7 +237,7 @@ def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterato
 
 
 def _check_end(found: Inspection, synced: Synced | None) -> None:
-    """Hold the entries against the head that was acknowledged."""
+    """Compare the entries with the head that was acknowledged."""
     if synced is None or synced.head == EMPTY:
         return
     number, named = synced.head.seqno, found.acknowledged

@@ -45,40 +45,41 @@ from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.heartbeat import SignedHeartbeat
 
 SLACK: Final = 2
-"""Neighbours below or above the number aimed at before anything is done about it: without slack
-the last node short of one would ask around for ever."""
+"""Number of neighbours that may be missing or surplus before the node acts. Without slack, the
+last node that lacks one neighbour would ask around for ever."""
 FIRST_RETRY: Final = 1.0
-"""Seconds until the first join is repeated: a bootstrap that starts at the same time as we do
+"""Seconds until the first join is repeated. A bootstrap that starts at the same time as we do
 is up by then."""
 GRANTS: Final = 256.0
-"""Urgent requests granted at once: the first of a crowd that starts through us, or half of a
-zone that comes back from a partition. The others of a crowd of 1,000 find their neighbours by
-walks, a second later."""
+"""Number of urgent requests that may be granted at once: the first of a crowd that starts
+through us, or half of a zone that returns after a partition. The others in a crowd of 1,000
+find their neighbours by walks a second later."""
 AGAIN: Final = 12.0
-"""Intervals for which a peer that was granted an urgent request, or another of its network, is
-granted no other: a machine that restarts a minute later gets in at once."""
+"""Intervals for which a peer whose urgent request was granted, or another peer of its network,
+is granted no other. A machine that restarts a minute later gets in at once."""
 GUEST_SEATS: Final = 4
-"""Seats beyond `SLACK` for peers that ask urgently. A new guest takes the oldest guest's seat
-and no other: a newcomer gets in while strangers hold the rest, and no crowd evicts a
+"""Number of seats beyond `SLACK` for peers that ask urgently. A new guest takes only the oldest
+guest's seat: a newcomer gets in while strangers hold the rest, and no crowd evicts a
 neighbour."""
 SPARSE: Final = 1.0
-"""Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
-tenth of the members are hostile, one in twenty of those with four had two honest ones by
-chance."""
+"""Intervals between two requests of a node that has fewer neighbours than `active`. With one
+hostile member in ten, one in twenty of the nodes with four neighbours had only two honest ones
+by chance."""
 ANCHORS: Final = 2
-"""Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
-tell an observer more of the graph than they help."""
+"""Number of neighbours remembered over a restart. Bitcoin Core also keeps two: one may be gone,
+and three tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
-"""Intervals until a request for a link counts as refused: an answer is a dial and two ways,
-half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
+"""Intervals until an unanswered request for a link counts as refused. An answer takes a dial
+and a round trip, about half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are
+busy."""
 ASK_BACK_BURST: Final = 3.0
-"""Accusers that a node without neighbours asks at once to be its neighbours; then one a second.
-Several turns, so that a silent accuser costs one of them and holds no seat, and honest ones are
-reached."""
+"""Number of suspecting peers that a node without neighbours asks at once to be its neighbours;
+after that it asks one a second. A silent peer costs only one of these requests, so honest ones
+are reached."""
 
 
 class ActiveView:
-    """The active view, and everything that keeps it filled."""
+    """Keeps the active view filled."""
 
     def __init__(
         self,
@@ -90,16 +91,17 @@ class ActiveView:
         quotas: FloodQuotas,
     ) -> None:
         self.neighbours: dict[PeerId, float] = {}
-        """Our neighbours, longest first, and since when they are."""
+        """Maps each neighbour to the time at which it became one, longest first."""
         self._upper: Final = config.active + SLACK
-        """Neighbours that a node bears at most, without the guest seats."""
+        """Maximum number of neighbours, without the guest seats."""
         self._lower: Final = config.active - SLACK
-        """Neighbours up to which a node asks for all that it lacks, and at once."""
+        """Number of neighbours at or below which the node asks for all missing neighbours at
+        once."""
         self._least_chosen: Final = max(1, self._lower - 1)
-        """Neighbours that are to be of our own choice: 2 of 7, and 5 seats are for those that
-        ask. A link is chosen by one of its ends or, where a walk made it, by none: with 3 of 7
-        the seats of a quiet swarm of 50 did not suffice, and its nodes asked around for ever (6
-        requests a second, all refused)."""
+        """Minimum number of neighbours that this node chooses itself: 2 of 7, so 5 seats are
+        for peers that ask. A link is chosen by one of its ends or, where a walk made it, by
+        none. With 3 of 7 the seats in a quiet swarm of 50 did not suffice, and its nodes asked
+        around for ever (6 requests a second, all refused)."""
         self._quotas = quotas
         self._members = members
         self._config = config
@@ -107,13 +109,13 @@ class ActiveView:
         self._send = send
         self._own = own
         self.changes = 0
-        """Grows when `neighbours` changes."""
+        """Counts the changes of `neighbours`."""
         self._chosen: dict[PeerId, None] = {}
-        """Chosen neighbours, longest first."""
+        """Neighbours that this node chose, longest first."""
         self._pending: dict[PeerId, float] = {}
-        """Peers that we asked, with the time until which we wait."""
+        """Maps each peer with an open request to its deadline."""
         self._chosen_pending: dict[PeerId, None] = {}
-        """Members of `_pending` that we chose ourselves."""
+        """Peers in `_pending` that this node chose itself."""
         # Intervals between two urgent requests for which a neighbour is pushed out, after the
         # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
         # enough if one in a hundred can grant it.
@@ -121,10 +123,11 @@ class ActiveView:
         self._ask_backs = RateLimit(1.0, ASK_BACK_BURST)
         # Accusers remembered as asked: 13 may be in ten seconds.
         self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
-        """Accusers that were asked, with the time until which they are not asked again."""
+        """Maps each suspecting peer that was asked to the time until which it is not asked
+        again."""
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
-        """When a peer or a network pushed a neighbour out, longest ago first."""
+        """Maps each peer or network to the time at which it got a guest seat, oldest first."""
         self._bootstraps: dict[PeerId, None] = {}
         self._retry = FIRST_RETRY
         self._retry_at = math.inf
@@ -132,7 +135,7 @@ class ActiveView:
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` has something to do."""
+        """Time of the next call to `tick`."""
         soonest = self._retry_at if self._retry_at < self._heal_at else self._heal_at
         return min(soonest, *self._pending.values()) if self._pending else soonest
 
@@ -144,7 +147,7 @@ class ActiveView:
     def bootstrap(
         self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float
     ) -> None:
-        """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
+        """Join through ``peers`` in turn until there is a neighbour, and ask ``anchors`` at
         once."""
         # Bootstrap peers that are tried in turn, the first of those given: a configuration
         # names a handful, and any one is enough.
@@ -158,7 +161,8 @@ class ActiveView:
         self._arm_heal(now)
 
     def tick(self, now: float) -> None:
-        """Give up on requests no peer answered; join again; ask across partitions."""
+        """Give up on unanswered requests, repeat the join, and ask across partitions, if
+        due."""
         for peer in [peer for peer, deadline in self._pending.items() if deadline <= now]:
             self.on_unreachable(peer, now)
         if self._heal_at <= now:
@@ -169,8 +173,8 @@ class ActiveView:
             self._rejoin(now)
 
     def fill(self, now: float) -> None:
-        """Ask for neighbours if there are too few, or too few that we chose; the guest seats
-        get free."""
+        """Ask for neighbours if there are too few, or too few that we chose. Also free guest
+        seats."""
         if len(self.neighbours) > self._upper:
             self._release_guests(now)
         held, aim = len(self.neighbours) + len(self._pending), self._config.active
@@ -200,7 +204,7 @@ class ActiveView:
             self._retry_at = min(self._retry_at, now + self._retry)
 
     def on_join(self, peer: PeerId, now: float) -> bool | None:
-        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
+        """Accept a newcomer if there is room, and send its heartbeat on walks.
 
         Returns whether it is a neighbour now; None if too many ask for us to answer each.
         """
@@ -216,7 +220,7 @@ class ActiveView:
         return accepted
 
     def on_forward_join(self, message: msg.ForwardJoin, source: PeerId, now: float) -> None:
-        """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
+        """Send a newcomer's heartbeat one step on, or ask the newcomer to be a neighbour."""
         newcomer = message.heartbeat.peer
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
         hops = min(message.hops, self._config.hops)
@@ -228,17 +232,19 @@ class ActiveView:
             self._ask(newcomer, False, now)
 
     def on_neighbor(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
-        """A peer asks us to be its neighbour; return what we answer, None for nothing."""
+        """Answer a peer that asks us to be its neighbour. Return the answer, or None if there
+        is none."""
         return self._reply(peer, urgent, now) if peer in self._members else None
 
     def on_suspected(self, peer: PeerId, now: float) -> None:
-        """A peer asks whether we live, so it lists us: without a neighbour we ask it to be one.
+        """Ask a peer that suspects us to be our neighbour if we have none.
 
-        The bootstrap peers may be down or refuse us, and who lists us need not send us anything
-        else. A bootstrap peer that had lied, and was started again, was refused by both of the
-        others; all 49 members listed it and asked whether it lives, a dozen every ten seconds,
-        and it knew none of them to the end (`storm`, seed 96). A stranger gains nothing by it:
-        a node without neighbours takes in any that asks.
+        A peer that suspects us lists us. The bootstrap peers may be down or refuse us, and
+        other peers that list us need not send us anything else. A bootstrap peer that had lied
+        and was started again was refused by both of the others. All 49 members listed it and
+        asked whether it lives, a dozen every ten seconds, and it knew none of them to the end
+        (`storm`, seed 96). A stranger gains nothing by this: a node without neighbours accepts
+        any peer that asks.
         """
         if not self._bootstraps or self.neighbours or peer in self._pending:
             return
@@ -247,7 +253,7 @@ class ActiveView:
             self._send(peer, msg.Neighbor(True, self._own()))
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
-        """A peer answered our request to be neighbours."""
+        """Handle a peer's answer to our request to be neighbours."""
         was_picked = peer in self._chosen_pending or peer in self._bootstraps
         was_asked = self._pending.pop(peer, None) is not None or was_picked
         self._chosen_pending.pop(peer, None)
@@ -264,8 +270,8 @@ class ActiveView:
                 self.fill(now)
 
     def on_heartbeat(self, peer: PeerId, is_neighbour: bool, now: float) -> None:
-        """A peer sent us heartbeats and said whether we are neighbours: agree with it, as far
-        as there is room."""
+        """Adjust our view to a peer's claim that we are, or are not, neighbours, as far as
+        there is room."""
         if is_neighbour and peer not in self.neighbours:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
@@ -275,8 +281,8 @@ class ActiveView:
             self.remove(peer, now)
 
     def add(self, peer: PeerId, now: float, *, chosen: bool = False) -> None:
-        """Make a member a neighbour, or a neighbour a chosen one. If there are too many, one is
-        dropped."""
+        """Make a member a neighbour, or a neighbour a chosen one. Evict one if there are too
+        many."""
         if peer not in self._members:
             return
         self._pending.pop(peer, None)
@@ -294,7 +300,7 @@ class ActiveView:
         self._arm_heal(now)
 
     def remove(self, peer: PeerId, now: float) -> None:
-        """A neighbour is gone: find another."""
+        """Remove a neighbour and look for another."""
         self._pending.pop(peer, None)
         self._chosen_pending.pop(peer, None)
         if peer in self.neighbours:
@@ -302,7 +308,7 @@ class ActiveView:
             self.fill(now)
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
-        """A peer did not answer: it is no neighbour, and is left alone for a while."""
+        """Remove a peer that did not answer from the neighbours, and avoid it for a while."""
         self._avoid(peer, now)
         was_pending = self._pending.pop(peer, None) is not None
         self._chosen_pending.pop(peer, None)
@@ -311,7 +317,7 @@ class ActiveView:
             self.fill(now)
 
     def _unchosen(self) -> list[PeerId]:
-        """The neighbours that we did not choose, longest first."""
+        """Return the neighbours that we did not choose, longest first."""
         return [peer for peer in self.neighbours if peer not in self._chosen]
 
     def _drop(self, peer: PeerId) -> None:
@@ -325,7 +331,7 @@ class ActiveView:
         self._send(peer, msg.Disconnect())
 
     def _release_guests(self, now: float) -> None:
-        """Free guest seats that were held for long enough."""
+        """Evict guests that have held a seat for long enough."""
         guests = self._unchosen()[self._upper - len(self.neighbours) :]
         for peer in guests:
             member = self._members.get(peer)
@@ -341,8 +347,7 @@ class ActiveView:
                 self._evict(peer)
 
     def _accepts(self, peer: PeerId, urgent: bool, now: float) -> bool:
-        """Return True if a peer that asks gets a seat; if it is urgent, that of another that
-        asked."""
+        """Return True if a peer that asks gets a seat. An urgent one may get a guest seat."""
         if peer in self.neighbours or peer in self._chosen_pending:
             return True
         if self._is_crowding(peer):
@@ -350,7 +355,7 @@ class ActiveView:
         return self._has_seat() or (urgent and self._grant(peer, now))
 
     def _reply(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
-        """Answer a request and return the answer; None if there is none."""
+        """Answer a request to be neighbours and return the answer, or None if there is none."""
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
@@ -374,7 +379,7 @@ class ActiveView:
         return self._has_seat() and not self._is_crowding(peer)
 
     def _is_crowding(self, peer: PeerId) -> bool:
-        """Return True if the peer's network has its share of the neighbours."""
+        """Return True if the peer's network already has its share of the neighbours."""
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
@@ -384,8 +389,8 @@ class ActiveView:
         return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= 2
 
     def _grant(self, peer: PeerId, now: float) -> bool:
-        """Give a guest seat to a peer without neighbours, if one is free. Return True if it has
-        one now."""
+        """Give a peer without neighbours a guest seat if one is free. Return True if it got
+        one."""
         granted, interval, prefix = (
             self._granted,
             self._config.interval,
@@ -428,7 +433,7 @@ class ActiveView:
             member.avoid_until = now + 6.0 * self._config.interval
 
     def _rejoin(self, now: float) -> None:
-        """There is no neighbour: try the next bootstrap peer, later each time."""
+        """Try the next bootstrap peer if there is no neighbour, at growing intervals."""
         self._retry_at = math.inf
         if self.neighbours or not self._bootstraps:
             return
@@ -447,7 +452,7 @@ class ActiveView:
             self._heal_at = now + 6.0 * self._config.interval * self._rng.uniform(0.75, 1.25)
 
     def _heal(self, now: float) -> None:
-        """Ask a peer that may live beyond a partition to be our neighbour."""
+        """Ask a peer that may be alive beyond a partition to be our neighbour."""
         # Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
         # point.
         maybe_partitioned = self._members.maybe_partitioned(now - 600.0)

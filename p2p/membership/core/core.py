@@ -57,29 +57,28 @@ from p2p.offence import Offence
 from p2p.own_time import STALL, OwnTime
 
 ADMISSION_BEATS: Final = 12
-"""Heartbeats between two looks whether all members are still admitted. A peer that is not is
-neither heard nor listed from that moment; to look through a whole view each time took a
-fortieth of a node's time in a large swarm."""
+"""Heartbeats between two checks that all members are still admitted. A peer that is not is
+neither heard nor listed from that moment. Checking a whole view each time took a fortieth of a
+node's time in a large swarm."""
 
 ANCHOR_BEATS: Final = 60
-"""Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
-writing."""
+"""Heartbeats between two checks that the anchors on disk are current. Only lasting anchors are
+worth writing."""
 
 
 READDRESS_BEATS: Final = 12
-"""Every so many of a member's sequence numbers the host remembers its addresses again, which
-strangers may have flushed. A neighbour's return within a minute."""
+"""Number of a member's sequence numbers after which the host is told its addresses again, since
+strangers may have flushed them. A returning neighbour is then reached within a minute."""
 
 
 _NEEDS_STAMP: Final = frozenset(
     {msg.Suspect, msg.ForwardJoin, msg.Newcomers, msg.Disconnect, msg.Want}
 )
-"""Messages that do not introduce their sender: it must have shown its stamp before."""
+"""Messages that do not introduce their sender, which must have shown its stamp before."""
 
 
 class MembershipCore:
-    """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its
-    `Effect`s."""
+    """State machine for the heartbeats, neighbours and deaths of one node."""
 
     def __init__(
         self,
@@ -93,11 +92,13 @@ class MembershipCore:
         seqno: int,
         is_stamped: Callable[[PeerId, bytes], bool] | None = None,
     ) -> None:
-        """``seqno`` is the first number to use; `local_heartbeat.SEQNO_BLOCK` from there are
-        already reserved.
+        """Set up the parts of the core.
 
-        ``is_stamped`` says whether the stamp in a peer's heartbeat is worth its place; None
-        asks for none.
+        Args:
+            seqno: The first number to use. `local_heartbeat.SEQNO_BLOCK` numbers from there are
+                already reserved.
+            is_stamped: Tells whether the stamp in a peer's heartbeat suffices; None if none is
+                needed.
         """
         self.peer: Final = signer.peer_id
         self._config = config
@@ -125,11 +126,11 @@ class MembershipCore:
         self._due = math.inf
         self._resumed = -math.inf
         self.next_deadline = -math.inf
-        """When to deliver the next `Tick`."""
+        """Time of the next `Tick`."""
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Dropped messages, by reason."""
+        """Counts dropped messages by reason."""
         return self._verifier.counters
 
     @property
@@ -144,7 +145,7 @@ class MembershipCore:
 
     @property
     def clock_off(self) -> ev.ClockOff | None:
-        """Return the offset of our wall clock from the others', if ours is wrong."""
+        """Offset of our wall clock from that of other peers; None if ours is right."""
         return self._verifier.clock_off(len(self._members))
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -163,7 +164,7 @@ class MembershipCore:
         return len(self._members)
 
     def members(self) -> list[ev.Member]:
-        """Living, admitted members without ourselves, longest known first."""
+        """Return the living, admitted members without ourselves, longest known first."""
         return [member for member in self._members.members() if self._verifier.may(member.peer)]
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -213,12 +214,13 @@ class MembershipCore:
         return self._effects.take()
 
     def _on_resume(self, now: float) -> None:
-        """This process was stopped: whoever wonders about us is to hear of us at once."""
+        """Schedule a heartbeat at once, because this process was stopped and peers may suspect
+        it."""
         self._local.next_beat = self._resumed = now
 
     def _soonest_deadline(self) -> float:
-        """Return the first of all parts' deadlines. Asked after each event; `min` takes three
-        times as long."""
+        """Return the earliest deadline of all parts. It is needed after each event; `min` over
+        a list takes three times as long."""
         return min(
             self._members.settle(), self._local.next_beat, self._local.refute_at,
             self._dissemination.flush_at, self._detector.checks_end,
@@ -278,7 +280,7 @@ class MembershipCore:
         message: msg.Beat | msg.Join | msg.Neighbor | msg.NeighborReply,
         now: float,
     ) -> None:
-        """A message in which the sender speaks of itself."""
+        """Handle a message that carries the sender's own heartbeat."""
         if message.heartbeat.heartbeat.peer != peer:
             self._verifier.refuse(
                 "malformed",
@@ -337,8 +339,8 @@ class MembershipCore:
     def _accept(
         self, signed: SignedHeartbeat, source: PeerId, now: float, *, hold: bool
     ) -> bool:
-        """Judge a heartbeat; return whether it is genuine news. ``hold`` keeps it in a full
-        view too."""
+        """Judge a heartbeat and return True if it is genuine news. ``hold`` adds its author
+        even to a full view."""
         peer, seqno = signed.heartbeat.peer, signed.heartbeat.seqno
         if peer == self.peer:
             self._detector.on_own_heartbeat(signed, now)
@@ -399,7 +401,7 @@ class MembershipCore:
         return True
 
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """A member that we did not know."""
+        """Add a member that was unknown, and announce it."""
         peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         member = self._members.admit(signed, source, now)
         self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
@@ -421,7 +423,7 @@ class MembershipCore:
     def _update_member(
         self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
     ) -> None:
-        """A newer heartbeat of a member."""
+        """Replace a member's heartbeat with a newer one."""
         profile, peer = signed.heartbeat.profile, member.peer
         known = member.signed.heartbeat.profile
         self._members.renew(member, signed, now)
@@ -442,7 +444,7 @@ class MembershipCore:
     # What the host, the node and the clock say.
 
     def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
-        """The peers at ``addrs``, which the host remembers."""
+        """Return the peers at ``addrs`` and tell the host their addresses."""
         peers: dict[PeerId, None] = {}
         for addr in addrs:
             peer = addr.peer_id
@@ -464,7 +466,7 @@ class MembershipCore:
             self._active_view.tick(now)
 
     def _send_heartbeats(self, now: float) -> None:
-        """A sign of life to all who wait for one."""
+        """Send our next heartbeat to all peers that wait for one."""
         signed = self._local.beat(now)
         ceiling = self._local.reserve()
         if ceiling is not None:
@@ -492,7 +494,7 @@ class MembershipCore:
         self._effects.send_all(others, msg.Heartbeats((signed,)))
 
     def _save_anchors(self) -> None:
-        """Have our anchors written down, if they are others than before."""
+        """Have our anchors written to disk if they have changed."""
         anchors = self._active_view.anchors
         get = self._members.get
         members = [member for peer in anchors if (member := get(peer)) is not None]
@@ -504,7 +506,7 @@ class MembershipCore:
             )
 
     def _flush(self, now: float) -> None:
-        """Send floods and news to each neighbour that may lack them."""
+        """Send floods and newcomers' digests to each neighbour that may lack them."""
         neighbours = self._active_view.neighbours
         for peers, floods in self._dissemination.take_floods(now, neighbours):
             suspected = tuple([flood.signed for flood in floods if flood.suspected])
@@ -522,7 +524,7 @@ class MembershipCore:
     # Shared steps.
 
     def _digests(self) -> tuple[Digest, ...]:
-        """Return the digests to send with a heartbeat; few where the receiver knows enough."""
+        """Return the digests to send with a heartbeat, and fewer if the view is crowded."""
         count = self._config.sample
         if not self._members.is_crowded():
             return _digests_of(self._members.sample(count, self._active_view.neighbours))
@@ -539,7 +541,7 @@ class MembershipCore:
         return _digests_of(self._members.sample(16, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
-        """Stop expecting heartbeats from a peer that is alive, and drop it as a neighbour."""
+        """Stop expecting heartbeats from a living peer, and drop it as a neighbour."""
         self._members.stop_expecting(peer)
         self._active_view.remove(peer, now)
 

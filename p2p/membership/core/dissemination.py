@@ -33,43 +33,44 @@ from p2p.membership.messages import MAX_HEARTBEATS
 T = TypeVar("T")
 
 FLUSH_DELAY: Final = 0.2
-"""Seconds between two messages of floods: the first goes out at once, those of a disaster are
-gathered."""
+"""Seconds between two messages of floods. The first goes out at once; those of a disaster are
+collected."""
 SECOND_WAVE: Final = 0.2
-"""Seconds that one end of each link waits whether the other knows already; more than a message
-takes."""
+"""Seconds for which one end of each link waits in case the other end knows already. This is
+longer than a message takes."""
 NEWCOMER_DELAY: Final = 0.75
-"""Seconds for which news of newcomers are gathered. The end of a link that goes second waits
-twice as long and then has little left to send."""
+"""Seconds for which newcomers are collected before they are announced. The end of a link that
+goes second waits twice as long and then has little left to send."""
 MEMORY: Final = 1200.0
-"""Seconds for which a flood is remembered at least. A peer that missed a death may hold the
-dead peer for `MembershipConfig.stale`, and a newcomer that it told for as long again."""
+"""Minimum number of seconds for which a flood is remembered. A peer that missed a death may
+list the dead peer for `MembershipConfig.stale`, and a newcomer that it told for as long
+again."""
 MAX_NEWCOMERS: Final = 64
-"""Most newcomers announced at once, as many as may be asked for."""
+"""Maximum number of newcomers announced at once, equal to the number that may be asked for."""
 MAX_FLOODS: Final = 4096
-"""Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
-once still floods each only once."""
+"""Peers whose last flood is remembered, in each of two generations. When 4,000 nodes drop at
+once, each is still flooded only once."""
 
 
 @dataclass(slots=True)
 class Flood:
-    """Something to pass on to all neighbours that do not know it yet."""
+    """Statement to pass on to all neighbours that do not know it yet."""
 
     signed: SignedHeartbeat
     suspected: bool
-    """True if it is a suspicion; else it is a sign of life, or a good-bye."""
+    """True for a suspicion; False for a sign of life or a good-bye."""
     known_by: dict[PeerId, None] = field(default_factory=dict)
 
 
 class Dissemination:
-    """Which floods were heard, and which wait to be passed on."""
+    """Remembers the floods that were heard and queues those to pass on."""
 
     def __init__(self, local: PeerId) -> None:
         self._local = local
         self._passed_at = -math.inf
         self._first_at = self._second_at = self._newcomers_at = math.inf
         self.flush_at = math.inf
-        """When to pass on what waits."""
+        """Time of the next flush of the queues."""
         # The rank of the last flood about each peer, remembered for one to two times `MEMORY`,
         # in two generations: with a time for each, a thousand ranks took three times as much
         # memory.
@@ -77,18 +78,19 @@ class Dissemination:
         self._old: dict[PeerId, int] = {}
         self._turned_at = -math.inf
         self._suspected: BoundedDict[PeerId, float] = BoundedDict(MAX_FLOODS)
-        """When a flood ran that asked for a peer, or said good-bye for it, longest ago
+        """Maps each peer to the time of the last suspicion or good-bye about it, oldest
         first."""
         self.unrefuted: Final[dict[PeerId, None]] = {}
         """Peers whose latest flooded statement is an unrefuted suspicion or leave."""
         self._first: dict[PeerId, Flood] = {}
         self._second: dict[PeerId, Flood] = {}
         self._newcomers: dict[bytes, tuple[PeerId, ...]] = {}
-        """Newcomers, by the keys of their digests, and which neighbours know of each."""
+        """Maps the key of each newcomer to the neighbours that know of it."""
         self._late_newcomers: dict[bytes, tuple[PeerId, ...]] = {}
-        """Newcomers that a neighbour should announce to us first, by neighbour."""
+        """Maps the key of each newcomer in the second wave to the neighbours that know of
+        it."""
         self.has_newcomers = False
-        """True if newcomers wait to be named."""
+        """True if newcomers wait to be announced."""
 
     def _rank_of(self, peer: PeerId) -> int:
         """Return the rank of the last flood about `peer`, or the lowest rank."""
@@ -115,24 +117,24 @@ class Dissemination:
             self.unrefuted.pop(peer, None)
 
     def is_suspected(self, peer: PeerId, since: float) -> bool:
-        """Return True if the last flood about ``peer`` was no sign of life, and came after
+        """Return True if the last flood about ``peer`` was a suspicion or good-bye after
         ``since``."""
         return peer in self.unrefuted and self.was_suspected(peer, since)
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
-        """Return True if a suspicion or a good-bye of ``peer`` was passed on after ``since``,
-        refuted or not."""
+        """Return True if a suspicion or good-bye of ``peer`` was noted after ``since``, refuted
+        or not."""
         return self._suspected.get(peer, -math.inf) > since
 
     def suspected_seqno(self, peer: PeerId) -> int:
-        """The sequence number after which, they say, nothing came from ``peer``; -1 if no peer
-        says so."""
+        """Return the last sequence number of ``peer`` before its reported silence; -1 if no
+        silence was reported."""
         rank = self._rank_of(peer)
         return rank >> 1 if rank & 1 else -1
 
     def is_known(self, peer: PeerId, seqno: int, *, suspected: bool, source: PeerId) -> bool:
-        """Return True if this flood is known. If it still waits here, `source` needs no
-        copy."""
+        """Return True if this flood is known. If it still waits here, note that `source` has
+        it."""
         if 2 * seqno + suspected > self._rank_of(peer):
             return False
         waiting = self._first.get(peer) or self._second.get(peer)
@@ -142,18 +144,18 @@ class Dissemination:
         return True
 
     def is_passing(self, peer: PeerId, seqno: int) -> bool:
-        """Return True if a sign of life of ``peer``, this or a newer one, is being passed on to
-        all neighbours: each has it since less than `SECOND_WAVE`, or is about to get it."""
+        """Return True if a heartbeat of ``peer`` with at least this number is being flooded.
+        Each neighbour got it less than `SECOND_WAVE` ago, or is about to get it."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is None or waiting.suspected:
             return False
         return waiting.signed.seqno >= seqno
 
     def neighbour_heard(self, peer: PeerId, seqno: int, source: PeerId) -> None:
-        """``source`` shows heartbeat ``seqno`` of ``peer``: if that, as a sign of life, still
-        waits here, it need not be told. Without this both ends of most links told each other:
-        of refutations 3.3 copies a node travelled, of suspicions 2.3 (`accuse_flood`, 40
-        nodes), since `is_known` marks the sender of a suspicion only."""
+        """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that it is sent no
+        waiting copy. Without this both ends of most links told each other: 3.3 copies of
+        refutations travelled per node, and 2.3 of suspicions (`accuse_flood`, 40 nodes), since
+        `is_known` marks only the sender of a suspicion."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and not waiting.suspected and waiting.signed.seqno <= seqno:
             waiting.known_by[source] = None
@@ -161,7 +163,8 @@ class Dissemination:
     def flood(
         self, signed: SignedHeartbeat, *, suspected: bool, source: PeerId, now: float
     ) -> None:
-        """Pass it on, as soon as may be, unless something as good was passed on before."""
+        """Queue a statement for all neighbours unless one of at least its rank was passed on
+        before."""
         peer, rank = signed.peer, 2 * signed.seqno + (suspected or signed.heartbeat.leaving)
         if rank <= self._rank_of(peer):
             return
@@ -182,7 +185,7 @@ class Dissemination:
         self._arm()
 
     def neighbour_knows(self, digests: Iterable[Digest], source: PeerId) -> None:
-        """``source`` knows of these: those that wait here it need not be told."""
+        """Note that ``source`` knows these newcomers, so that they are not announced to it."""
         for digest in digests:
             key = digest[0]
             for newcomers in (self._newcomers, self._late_newcomers):
@@ -192,8 +195,8 @@ class Dissemination:
     def take_floods(
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[Flood]]]:
-        """Return the floods to pass on now, and to which of ``neighbours``: at most
-        `MAX_HEARTBEATS` a wave."""
+        """Return the floods to pass on now, each with the ``neighbours`` that lack them: at
+        most `MAX_HEARTBEATS` a wave."""
         taken: list[tuple[list[PeerId], list[Flood]]] = []
         if self._first_at > now and self._second_at > now:
             return taken  # there are news only
@@ -216,16 +219,16 @@ class Dissemination:
         return taken
 
     def _goes_first(self, neighbours: Iterable[PeerId]) -> list[PeerId]:
-        """Return the neighbours to which our end of the link sends without waiting; fixed for
-        each pair."""
+        """Return the neighbours to which our end of the link sends first. The order is fixed
+        for each pair."""
         local, parity = self._local, self._local[-1] & 1
         return [peer for peer in neighbours if (local < peer) is (peer[-1] & 1 == parity)]
 
     def take_newcomers(
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[bytes]]]:
-        """Return the keys of new peers to announce now, and to whom, oldest first, at most
-        `MAX_NEWCOMERS`."""
+        """Return the keys of newcomers to announce now, with the neighbours to tell, oldest
+        first and at most `MAX_NEWCOMERS`."""
         if self._newcomers_at > now:
             return []
         late, waiting = self._late_newcomers, list(self._newcomers.items())
@@ -264,7 +267,7 @@ def _told(
 
 
 def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Flood]]:
-    """The oldest, as many as fit a message, and the rest."""
+    """Split the oldest floods that fit a message from the rest."""
     floods = list(waiting.values())
     if len(floods) <= MAX_HEARTBEATS:
         return floods, {}
@@ -275,7 +278,8 @@ def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Floo
 def _grouped(
     neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
 ) -> list[tuple[list[PeerId], list[T]]]:
-    """Group neighbours that get the same ``items``, so that they are encoded once."""
+    """Group the neighbours that get the same ``items``, so that each group's message is encoded
+    once."""
     groups: dict[tuple[int, ...], list[PeerId]] = {}
     for peer in neighbours if items else ():
         meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])

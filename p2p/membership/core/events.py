@@ -13,27 +13,26 @@ from p2p.multiaddr import Multiaddr
 
 
 class EffectBuffer:
-    """Effects, in order."""
+    """Collects effects in order."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
 
     def put(self, effect: Effect) -> None:
-        """Add any effect."""
         self._effects.append(effect)
 
     def send(self, peer: PeerId, message: Message) -> None:
-        """A message to one peer."""
+        """Add a message to one peer."""
         self._effects.append(Send(peer, encode_message(message)))
 
     def send_all(self, peers: list[PeerId], message: Message) -> None:
-        """The same message to several, encoded once."""
+        """Add the same message to several peers, encoded once."""
         if peers:
             data = encode_message(message)
             self._effects += [Send(peer, data) for peer in peers]
 
     def tell(self, change: Change, member: Member) -> None:
-        """News for the node."""
+        """Add a membership change for the node to hear."""
         self._effects.append(MemberEvent(change, member))
 
     def take(self) -> list[Effect]:
@@ -44,13 +43,13 @@ class EffectBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer that is alive, as its newest heartbeat tells."""
+    """Living peer as described by its newest heartbeat."""
 
     peer: PeerId
     profile: Profile
     """Profile of the author, shared by all its heartbeats with the same content."""
     seen: float
-    """When we first saw its newest heartbeat (as of `World.now`)."""
+    """Time at which we first saw its newest heartbeat (as of `World.now`)."""
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
@@ -79,7 +78,7 @@ class Member:
 
     @property
     def slots(self) -> int:
-        """Peers for which it would relay: 0 unless others can dial it."""
+        """Number of peers for which it would relay; 0 unless others can dial it."""
         return self.profile.slots
 
     @property
@@ -95,12 +94,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ClockOff:
-    """Our wall clock is not that of the others."""
+    """Reports that our wall clock differs from that of other peers."""
 
     seconds: float
     """Median lead of our clock over theirs; negative if it is behind."""
     peers: int
-    """Number of peers that say so."""
+    """Number of peers whose clocks differ from ours."""
 
     def __str__(self) -> str:
         return (
@@ -111,23 +110,23 @@ class ClockOff:
 
 
 class Change(Enum):
-    """Change of a member."""
+    """Kind of change in a member's state."""
 
     JOINED = "joined"
-    """New, or alive again."""
+    """The peer is new, or alive again."""
     CHANGED = "changed"
-    """Its addresses, roles, run or policy changed."""
+    """The addresses, roles, run, policy, version or ledger head of the peer changed."""
     LEFT = "left"
-    """It sent a good-bye."""
+    """The peer sent a good-bye."""
     DIED = "died"
-    """It fell silent."""
+    """The peer fell silent."""
     FORGOTTEN = "forgotten"
-    """The peer may live, but there is no room, no news, or no admission."""
+    """The peer may live, but there is no room for it, no news of it, or no admission."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent:
-    """A change in who is a member: an effect of the core, for the node to hear."""
+    """Tells the node of a change in who is a member."""
 
     change: Change
     member: Member
@@ -138,11 +137,11 @@ class MemberEvent:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Join through these: addresses that end in ``/p2p/``."""
+    """Join through these addresses, each of which ends in ``/p2p/``."""
 
     addrs: tuple[Multiaddr, ...]
     anchors: tuple[Multiaddr, ...] = ()
-    """Neighbours of an earlier life: they are asked first."""
+    """Addresses of neighbours in an earlier life, which are asked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +150,8 @@ class Interest:
 
     peers: tuple[PeerId, ...]
     has_audience: bool = True
-    """True if others that are no neighbours will send us heartbeats, so that each is kept: we
-    are an officer."""
+    """True if peers that are no neighbours will send us heartbeats and all of them are kept,
+    because this node is a trainer or validator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +164,14 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class UpdateProfile:
-    """Say this of us from now on."""
+    """Replace the profile in our heartbeats."""
 
     profile: Profile
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """We are going: say good-bye."""
+    """Leave the swarm and say good-bye."""
 
 
 Event = HostEvent | Bootstrap | Interest | Seek | UpdateProfile | Leave
@@ -183,21 +182,21 @@ Event = HostEvent | Bootstrap | Interest | Seek | UpdateProfile | Leave
 
 @dataclass(frozen=True, slots=True)
 class SaveAnchors:
-    """Write down where our neighbours of longest standing are, for our next life."""
+    """Write the addresses of our longest-standing neighbours to disk for the next start."""
 
     addrs: tuple[Multiaddr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveSeqnos:
-    """Write down, at leisure, that sequence numbers up to ``ceiling`` may be used."""
+    """Write to disk, without hurry, that sequence numbers up to ``ceiling`` may be used."""
 
     ceiling: int
 
 
 @dataclass(frozen=True, slots=True)
 class NeighboursChanged:
-    """The active view is another one: protect these connections, and no others for it."""
+    """Protect the connections to these neighbours, which replace the previous ones."""
 
     neighbours: tuple[PeerId, ...]
 

@@ -36,24 +36,25 @@ from p2p.membership.messages import Heartbeats, Suspect
 from p2p.offence import Offence
 
 SUSPICION_GAP: Final = 0.4
-"""Intervals within which a second suspicion of one peer is checked instead of flooded: a liar
-gets a fresh heartbeat from each refutation. Shorter than `CHECK_TIMEOUT` by more than a flood
-takes, so that two honest suspicions of a death are not checked one after the other."""
+"""Intervals within which a second suspicion of one peer is checked instead of flooded, because
+a liar gets a fresh heartbeat from each refutation. This is shorter than `CHECK_TIMEOUT` by more
+than a flood takes, so that two honest suspicions of a death are not checked one after the
+other."""
 CHECK_TIMEOUT: Final = 0.5
-"""Intervals within which the suspected peer must answer us when we check a suspicion: 2.5 s at
-5 s, a dial and two ways. It is added to the time until a death is known, at each node that
-checks."""
+"""Intervals within which a suspected peer must answer our check of a suspicion: 2.5 s at an
+interval of 5 s, enough for a dial and a round trip. Each node that checks adds this to the time
+until a death is known."""
 MAX_PROBED: Final = 64
-"""Suspected peers whose next heartbeat we hand to the peers that suspect them: our neighbours,
-and peers that were neighbours lately."""
+"""Maximum number of suspected peers whose next heartbeat is sent to the peers that suspect
+them: present and recent neighbours."""
 OBSOLETE: Final = 3.0
-"""Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
-long."""
+"""Intervals after which a suspicion older than the heartbeat that we know is an offence. No
+honest peer lacks a newer heartbeat for so long."""
 
 
 @dataclass(slots=True)
 class PendingCheck:
-    """A suspicion that waits for an answer of the suspected peer."""
+    """Suspicion that waits for an answer from the suspected peer."""
 
     signed: SignedHeartbeat
     source: PeerId
@@ -61,7 +62,7 @@ class PendingCheck:
 
 
 class FailureDetector:
-    """Suspicions, in and out; and deaths."""
+    """Handles suspicions, refutations and deaths."""
 
     def __init__(
         self,
@@ -74,13 +75,15 @@ class FailureDetector:
         quotas: FloodQuotas,
     ) -> None:
         self.checks_end = math.inf
-        """When to call `confirm_unanswered`."""
+        """Time of the next call to `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
         """Pending checks by suspected peer, bounded by `FloodQuotas`."""
         self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
-        """Peers that suspect somebody whom we hear, and want its next sign of life."""
+        """Maps each suspected peer that we hear directly to the peers that want its next
+        heartbeat."""
         self._probed_at: dict[PeerId, float] = {}
-        """When we asked a peer that we hear because it was suspected, longest ago first."""
+        """Maps each suspected peer that we hear directly to the time at which we asked it,
+        oldest first."""
         self._quotas = quotas
         self._effects = effects
         self._members = members
@@ -90,7 +93,7 @@ class FailureDetector:
         self._local = local
 
     def on_suspect(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """``source`` says that nothing came after ``signed``."""
+        """Handle the claim of ``source`` that nothing came after ``signed``."""
         peer = signed.peer
         if peer == self._local.peer:
             self._refute(signed, source, now)
@@ -127,8 +130,8 @@ class FailureDetector:
             self._on_indirect_suspected(member, signed, source, now)
 
     def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
-        """A peer is suspected that we hear ourselves: ask it, once an interval, and tell the
-        suspecting peer."""
+        """Ask a suspected peer that we hear directly, at most once an interval. Note ``source``
+        as waiting for the answer."""
         reporters = self._reporters.get(member.peer)
         if reporters is None:
             reporters = self._reporters[member.peer] = {}
@@ -146,8 +149,8 @@ class FailureDetector:
     def _on_indirect_suspected(
         self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
     ) -> None:
-        """A member that we do not hear ourselves is suspected: pass it on, or ask it first, or
-        let it be."""
+        """Handle the suspicion of a member that we do not hear directly: pass it on, check it
+        first, or ignore it."""
         since = now - SUSPICION_GAP * member.interval
         was_suspected = self._dissemination.was_suspected(member.peer, since)
         if self._quotas.trusts_suspicions(now) and not was_suspected:
@@ -160,7 +163,7 @@ class FailureDetector:
             self._verifier.counters["suspicion not checked"] += 1
 
     def _check(self, member: MemberState, source: PeerId, now: float) -> None:
-        """Ask the suspected peer ourselves, and go on from there when no answer has come."""
+        """Ask the suspected peer ourselves, and continue when the answer is overdue."""
         until = now + CHECK_TIMEOUT * member.interval
         self._checks[member.peer] = PendingCheck(member.signed, source, until)
         self.checks_end = min(self.checks_end, until)
@@ -169,8 +172,8 @@ class FailureDetector:
     def on_sign_of_life(
         self, signed: SignedHeartbeat, now: float, *, counted: bool = False
     ) -> None:
-        """A peer that was suspected, perhaps, has said something newer: tell those that asked
-        us for it. ``counted`` says that a refutation was counted for it."""
+        """Send a peer's newer heartbeat to the peers that suspected it. ``counted`` is True if
+        a refutation was counted already."""
         if not self._reporters and not self._checks:
             return  # nearly always
         reporters = self._reporters.pop(signed.peer, {})
@@ -184,7 +187,7 @@ class FailureDetector:
         self._effects.send_all(others, Heartbeats((signed,)))
 
     def confirm_unanswered(self, now: float) -> None:
-        """Go on with the suspicions that we checked and that were not refuted."""
+        """Pass on the suspicions that we checked and that no heartbeat refuted in time."""
         due = [peer for peer, check in self._checks.items() if check.until <= now]
         for peer in due:
             self._confirm_unanswered(self._checks.pop(peer), now)
@@ -198,20 +201,21 @@ class FailureDetector:
             self._suspect(member, check.source, now)
 
     def on_own_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Our own heartbeat comes back. If it is newer than ours, our disk was lost: count on
-        from there."""
+        """Handle our own heartbeat from another node. If it is newer than ours, our disk was
+        lost, and numbering continues from there."""
         if signed.seqno > self._local.seqno and self._verifier.is_signed(signed):
             self._local.continue_from(signed.seqno, now)
 
     def probe(self, member: MemberState) -> None:
-        """Ask the silent peer itself, once."""
+        """Ask a silent peer once for a sign of life."""
         if member.liveness is Liveness.ALIVE:
             member.watched().liveness = Liveness.PROBED
             self._members.reschedule(member)
             self._effects.send(member.peer, Suspect((member.signed,)))
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
-        """No address of `peer` answered: if it used to send us heartbeats, suspect it."""
+        """Suspect `peer`, none of whose addresses answered, if it used to send us
+        heartbeats."""
         member = self._members.get(peer)
         check = self._checks.pop(peer, None)
         if check is not None:
@@ -220,13 +224,13 @@ class FailureDetector:
             self._suspect(member, self._local.peer, now)
 
     def check_overdue(self, now: float) -> None:
-        """Judge those whose silence has lasted."""
+        """Judge the members whose silence has lasted long enough."""
         for member in self._members.overdue(now):
             self._on_silence(member, now)
             self._members.reschedule(member)
 
     def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
-        """The peer died or left: remember that, and find another neighbour."""
+        """Record that a peer died or left, and look for another neighbour."""
         member = self._members.add_tombstone(
             signed, now, may_be_partitioned=change is Change.DIED
         )
@@ -254,8 +258,8 @@ class FailureDetector:
             self._suspect(member, self._local.peer, now)
 
     def _confirm_death(self, member: MemberState, now: float) -> None:
-        """A suspicion was not refuted. Where many are false, no peer is declared dead whom we
-        have not asked."""
+        """Declare a suspected peer dead. Where many suspicions are false, first ask a peer that
+        we have not asked."""
         was_asked = member.watch is not None and member.watch.was_asked
         if member.direct or was_asked or self._quotas.trusts_suspicions(now):
             self.declare_gone(member.signed, Change.DIED, now)
@@ -271,7 +275,8 @@ class FailureDetector:
         self._dissemination.flood(member.signed, suspected=True, source=source, now=now)
 
     def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """We are suspected: show our newest heartbeat, or make a newer one."""
+        """Answer a suspicion of ourselves with our newest heartbeat, or schedule a newer
+        one."""
         self._active_view.on_suspected(source, now)
         newest = self._local.newest()
         if signed.seqno < newest.seqno:

@@ -11,23 +11,24 @@ from p2p.membership.config import MembershipConfig
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 
 SEQNO_BLOCK: Final = 4096
-"""Sequence numbers reserved on disk at a time: five hours at one heartbeat in 5 s."""
+"""Sequence numbers reserved on disk at a time: five hours of heartbeats at an interval of 5
+s."""
 
 
 class LocalHeartbeat:
-    """Signs our heartbeats, counts them, and knows who is to hear the next one."""
+    """Signs and counts our heartbeats, and knows which peers get the next one."""
 
     def __init__(
         self, signer: Signer, config: MembershipConfig, wall: Callable[[], float], seqno: int
     ) -> None:
         self.peer: Final = signer.peer_id
         self.next_beat = -math.inf
-        """When the next heartbeat is due."""
+        """Time at which the next heartbeat is due."""
         self.refute_at = math.inf
-        """When the suspecting peers that wait for a sign of life get it, if not with the next
+        """Time at which waiting suspecting peers get a sign of life, if not with the next
         heartbeat."""
         self.beats = 0
-        """Heartbeats that were due so far."""
+        """Number of heartbeats that were due so far."""
         self._signer = signer
         self._config = config
         self._wall = wall
@@ -42,11 +43,11 @@ class LocalHeartbeat:
 
     @property
     def seqno(self) -> int:
-        """The last number used."""
+        """Last sequence number used."""
         return self._seqno
 
     def newest(self) -> SignedHeartbeat:
-        """Our newest heartbeat; a new one, if it does not say any more what we are."""
+        """Return our newest heartbeat, or a new one if our profile has changed since."""
         newest, profile = self._newest, self._profile
         said = None if newest is None else newest.heartbeat.profile
         if newest is None or (said is not profile and said != profile):
@@ -54,26 +55,26 @@ class LocalHeartbeat:
         return newest
 
     def beat(self, now: float) -> SignedHeartbeat:
-        """A new heartbeat; the next is due in an interval."""
+        """Sign a new heartbeat and schedule the next in one interval."""
         self._newest = self._sign(leaving=False)
         self.beats += 1
         self._last_beat, self.next_beat = now, now + self._config.interval
         return self._newest
 
     def beat_soon(self, now: float) -> None:
-        """There is a reason not to wait for the next interval."""
+        """Send the next heartbeat as soon as the minimum gap allows."""
         self.next_beat = min(self.next_beat, self._earliest(now))
 
     def refute(self, now: float) -> SignedHeartbeat:
-        """A new heartbeat for our suspecting peers alone. Neighbours wait for the next that is
-        due: with a heartbeat to all of them for each suspicion, they and we sent four times as
+        """Sign a new heartbeat for suspecting peers alone. The schedule of the others stays:
+        with a heartbeat to all neighbours for each suspicion, they and we sent four times as
         much."""
         self._newest = self._sign(leaving=False)
         self._last_beat, self.refute_at = now, math.inf
         return self._newest
 
     def farewell(self) -> SignedHeartbeat:
-        """Our last heartbeat."""
+        """Sign our last heartbeat, a good-bye."""
         self.next_beat = math.inf
         return self._sign(leaving=True)
 
@@ -84,36 +85,38 @@ class LocalHeartbeat:
             self.beat_soon(now)
 
     def continue_from(self, seqno: int, now: float) -> None:
-        """Others have a newer heartbeat of ours than we: our disk or our clock was lost."""
+        """Continue numbering from ``seqno``. Peers have a newer heartbeat of ours than we do,
+        so our disk or our clock was lost."""
         self._seqno = max(self._seqno, seqno)
         self.beat_soon(now)
 
     def reserve(self) -> int | None:
-        """A new ceiling to write down, when half of the reserved numbers are used."""
+        """Return a new ceiling to write to disk when half of the reserved numbers are used;
+        else None."""
         if self._seqno + SEQNO_BLOCK // 2 <= self._ceiling:
             return None
         self._ceiling = self._seqno + SEQNO_BLOCK
         return self._ceiling
 
     def set_interest(self, peers: Iterable[PeerId]) -> None:
-        """Send heartbeats to ``peers`` too; replaces the set before."""
+        """Set the peers that get our heartbeats besides the neighbours."""
         # Peers that get our heartbeats without being neighbours; at 5 s that is 150 KB/s, more
         # than enough.
         self._interest = dict.fromkeys(list(peers)[:4096])
         self._backed_off.clear()
 
     def back_off(self, peer: PeerId, now: float) -> None:
-        """An interested peer cannot be reached: let it be for a while."""
+        """Send no heartbeats to an unreachable peer of the interest set for a while."""
         if peer in self._interest:
             # Intervals for which an interested peer that could not be reached is spared.
             self._backed_off[peer] = now + 6.0 * self._config.interval
 
     def interested(self, now: float) -> list[PeerId]:
-        """Return peers beside the neighbours that get our heartbeat now."""
+        """Return the peers besides the neighbours that get our heartbeat now."""
         return [peer for peer in self._interest if self._backed_off.get(peer, now) <= now]
 
     def add_suspecter(self, peer: PeerId, now: float) -> None:
-        """``peer`` waits for a sign of life."""
+        """Note that ``peer`` waits for a sign of life."""
         # Suspecting peers answered in person with our next heartbeat; the others hear of it by
         # flood.
         if len(self._suspecters) < 32:
@@ -128,7 +131,7 @@ class LocalHeartbeat:
         return peers
 
     def _earliest(self, now: float) -> float:
-        """When the next of our heartbeats may follow the last."""
+        """Return the earliest time at which our next heartbeat may follow the last."""
         # Intervals that lie at least between two of our heartbeats, however many reasons there
         # are for one.
         return max(now, self._last_beat + 0.25 * self._config.interval)

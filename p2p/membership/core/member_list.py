@@ -48,13 +48,13 @@ from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
 _MEMO: Final = 4096
-"""Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at
-most."""
+"""Number of address lists remembered: those of as many peers as profiles are (`heartbeat`); 1
+MiB at most."""
 
 
 @functools.lru_cache(_MEMO)
 def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
-    """The network of the first public address among ``addrs``; None if there is none.
+    """Return the network of the first public address among ``addrs``; None if there is none.
 
     Loopback, private and memory addresses name no network: a laboratory, a home and a
     simulation are one place each, and a peer that is in them was let in. Names are not resolved
@@ -72,19 +72,19 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
 
 
 PROBE: Final = 1.5
-"""Intervals after which a silent peer is asked itself: SWIM's ping. A heartbeat that comes half
-an interval late costs no message."""
+"""Intervals after which a silent peer is asked for a sign of life, like SWIM's ping. A
+heartbeat that is half an interval late costs no message."""
 SUSPECT: Final = 2.0
 """Intervals after which a suspicion is flooded: the second missing heartbeat is due now, and
 the peer has had half an interval to answer the probe."""
 CONFIRM: Final = 0.8
-"""Intervals that a suspected peer has to speak up. With `SUSPECT` this makes 2.8: at 5 s a
-death is known 14 s after the last heartbeat plus the time of the flood, within 15 s of the
+"""Intervals that a suspected peer has to refute. With `SUSPECT` this makes 2.8: at 5 s, a death
+is known 14 s after the last heartbeat plus the time of the flood, which is within 15 s of the
 death."""
 
 
 class Liveness(Enum):
-    """How far the suspicion of a silent peer has gone."""
+    """Stage of suspicion of a peer."""
 
     ALIVE = "alive"
     PROBED = "probed"
@@ -93,47 +93,48 @@ class Liveness(Enum):
 
 @dataclass(slots=True)
 class Watch:
-    """State for judging the silence of a peer: one that sends us heartbeats, or a suspected
-    one."""
+    """State for judging the silence of a peer that sends us heartbeats or is suspected."""
 
     due: float = math.inf
-    """Time at which the liveness of the peer must be judged next."""
+    """Time at which the peer's liveness must be judged next."""
     waits_until: float = math.inf
-    """Latest time at which the view looks at the peer again."""
+    """Time of the peer's valid entry on the heap of `MemberList`; infinity if there is none."""
     direct_at: float = -math.inf
-    """When it last sent us a heartbeat itself; minus infinity if it does not."""
+    """Time of the last heartbeat that the peer itself sent us; minus infinity if it sends
+    none."""
     direct_since: float = -math.inf
-    """Time from which on we may expect heartbeats from the peer itself; earlier silence means
+    """Time from which we expect heartbeats from the peer itself. Earlier silence means
     nothing."""
     liveness: Liveness = Liveness.ALIVE
     suspected_at: float = math.inf
     was_asked: bool = False
-    """True if we asked it ourselves since it was suspected, in vain."""
+    """True if the suspected peer did not answer when we asked it ourselves."""
 
 
 @dataclass(slots=True)
 class MemberState:
-    """A living peer. There are hundreds in each view, of which few have a `watch`."""
+    """State of a living peer. A view holds hundreds, of which few have a `watch`."""
 
     signed: SignedHeartbeat
     seen: float
-    """First sight of its newest heartbeat."""
+    """Time at which its newest heartbeat was first seen."""
     introducer: PeerId | None
     """The peer that named it to us; None if it came itself."""
     interval: float
-    """Seconds between its heartbeats, as it says, within `MembershipConfig.pace`."""
+    """Seconds between its heartbeats by its own claim, limited by `MembershipConfig.pace`."""
     since: float
-    """First sight of the peer, at most an interval early: a number that many members share."""
+    """Time at which the peer was first seen, at most an interval early. Many members share one
+    number, which saves memory."""
     prefix: bytes | None = field(init=False)
-    """The network that its addresses are in (`prefix.prefix_of`)."""
+    """Network of its addresses (`prefix_of`)."""
     peer: PeerId = field(init=False)
     seqno: int = field(init=False)
-    """Sequence number of its newest heartbeat, compared thousands of times a second."""
+    """Sequence number of its newest heartbeat. It is compared thousands of times a second."""
     policy: int = field(init=False)
     """Policy of its newest heartbeat."""
     avoid_until: float = -math.inf
-    """Time until which it is not asked to be a neighbour, since it refused or could not be
-    reached."""
+    """Time until which the peer is not asked to be a neighbour, because it refused or could not
+    be reached."""
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
@@ -142,7 +143,7 @@ class MemberState:
         self.record_heartbeat(self.signed, self.seen)
 
     def record_heartbeat(self, signed: SignedHeartbeat, now: float) -> None:
-        """Note the newest heartbeat of this peer."""
+        """Store the newest heartbeat of this peer and clear any suspicion."""
         heartbeat = signed.heartbeat
         self.signed, self.seen = signed, now
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
@@ -156,12 +157,13 @@ class MemberState:
 
     @property
     def liveness(self) -> Liveness:
-        """How far the suspicion of this peer has gone."""
+        """Stage of suspicion of this peer."""
         return Liveness.ALIVE if self.watch is None else self.watch.liveness
 
     @property
     def direct_at(self) -> float:
-        """When it last sent us a heartbeat itself; minus infinity if it does not."""
+        """Time of the last heartbeat that the peer itself sent us; minus infinity if it sends
+        none."""
         return -math.inf if self.watch is None else self.watch.direct_at
 
     @property
@@ -171,57 +173,58 @@ class MemberState:
 
     @property
     def is_watched(self) -> bool:
-        """True if its silence must be judged to the second."""
+        """True if the peer sends us heartbeats or is suspected, so that its silence is judged
+        on time."""
         watch = self.watch
         if watch is None:
             return False
         return watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED
 
     def watched(self) -> Watch:
-        """Start or return the watch of a peer."""
+        """Return the peer's watch, creating it if there is none."""
         if self.watch is None:
             self.watch = Watch()
         return self.watch
 
     def is_candidate(self, now: float) -> bool:
-        """Return True if it may be asked to be a neighbour."""
+        """Return True if the peer may be asked to be a neighbour."""
         return self.liveness is Liveness.ALIVE and self.avoid_until <= now
 
     def is_heard(self, now: float) -> bool:
-        """Return True if it sent us a heartbeat itself a moment ago: no suspicion can impress
-        us."""
+        """Return True if the peer itself sent us a heartbeat within `PROBE` intervals.
+        Suspicions of such a peer are not believed."""
         return now - self.direct_at < PROBE * self.interval
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """A peer that died or left."""
+    """Record of a peer that died or left."""
 
     signed: SignedHeartbeat
     when: float
     may_be_partitioned: bool
-    """True if it may live on the other side of a partition: it did not say good-bye."""
+    """True if the peer may live beyond a partition, because it did not say good-bye."""
 
 
 STALE_CHECK: Final = 12.0
-"""Intervals between two looks for the stale among all those known through others: in a large
-swarm a peer always is, and a look each interval took an eighth of a node's time."""
+"""Intervals between two checks for stale members among those known through others. In a large
+swarm some member always is stale, and a check each interval took an eighth of a node's time."""
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view announces new peers to neighbours at once. In a
 fuller view the digests of heartbeats suffice."""
 YOUNG: Final = 120.0
-"""Intervals for which a member is young: as long as one that no peer hears of stays listed
-(`stale`). What has outlived them was named again meanwhile."""
+"""Intervals for which a member counts as young: as long as a peer of which nothing is heard
+stays listed (`stale`). An older member has been heard of since it was added."""
 YOUNG_SHARE: Final = 1 / 8
-"""Share of a full view that newcomers may take from the old; beyond it they displace each
-other. Names cost a stranger nothing, so without it names pushed at random would fill the
-view."""
+"""Share of a full view that young members may take from older ones. Beyond it they displace
+each other. Inventing names costs a stranger nothing, so without this share names pushed at
+random would fill the view."""
 OTHERS: Final = 16
-"""Members outside a network from which on it is not the only one there is."""
+"""Minimum number of members outside a network from which that network's share is limited."""
 
 
 class MemberList:
-    """The living and the dead. Bounded: passive and direct members, tombstones.
+    """Bounded list of living members and tombstones.
 
     The few that send us heartbeats, or are suspected, wait on a heap for their judgement; a
     newer heartbeat leaves them where they are until they come to its top. The many known
@@ -235,33 +238,35 @@ class MemberList:
         self._sparse: Final = SPARSE * config.capacity
         self._rng = rng
         self._members: dict[bytes, MemberState] = {}
-        """The living, by the keys that name them in digests."""
+        """Living members by the keys that name them in digests."""
         self.by_key: Final = self._members.get
-        """The living peer that the key of a digest means; asked thousands of times a second."""
+        """Returns the living member that a digest's key names, or None. It is called thousands
+        of times a second."""
         self._tombstones: dict[bytes, Tombstone] = {}
-        """The dead, by key, longest dead first."""
+        """Tombstones by key, oldest first."""
         self._prefixes: Counter[bytes] = Counter()
-        """Living members in each network."""
+        """Number of living members in each network."""
         self.has_audience = False
-        """True if peers send us heartbeats that are no neighbours, because we are an officer of
-        the run: they are kept beside the passive members."""
+        """True if peers that are no neighbours send us heartbeats because of this node's role
+        in the run. They are kept beside the passive members."""
         self._era = -math.inf
-        """When the last interval began in which a newcomer was met: what is noted as its first
-        sight."""
+        """Start of the last interval in which a newcomer was met. Its newcomers share this as
+        first sight."""
         self._turns: list[MemberState] = []
-        """Members that `sample` has yet to return before it starts again."""
+        """Members that `sample` returns before it starts again."""
         self._directs = 0
         self._watched: list[tuple[float, int, MemberState]] = []
         self._pushes = 0
         self._stale_check_at = math.inf
         self._is_settled = False
-        """True if nothing that `settle` looks at has changed since it looked."""
+        """True if nothing that `settle` reads has changed since its last call."""
         self._settled_at = math.inf
 
     def settle(self) -> float:
-        """When `overdue` may have something to say.
+        """Return the time at which `overdue` may next return a member.
 
-        It may tidy the heap, so it is no property: who looks must not change what happens.
+        This may tidy the heap, so it is a method: reading a property must not change the
+        outcome.
         """
         if self._is_settled:
             return self._settled_at
@@ -270,7 +275,8 @@ class MemberList:
         return self._settled_at
 
     def _tidy(self) -> float:
-        """Let the heap begin with a peer who is due when it says; return when that is."""
+        """Remove outdated entries from the top of the heap and return when the next member is
+        due."""
         watched = self._watched
         while watched:
             when, _, member = watched[0]
@@ -292,32 +298,31 @@ class MemberList:
         return self.get(peer) is not None
 
     def unadmitted(self, may: Callable[[PeerId], bool]) -> list[PeerId]:
-        """The living that ``may`` refuses."""
+        """Return the living members that ``may`` refuses."""
         return [member.peer for member in self._members.values() if not may(member.peer)]
 
     def get(self, peer: PeerId) -> MemberState | None:
-        """Return the state of a living peer."""
+        """Return the state of a living peer, or None."""
         member = self._members.get(peer[KEY])
         return member if member is not None and member.peer == peer else None
 
     def tombstone(self, peer: PeerId) -> Tombstone | None:
-        """Return the tombstone of a dead peer."""
+        """Return the tombstone of a dead peer, or None."""
         tombstone = self._tombstones.get(peer[KEY])
         return tombstone if tombstone is not None and tombstone.signed.peer == peer else None
 
     def has_key_of_another(self, peer: PeerId) -> bool:
-        """Return True if another peer, living or dead, has the key that would name this one."""
+        """Return True if another peer, living or dead, has the same key as this one."""
         other = self._members.get(peer[KEY]) or self._tombstones.get(peer[KEY])
         return other is not None and other.signed.peer != peer
 
     def is_outdated(self, key: bytes, seqno: int) -> bool:
-        """Return True if a digest means ourselves, or a heartbeat that a dead peer sent
-        before."""
+        """Return True if a digest names ourselves, or an old heartbeat of a dead peer."""
         tombstone = self._tombstones.get(key)
         return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
     def seqno_of_dead(self, peer: PeerId) -> int:
-        """Return the last sequence number of a dead peer; -1 if its death is unknown."""
+        """Return the last sequence number of a dead peer; -1 if there is no tombstone of it."""
         tombstone = self.tombstone(peer)
         return -1 if tombstone is None else tombstone.signed.seqno
 
@@ -337,7 +342,7 @@ class MemberList:
             self.name_next(member)
 
     def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> MemberState:
-        """Take in a peer that is not known to live; ``source`` named it."""
+        """Add a peer that is not listed as living; ``source`` named it."""
         peer = signed.heartbeat.peer
         key = key_of(peer)
         self._tombstones.pop(key, None)
@@ -356,7 +361,7 @@ class MemberList:
     def record_heartbeat(
         self, member: MemberState, signed: SignedHeartbeat, now: float
     ) -> None:
-        """Note the newest heartbeat of a living peer."""
+        """Store the newest heartbeat of a living peer."""
         before, heartbeat = member.signed.heartbeat, signed.heartbeat
         member.record_heartbeat(signed, now)
         if heartbeat.interval != before.interval:
@@ -369,16 +374,16 @@ class MemberList:
                 self._prefixes[member.prefix] += 1
 
     def prefix(self, peer: PeerId) -> bytes | None:
-        """Return the network of a living peer; None if the peer is unknown or in none."""
+        """Return the network of a living peer; None if the peer is unknown or has none."""
         member = self.get(peer)
         return None if member is None else member.prefix
 
     def is_one_of_many(self, prefix: bytes | None) -> bool:
-        """Return True if there are enough members outside this network to choose from."""
+        """Return True if there are at least `OTHERS` members outside this network."""
         return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
 
     def expect(self, peer: PeerId, now: float) -> bool:
-        """Expect heartbeats from a living peer itself from now on. Return False if the peer is
+        """Expect heartbeats from a living peer itself from now on. Return False if it is
         unknown."""
         member = self.get(peer)
         if member is None:
@@ -400,7 +405,7 @@ class MemberList:
             self._schedule(member)
 
     def suspect(self, member: MemberState, now: float) -> None:
-        """Suspect a living peer: unless it speaks up in time, it is dead."""
+        """Mark a living peer as suspected. It is declared dead unless it refutes in time."""
         watch = member.watched()
         watch.liveness, watch.suspected_at = Liveness.SUSPECTED, now
         self._schedule(member)
@@ -461,20 +466,19 @@ class MemberList:
 
     @property
     def room(self) -> int:
-        """Free places for passive members; negative if the view is overfull."""
+        """Number of free places for passive members; negative if the view is overfull."""
         return self._capacity - len(self._members)
 
     def has_room(self) -> bool:
-        """Return True if another passive member fits without pushing one out."""
+        """Return True if another passive member fits without an eviction."""
         return len(self._members) < self._capacity
 
     def is_sparse(self) -> bool:
-        """Return True if the view holds so few that we may know all there are."""
+        """Return True if the view is far from full, so that it may hold the whole swarm."""
         return len(self._members) < self._sparse
 
     def is_crowded(self) -> bool:
-        """Return True if the view holds about as many as it may: it is a sample, and so are
-        others'."""
+        """Return True if the view is nearly full, so that it is only a sample of the swarm."""
         # Share of its capacity from which a view is crowded: 202 of 205, so that a death or two
         # do not make it look for more.
         return len(self._members) > (63 / 64) * self._capacity
@@ -482,13 +486,13 @@ class MemberList:
     def evictee(
         self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
     ) -> PeerId | None:
-        """Return the member that must go for the newcomer ``keep``, if the view or its
-        network's share is too full.
+        """Return the member to evict for the newcomer ``keep``, or None if there is room.
 
-        A network beyond its share changes only among itself. Of a full view a young member goes
-        if the young have their share, else any; and of a few drawn at random one whose network
-        or whose introducer is the most frequent among them: so that neither one neighbour nor
-        one address range, whatever it names, has more than it would by chance.
+        A member of the newcomer's own network is evicted if that network exceeds its share.
+        From a full view a young member is evicted if the young exceed their share, else any
+        member. Of a few members drawn at random, one is chosen whose network or introducer is
+        the most frequent among them. So neither a neighbour nor an address range gets more
+        places than by chance, whatever it names.
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
@@ -512,8 +516,7 @@ class MemberList:
         return _most_crowded([one for one in drawn if one.peer not in spared], keep)
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
-        """The members in the network of ``peer``, if they are more than its share; else
-        none."""
+        """Return the members in the network of ``peer`` if they exceed its share; else none."""
         prefix = self.prefix(peer)
         # Share of a view that one network may have (`prefix`), where `OTHERS` are known outside
         # it.
@@ -524,7 +527,7 @@ class MemberList:
         return [member for member in self._members.values() if member.prefix == prefix]
 
     def is_young(self, peer: PeerId, now: float) -> bool:
-        """Return True if a living peer was met lately (`YOUNG`)."""
+        """Return True if a living peer was added less than `YOUNG` intervals ago."""
         member = self.get(peer)
         return member is not None and member.since > now - YOUNG * self._config.interval
 
@@ -535,11 +538,12 @@ class MemberList:
                 del self._prefixes[member.prefix]
 
     def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
-        """Heartbeats of ``first`` and of ``count`` others, none of them suspected.
+        """Return the heartbeats of ``first`` and of ``count`` other members, without suspected
+        ones.
 
-        Of the others those come first that were met last, or have a new policy, then all in
-        random order, and no peer twice before all had a turn: drawn anew each time, the last of
-        200 would be named a minute later.
+        Members that are new or have a new policy come first. The others come in random order,
+        and none comes twice before all had a turn. With an independent draw each time, the last
+        of 200 would be named a minute later.
         """
         known, turns = self._members, self._turns
         chosen = {peer: member for peer in first if (member := self.get(peer)) is not None}
@@ -559,16 +563,17 @@ class MemberList:
         ]
 
     def name_next(self, member: MemberState) -> None:
-        """Let `sample` name a member before all others: it is new, or has a new policy."""
+        """Put a member that is new or has a new policy at the front of the turns of
+        `sample`."""
         if len(self._turns) <= 2 * len(self._members):
             self._turns.append(member)
 
     def candidates(self, neighbours: Mapping[PeerId, float], now: float) -> Iterator[PeerId]:
-        """Members that could become neighbours, in random order, those of the neighbours'
+        """Yield members that could become neighbours in random order, those in the neighbours'
         networks last.
 
-        Drawn one by one, for one is nearly always enough: to shuffle all of them took 4 % of a
-        node's time.
+        They are drawn one by one, since one is nearly always enough. Shuffling all of them took
+        4 % of a node's time.
         """
         if self._prefixes:
             yield from self._by_network(neighbours, now)
@@ -594,7 +599,7 @@ class MemberList:
         return peers
 
     def maybe_partitioned(self, since: float) -> list[PeerId]:
-        """The dead, no older than ``since``, that may live beyond a partition."""
+        """Return the peers that died since ``since`` and may live beyond a partition."""
         return [
             dead.signed.peer
             for dead in self._tombstones.values()
@@ -602,8 +607,7 @@ class MemberList:
         ]
 
     def _schedule(self, member: MemberState) -> None:
-        """Schedule the next look at ``member``, if it is due before the one that is
-        scheduled."""
+        """Schedule the next judgement of ``member`` unless an earlier one is scheduled."""
         due, watch = self._due(member), member.watch
         if watch is not None and watch.waits_until == self._settled_at:
             self._is_settled = False
@@ -619,7 +623,7 @@ class MemberList:
             heappush(self._watched, (due, self._count_push(), member))
 
     def _count_push(self) -> int:
-        """Return a number that orders peers due at the same time by when they were
+        """Return a number that orders peers with the same due time by when they were
         scheduled."""
         self._pushes += 1
         return self._pushes

@@ -1,4 +1,4 @@
-"""Which heartbeats to ask for, of all that digests name: a budget, the unknown first."""
+"""Selection of heartbeats to request from the digests of peers, within a budget."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 
 BATCH_INTERVALS: Final = 3.0
-"""Intervals between two requests that can wait, so that one message asks for several
-heartbeats: for what is old, and for `FEW_SEATS`."""
+"""Intervals between two requests that can wait: those for old entries, and those for the last
+`FEW_SEATS`. One message then asks for several heartbeats."""
 FEW_SEATS: Final = 2
-"""Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
-sample."""
+"""Number of free seats that can wait for a request. A large view with 1 % of free seats is as
+good a sample."""
 MAX_ASKED: Final = 1024
-"""Keys asked for, remembered for an interval so that no other peer is asked for them too."""
+"""Maximum number of requested keys. They are remembered for an interval so that no other peer
+is asked for them too."""
 
 
 class Pull:
-    """Decides which heartbeats to ask for, and remembers requests."""
+    """Decides which heartbeats to ask for, and remembers the requests."""
 
     def __init__(self, members: MemberList, config: MembershipConfig) -> None:
         self._members = members
@@ -35,7 +36,8 @@ class Pull:
         burst = 16 * config.refresh
         self._budget = RateLimit(config.refresh / config.interval, burst)
         self._asked: dict[bytes, tuple[float, PeerId | None]] = {}
-        """Time of each request and the peer that named it, oldest first."""
+        """Maps each requested key to the time of the request and the peer whose digest named
+        it, oldest first."""
         # Heartbeats that a peer may have named without handing them over before its digests are
         # passed over: as many as one request asks for. Digests are unsigned, and ghosts would
         # use up our budget.
@@ -48,24 +50,23 @@ class Pull:
         self._unknown = RateLimit((1 / 4) / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
-        """Return True if the heartbeat behind ``key`` was asked for and has not come."""
+        """Return True if the heartbeat behind ``key`` was requested and has not come."""
         return key in self._asked
 
     def sought(self, key: bytes, now: float) -> None:
-        """Note a request without a naming digest, so that no peer is blamed if nothing
-        comes."""
+        """Note a request that no digest caused, so that no peer is blamed if nothing comes."""
         if len(self._asked) < MAX_ASKED:
             self._asked.pop(key, None)
             self._asked[key] = now, None
 
     def arrived(self, key: bytes) -> None:
-        """Note that the heartbeat came."""
+        """Note that the heartbeat for ``key`` came."""
         self._asked.pop(key, None)
 
     def wanted(
         self, digests: Iterable[Digest], source: PeerId, now: float
     ) -> tuple[bytes, ...]:
-        """The keys to ask ``source``, the sender of ``digests``, for."""
+        """Return the keys to request from ``source``, the sender of ``digests``."""
         asked, by_key = self._asked, self._members.by_key
         while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
             _, silent = asked.pop(oldest)

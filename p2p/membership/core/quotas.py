@@ -30,31 +30,32 @@ from p2p.bounded import BoundedDict, RateLimit
 from p2p.identity import PeerId
 
 QUOTA_UNIT: Final = 256
-"""Bytes, about a heartbeat (180 to 250): what the quota of a connection counts in, so that a
-long message costs as much as the short ones in it."""
+"""Bytes per unit of a connection's quota, about one heartbeat (180 to 250). A long message thus
+costs as much as the short ones in it."""
 QUOTA_RATE: Final = 200.0
-"""Units per second. A neighbour in a storm sends up to 160; verifying 200 takes about 1.5 % of
-a core."""
+"""Units per second that one peer may send. A neighbour in a storm sends up to 160; verifying
+200 takes about 1.5 % of a core."""
 QUOTA_BURST: Final = 2000.0
-"""Units at once: the death of 1,000 peers in one zone, told from both sides of it."""
+"""Units that one peer may send at once: the death of 1,000 peers in one zone, reported from
+both sides of it."""
 MIN_QUOTAS: Final = 16
-"""Peers counted before a look which are idle: each look doubles the number at which the next
-one comes, so looks cost a constant for each peer counted."""
+"""Number of counted peers above which the first sweep drops idle ones. Each sweep doubles the
+number for the next, so sweeps have a constant cost for each peer counted."""
 MAX_QUOTAS: Final = 8192
-"""Peers counted; beyond it the one counted longest ago starts afresh. Eight times the
-connections that a host may have."""
+"""Maximum number of counted peers, eight times the connections that a host may have. Beyond it,
+the peer counted longest ago starts afresh."""
 _ROUNDING: Final = -1e-3
-"""Tokens that may be lacking. The time at which a bucket was empty is a float of seconds: after
-a year the difference of two is good to 4e-9 s, less than a millionth of a token at
-`QUOTA_RATE`."""
+"""Tokens that may be lacking because of rounding. The time at which a bucket was empty is a
+float of seconds. After a year, the difference of two such times is good to 4e-9 s, which is
+less than a millionth of a token at `QUOTA_RATE`."""
 
 
 class KeyedQuotas:
-    """The law of `p2p.bounded.RateLimit`, for each peer.
+    """Token bucket for each peer, with the rules of `p2p.bounded.RateLimit`.
 
-    Of each only one number is kept, the time at which it was empty, from which follows how many
-    tokens it holds: a node counts seven things for each of its peers, and a bucket for each
-    took 4 KiB of a node.
+    Each bucket is one number, the time at which it was empty, from which its tokens follow. A
+    node counts seven things for each of its peers, and full bucket objects took 4 KiB of a
+    node.
     """
 
     __slots__ = ("_burst", "_emptied", "_rate", "_sweep_at")
@@ -69,7 +70,7 @@ class KeyedQuotas:
         return len(self._emptied)
 
     def take(self, peer: PeerId | bytes, now: float, count: float = 1.0) -> bool:
-        """Take ``count`` tokens of those of ``peer``, if it has them."""
+        """Take ``count`` tokens of ``peer`` and return True if it has them."""
         emptied = self._emptied.get(peer)
         if emptied is None:
             if len(self._emptied) >= self._sweep_at:
@@ -92,34 +93,34 @@ class KeyedQuotas:
         return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
 
     def charge(self, peer: PeerId | bytes, now: float) -> None:
-        """Take one token of ``peer``, on credit if need be, but no deeper than as much as it
-        may have."""
+        """Take one token of ``peer``, on credit if it has none; the debt is limited to the
+        burst."""
         if not self.take(peer, now):
             owed = (now - self._emptied.get(peer, now)) * self._rate - 1
             self._emptied[peer] = now - max(owed, -self._burst) / self._rate
 
     def _sweep(self, now: float) -> None:
-        """Drop buckets that are full, as new ones are."""
+        """Drop full buckets, which equal new ones."""
         full_since = now - self._burst / self._rate
         self._emptied.keep(lambda when: when > full_since)
         self._sweep_at = max(MIN_QUOTAS, 2 * len(self._emptied))
 
 
 TRUST: Final = 16.0
-"""Refuted suspicions after which a peer's suspicions are checked before they are passed on. Not
-every false one is a lie: a machine that slept for a minute is suspected, and refutes when it
-wakes."""
+"""Number of refuted suspicions after which suspicions are checked before they are passed on.
+Not every false suspicion is a lie: a machine that slept for a minute is suspected, and refutes
+when it wakes."""
 TRUST_INTERVALS: Final = 2.0
-"""Intervals after which one refuted suspicion is forgiven. It must cover the machines of a
+"""Intervals after which one refuted suspicion is forgiven. The rate must cover machines of a
 large swarm that wake up by chance; a liar may send as many for ever."""
 RESTART: Final = 1000
-"""A heartbeat whose number is greater by this much says that its peer was started again: a
-running node counts by one, a new life begins at its clock in milliseconds. Such a refutation
-costs no trust."""
+"""Minimum jump of the sequence number that indicates a restart of the peer. A running node
+counts by one, and a restarted one begins at its clock in milliseconds. Such a refutation costs
+no trust."""
 
 
 class FloodQuotas:
-    """Quotas of forwarded and answered messages: tokens per interval, and a burst."""
+    """Quotas of forwarded and answered messages, in tokens per interval with a burst."""
 
     def __init__(self, interval: float) -> None:
         self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
@@ -164,31 +165,30 @@ class FloodQuotas:
         self._answered_to_others = RateLimit(4.0 / interval, 8192.0)
 
     def trusts_suspicions(self, now: float) -> bool:
-        """Return True if few suspicions were refuted lately."""
+        """Return True if few suspicions were refuted recently."""
         return self._trust.available(now) >= 1
 
     def count_refutation(self, peer: PeerId, ahead: int, now: float) -> None:
-        """A suspicion of ``peer`` was refuted by a heartbeat whose number is ``ahead`` of the
-        suspected one."""
+        """Reduce trust after a suspicion of ``peer`` was refuted, unless the peer was
+        restarted. The refuting heartbeat's number is ``ahead`` of the suspected one."""
         if ahead >= RESTART and self._restarts.take(peer, now):
             return  # it was true
         self._trust.level = max(self._trust.available(now) - 1, -TRUST)
 
     def may_refuse(self, network: bytes | None, now: float) -> bool:
-        """Return True if a request of a peer in ``network`` that we refuse should be
-        answered."""
+        """Return True if a refused request from ``network`` should get an answer."""
         if network is not None and not self._network_refusals.take(network, now):
             return False
         return self._refusals.allows(1, now)
 
     def may_walk(self, peer: PeerId, network: bytes | None, now: float) -> bool:
-        """Return True if a newcomer's heartbeat of ``network`` may walk."""
+        """Return True if the heartbeat of newcomer ``peer`` in ``network`` may walk."""
         if not self._walks.take(peer, now):
             return False
         return network is None or self._network_walks.take(network, now)
 
     def may_answer(self, peer: PeerId, count: int, now: float, *, is_neighbour: bool) -> bool:
-        """Return True if `peer` may have so many heartbeats."""
+        """Return True if ``peer`` may get ``count`` heartbeats."""
         if not self._answered.take(peer, now, count):
             return False
         return is_neighbour or self._answered_to_others.allows(count, now)

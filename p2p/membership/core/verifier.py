@@ -41,16 +41,18 @@ class HeartbeatVerifier:
         self._penalise = penalise
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
-        """True if this is an open run."""
+        """True if peers must show a stamp, as in an open run."""
         # Peers remembered that have shown their stamp: as many as connections are counted
         # (`quotas.MAX_QUOTAS`).
         self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
         """Accepted credentials of peers, oldest first."""
         self._clocks: dict[PeerId, float] = {}
-        """Lead of our clock over that of peers whose own heartbeats were refused for it."""
+        """Maps each peer whose heartbeats were refused because of the time to our clock's lead
+        over its own."""
 
     def is_genuine(self, signed: SignedHeartbeat, source: PeerId) -> bool:
-        """Return True if a heartbeat that `source` sent is genuine."""
+        """Return True if a heartbeat from `source` is timely, stamped, admitted and signed;
+        else count the reason."""
         ahead = signed.heartbeat.expires - self._wall()
         # Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for
         # 30 minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours.
@@ -87,13 +89,13 @@ class HeartbeatVerifier:
         self.counters["no stamp" if self.may(peer) else "unadmitted"] += 1
 
     def refuse(self, reason: str, peer: PeerId, offence: Offence, detail: str = "") -> None:
-        """Count and penalise."""
+        """Count a dropped message and penalise the peer at fault."""
         self.counters[reason] += 1
         self._penalise(Penalise(peer, offence, f"{reason}: {detail}" if detail else reason))
 
     def clock_off(self, believed: int) -> ClockOff | None:
-        """By how much our clock is wrong, if more peers say so than the ``believed``, who say
-        it is not."""
+        """Return by how much our clock is wrong, or None. It is wrong if more peers disagree
+        with it than the ``believed``, who agree."""
         if len(self._clocks) <= believed:
             return None
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
@@ -101,9 +103,9 @@ class HeartbeatVerifier:
     def _shows_stamp(
         self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]
     ) -> bool:
-        """Return True if the stamp in a heartbeat will do. Costs a hash, of an invite two
-        signatures; that of the heartbeat is verified after that. Another stamp than the last
-        one is looked at, and takes nothing away."""
+        """Return True if a heartbeat's stamp, or an earlier one of its author, is accepted.
+        Checking costs a hash, or two signatures for an invite, before the heartbeat's signature
+        is verified. A new stamp that fails does not void an accepted one."""
         peer, shown = signed.peer, signed.heartbeat.profile.stamp
         known = self._stamped.get(peer)
         if known == shown and self.may(peer):
@@ -114,8 +116,8 @@ class HeartbeatVerifier:
         return known is not None and self.may(peer)
 
     def _refuse_clock(self, signed: SignedHeartbeat, source: PeerId, ahead: float) -> None:
-        """A heartbeat is from another time. From a peer itself it tells of its clock, or of
-        ours."""
+        """Drop a heartbeat with a wrong time. If its author sent it, note the difference of the
+        clocks."""
         reason = "expired" if ahead < 0 else "far future"
         self.counters[reason] += 1
         if source != signed.peer:
