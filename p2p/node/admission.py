@@ -80,7 +80,7 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestRules:
-    """Rules of an edition for peers that it does not name."""
+    """Rules of a run document for peers that it does not name."""
 
     inviters: tuple[PeerId, ...] = ()
     """Peers that may invite besides the owner."""
@@ -219,13 +219,12 @@ admit members; other trainers and validators are named in the run file."""
 
 
 class Uninvited(BadMessage):
-    """The invite, or the pass made of it, does not admit; the message says why and what to
-    do."""
+    """The invite or pass does not admit its bearer. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Purpose of an invite, signed: its public part."""
+    """Public, signed part of an invite."""
 
     inviter: PeerId
     """The run's owner, or an inviter that the run file names."""
@@ -259,7 +258,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """A grant with the secret that makes passes of it."""
+    """Grant with the secret that makes passes from it."""
 
     run: bytes
     grant: Grant
@@ -423,7 +422,7 @@ _WORK_DOMAIN: Final = b"shoal-run-stamp:1.0.0"
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Parts of a credential. A part is empty if the node needs none."""
+    """Parts of a credential. A part that the node does not need is empty."""
 
     stamp: bytes = b""
     """Nonce of the DHT's stamp."""

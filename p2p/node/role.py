@@ -193,7 +193,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A line of a node's screen."""
+    """Line of a node's screen."""
 
     label: str
     """Word such as ``work``, in a column of eight characters."""
@@ -215,8 +215,8 @@ class Progress:
 
 @runtime_checkable
 class Reporter(Protocol):
-    """A role that says how far it has come. Roles need not: then the line says only what the
-    node does.
+    """Role that reports its progress. This is optional; without it the screen shows only the
+    node.
     """
 
     def progress(self) -> Progress:
