@@ -55,51 +55,50 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 
 class UnusableEdition(BadMessage):
-    """The run document is of no use here, and that is not the fault of the peer that handed it
-    over.
-    """
+    """The run document cannot be used here, through no fault of the peer that sent it."""
 
 
 class OtherRun(UnusableEdition):
-    """The document is of another run than the one this node is pinned to."""
+    """The document belongs to another run than the one this node is pinned to."""
 
 
 class Capability(Enum):
     """Permissions of a peer in a run."""
 
     GOSSIP = "gossip"
-    """Be a member: heartbeats and messages are passed on, the forest has a place for it."""
+    """Be a member: its heartbeats and messages are passed on, and the forest has a place for
+    it."""
     TRAIN = "train"
-    """Be a member of a run whose members all train, if it admits them by rule."""
+    """Train in a run whose members all train, if the run admits them by rule."""
     GENERATE = "generate"
     """Submit rollouts."""
     VALIDATE = "validate"
-    """Judge rollouts; its verdicts count."""
+    """Judge rollouts with verdicts that count."""
     PUBLISH = "publish"
     """Publish policies and collect accepted rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestRules:
-    """Rules of an edition for peers that it does not name."""
+    """Rules of a run document for peers that it does not name."""
 
     inviters: tuple[PeerId, ...] = ()
     """Peers that may invite besides the owner."""
     revoked: frozenset[str] = frozenset()
     """Ids of revoked invites."""
     stamp_bits: int = 0
-    """Bits of the work stamp that peers need to submit work; 0: none."""
+    """Bits of the work stamp that peers need to submit work; 0 if they need none."""
 
 
 class SignedRun(Protocol):
-    """A run as the node sees it. `roles.contract.Run` is one."""
+    """Run as the node sees it. `roles.contract.Run` implements it."""
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """Return True if ``peer`` has ``capability``, by the newest edition."""
+        """Return True if ``peer`` has ``capability`` in the newest run document."""
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` must show a work stamp: every peer may join, and the
-        document does not name this one."""
+        """Return True if ``peer`` must show a work stamp. Peers that the document names need
+        none, nor does any peer in a run that not every peer may join."""
 
     @property
     def id(self) -> bytes:
@@ -111,11 +110,11 @@ class SignedRun(Protocol):
 
     @property
     def owner(self) -> PeerId:
-        """Peer id of the signer."""
+        """Peer id of the owner, who signs the document."""
 
     @property
     def epoch(self) -> int:
-        """Number of the edition; a node never goes back to a lower one."""
+        """Epoch of the document. A node never returns to a lower one."""
 
     @property
     def expiry(self) -> int:
@@ -123,20 +122,20 @@ class SignedRun(Protocol):
 
     @property
     def words(self) -> Sequence[tuple[str, str]]:
-        """What the run is for and its recipe, for people: label and text."""
+        """Pairs of label and text that describe the run's purpose and recipe to people."""
 
     @property
     def officers(self) -> tuple[PeerId, ...]:
-        """Trainers and validators. Every member sends them heartbeats and finds them."""
+        """Trainers and validators. Every member finds them and sends them heartbeats."""
 
     @property
     def document(self) -> bytes:
-        """The signed document, as pinned on disk and handed to newcomers."""
+        """Signed document as pinned on disk and sent to newcomers."""
 
     @property
     def digest(self) -> bytes:
-        """Digest of what the owner signed, 32 bytes, whatever its encoding: two editions of
-        one epoch with different digests prove equivocation."""
+        """Digest of the signed content, 32 bytes, whatever its encoding. Two documents of one
+        epoch with different digests prove equivocation."""
 
     @property
     def guest_rules(self) -> GuestRules:
@@ -144,26 +143,23 @@ class SignedRun(Protocol):
 
     @property
     def joins_as(self) -> tuple[str, str]:
-        """Role that others join with, and in words who of them may; empty words if all may."""
+        """Role with which others join, and a description of who may; the latter is empty if all
+        may."""
 
     @property
     def components(self) -> dict[str, dict[str, object]]:
-        """Settings that are equal on every node, by component (``shardcast``); they override
+        """Settings that are equal on every node, by component (``shardcast``). They override
         local ones."""
 
 
 def check_same_owner(pin: SignedRun | None, owner: PeerId) -> None:
-    """Raise `OtherRun` if a document of ``owner`` cannot be of the run that this node is pinned
-    to.
-    """
+    """Raise `OtherRun` if a document of ``owner`` cannot belong to the run of ``pin``."""
     if pin is not None and owner != pin.owner:
         raise OtherRun(f"it is of a run of another owner, {owner}; {_pinned(pin)}")
 
 
 def check_same_run(pin: SignedRun | None, run_id: bytes, owner: PeerId, name: str) -> None:
-    """Raise `OtherRun` if a document of this run is not of the one that this node is pinned
-    to.
-    """
+    """Raise `OtherRun` if a document does not belong to the run of ``pin``."""
     if pin is not None and run_id != pin.id:
         raise OtherRun(
             f"it is of run {name!r:.80} ({run_id.hex()[:12]}) by {owner}; {_pinned(pin)}"
@@ -178,19 +174,17 @@ def _pinned(pin: SignedRun) -> str:
 
 
 class RunReader(Protocol):
-    """Opens a signed run document. Raises `BadMessage`, and nothing else, whatever the
-    bytes.
-    """
+    """Opens a signed run document. Raises only `BadMessage`, whatever the bytes."""
 
     def __call__(
         self, document: bytes, verify: Verify, pin: SignedRun | None = None, /
     ) -> SignedRun:
-        """Of a document that is not of the run of ``pin`` (None: of any) the reader judges as
-        little as will show that, at most one signature, and raises `OtherRun`
-        (`admission.check_same_run`).
+        """Open a document, which must belong to the run of ``pin`` if that is given.
 
-        `UnusableEdition` says that a document is void for a reason that its bearer could not
-        know: it was signed by the owner of ``pin``, or is of a format to come.
+        For a document of another run the reader verifies at most one signature and raises
+        `OtherRun` (`admission.check_same_run`). It raises `UnusableEdition` for a document that
+        is void for a reason that its bearer could not know: the owner of ``pin`` signed it, or
+        it has a future format.
         """
 
 
@@ -201,61 +195,62 @@ PASS_DOMAIN: Final = "/shoal/pass/1.0.0"
 PREFIX: Final = "shoal-invite-1:"
 """Beginning of the text of an invite; the rest is base64 as in URLs."""
 MAX_TEXT: Final = 1_024
-"""Most characters of the text; an invite of an inviter takes 350."""
+"""Maximum characters of an invite's text. That of an inviter takes 350."""
 MAX_PASS: Final = 288
-"""Most bytes of a pass; one of an inviter takes 237."""
+"""Maximum bytes of a pass. That of an inviter takes 237."""
 MAX_USES: Final = 1_024
-"""Most identities of one invite: a class, a club. Larger groups want an open run."""
+"""Maximum number of identities that one invite admits: a class or a club. Larger groups should
+use an open run."""
 MAX_EXPIRY: Final = 2**37
-"""Seconds since 1970: the year 6325, as of run files."""
+"""Maximum expiry in seconds since 1970: the year 6325, as in run files."""
 ID_CHARS: Final = 16
-"""Characters of an invite's id: the beginning of its public key, by which it is revoked."""
+"""Number of characters in an invite's id. The id is the beginning of its public key, and is
+used to revoke it."""
 EXPIRY_TOLERANCE: Final = 300.0
-"""Seconds that an honest clock may be ahead of the inviter's."""
+"""Seconds by which an honest clock may be ahead of the inviter's."""
 
 ROLES: Final[Mapping[str, frozenset[Capability]]] = {
     "relay": frozenset({Capability.GOSSIP}),
     "inference": frozenset({Capability.GOSSIP, Capability.GENERATE}),
     "trainer": frozenset({Capability.GOSSIP, Capability.TRAIN}),
 }
-"""Capabilities of each role that can be invited. ``trainer`` is for runs that pre-train and
-admit members; officers are named in the run file."""
+"""Capabilities of each role that an invite can give. ``trainer`` is for pre-training runs that
+admit members; other trainers and validators are named in the run file."""
 
 
 class Uninvited(BadMessage):
-    """The invite, or the pass made of it, does not admit; the message says why and what to
-    do."""
+    """The invite or pass does not admit its bearer. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Purpose of an invite, signed: its public part."""
+    """Public, signed part of an invite."""
 
     inviter: PeerId
     """The run's owner, or an inviter that the run file names."""
     role: str
-    """One of `ROLES`."""
+    """Name of a role in `ROLES`."""
     uses: int
     """Number of identities that the invite admits."""
     expiry: int
-    """Seconds since 1970 at which everything that it admitted to ends."""
+    """Time in seconds since 1970 at which admissions by the invite end."""
     key: PeerId
-    """The public half of the invite's own key."""
+    """Public half of the invite's own key."""
     signature: bytes
     """Signature of the inviter."""
 
     @property
     def id(self) -> str:
-        """Id by which the invite is revoked."""
+        """Id used to revoke the invite."""
         return self.key.public_key.hex()[:ID_CHARS]
 
     @property
     def until(self) -> str:
-        """Expiry, for people."""
+        """Expiry as text for people."""
         return f"{datetime.fromtimestamp(self.expiry, UTC):%Y-%m-%d %H:%M} UTC"
 
     def body(self, run: bytes) -> bytes:
-        """Return the signed list."""
+        """Return the bytes that are signed."""
         return pack(
             [run, self.inviter.digest, self.role, self.uses, self.expiry, self.key.digest]
         )
@@ -263,42 +258,46 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """A grant with the secret that makes passes of it."""
+    """Grant with the secret that makes passes from it."""
 
     run: bytes
     grant: Grant
     secret: bytes
 
     def to_text(self) -> str:
-        """Return the line for a volunteer."""
+        """Return the line of text for a volunteer."""
         one = self.grant
         terms = [one.inviter.digest, one.role, one.uses, one.expiry]
         data = pack([self.run, *terms, self.secret, one.signature])
         return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     def pass_for(self, peer: PeerId) -> Pass:
-        """Return the pass of ``peer``."""
+        """Make the pass of ``peer``."""
         signature = KeyPair(self.secret).sign(PASS_DOMAIN, _claim(self.run, peer))
         return Pass(self.grant, signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Proof that the bearer of an invite is one identity and no other."""
+    """Proof that one identity holds an invite."""
 
     grant: Grant
     signature: bytes
     """Signature of the invite's own key over run and identity."""
 
     def to_bytes(self) -> bytes:
-        """The form in heartbeats and on disk."""
+        """Return the pass as sent in heartbeats and kept on disk."""
         one = self.grant
         terms = [one.inviter.public_key, one.role, one.uses, one.expiry, one.key.public_key]
         return pack([*terms, one.signature, self.signature])
 
     def check(self, run: bytes, peer: PeerId, verify: Verify) -> None:
-        """Check two signatures: the inviter's over the grant for ``run``, and that of the
-        invite's key over ``run`` and ``peer``. Raise `Uninvited` if either is wrong."""
+        """Verify the inviter's signature over the grant for ``run``, and the signature of the
+        invite's key over ``run`` and ``peer``.
+
+        Raises:
+            Uninvited: A signature is wrong.
+        """
         check_grant(self.grant, run, verify)
         if not verify(self.grant.key, PASS_DOMAIN, _claim(run, peer), self.signature):
             raise Uninvited(
@@ -308,7 +307,11 @@ class Pass:
 
 
 def check_grant(grant: Grant, run: bytes, verify: Verify) -> None:
-    """Check that its inviter signed the grant for this run. Raise `Uninvited` otherwise."""
+    """Verify that the inviter signed the grant for this run.
+
+    Raises:
+        Uninvited: The signature is wrong.
+    """
     if not verify(grant.inviter, INVITE_DOMAIN, grant.body(run), grant.signature):
         raise Uninvited(
             "the invite is forged, altered, or of another run: its signature is not that of"
@@ -319,8 +322,11 @@ def check_grant(grant: Grant, run: bytes, verify: Verify) -> None:
 def sign_invite(
     run: bytes, role: str, uses: int, expiry: int, secret: bytes, inviter: Signer
 ) -> Invite:
-    """Return an invite to ``run``. ``secret`` is 32 random bytes with no other use. Raises
-    `ValueError`."""
+    """Make an invite to ``run``. ``secret`` is 32 random bytes with no other use.
+
+    Raises:
+        ValueError: The role, the uses or the expiry are not allowed.
+    """
     if role not in ROLES:
         raise ValueError(
             f"an invite is for one of the roles {', '.join(ROLES)}, not {role!r:.40}: the run"
@@ -341,7 +347,11 @@ def sign_invite(
 
 
 def decode_invite_untrusted(text: str) -> Invite:
-    """Raise `BadMessage`, and nothing else, whatever the text. No signature is judged."""
+    """Decode the text of an invite without verifying signatures.
+
+    Raises:
+        BadMessage: The text is not an invite. Nothing else is raised, whatever the text.
+    """
     line = text.strip()
     if len(line) > MAX_TEXT or not line.startswith(PREFIX):
         raise BadMessage(f"an invite is one line that begins with {PREFIX}")
@@ -362,7 +372,11 @@ def decode_invite_untrusted(text: str) -> Invite:
 
 
 def decode_pass_untrusted(data: bytes) -> Pass:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. No signature is judged."""
+    """Decode a pass without verifying signatures.
+
+    Raises:
+        BadMessage: The bytes are not a pass. Nothing else is raised, whatever the bytes.
+    """
     if len(data) > MAX_PASS:
         raise BadMessage(f"a pass has at most {MAX_PASS} bytes")
     inviter, role, uses, expiry, key, granted, claimed = fields_untrusted(
@@ -396,18 +410,19 @@ def _claim(run: bytes, peer: PeerId) -> bytes:
 
 
 MAX_SHOWN: Final = MAX_PASS + 2 * NONCE_BYTES + 16
-"""Most bytes of a credential: a pass, two nonces and framing."""
+"""Maximum bytes of a credential: a pass, two nonces and framing."""
 MAX_STAMP_BITS: Final = 40
-"""Most bits of a work stamp: six days of one core. More is a mistake in the run file."""
+"""Maximum bits of a work stamp, which take six days of one core. More is a mistake in the run
+file."""
 TRIES: Final = 1 << 20
-"""Nonces that are tried between two looks at the clock: half a second's work."""
+"""Number of nonces tried in one call of `find_work`: half a second's work."""
 
 _WORK_DOMAIN: Final = b"shoal-run-stamp:1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Parts of a credential. A part is empty if the node needs none."""
+    """Parts of a credential. A part that the node does not need is empty."""
 
     stamp: bytes = b""
     """Nonce of the DHT's stamp."""
@@ -417,15 +432,18 @@ class Credential:
     """Nonce of the run's work stamp."""
 
     def to_bytes(self) -> bytes:
-        """The form in a heartbeat."""
+        """Return the credential as sent in a heartbeat."""
         if not self.invite and not self.work:
             return self.stamp
         return pack([self.stamp, self.invite, self.work])
 
 
 def decode_credential_untrusted(data: bytes) -> Credential:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. What the parts are worth is
-    judged by others."""
+    """Decode a credential without checking its parts.
+
+    Raises:
+        BadMessage: The bytes are not a credential. Nothing else is raised, whatever the bytes.
+    """
     if len(data) <= NONCE_BYTES:
         return Credential(stamp=data)
     if len(data) > MAX_SHOWN:
@@ -439,8 +457,8 @@ def decode_credential_untrusted(data: bytes) -> Credential:
 
 
 def work_untrusted(data: bytes) -> bytes:
-    """Return the work stamp in a peer's credential; empty if there is none, whatever the
-    bytes."""
+    """Return the work stamp in a peer's credential, or empty bytes if there is none. Accepts
+    any bytes."""
     try:
         return decode_credential_untrusted(data).work
     except BadMessage:
@@ -448,19 +466,20 @@ def work_untrusted(data: bytes) -> bytes:
 
 
 def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
-    """Return the number of leading zero bits of a work stamp's hash; costs one hash."""
+    """Return the number of leading zero bits of a work stamp's hash. This costs one hash."""
     if len(nonce) != NONCE_BYTES:
         return 0
     return zero_bits(_WORK_DOMAIN + run + peer.digest, nonce)
 
 
 def work_cost(bits: int, tries: int | None = None) -> float:
-    """Return the average CPU seconds of a work stamp, or of ``tries`` hashes."""
+    """Return the average CPU seconds to make a work stamp, or to try ``tries`` nonces if that
+    is less."""
     expected = 1 << bits
     return SECONDS_PER_TRY * (expected if tries is None else min(expected, tries))
 
 
 def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:
-    """Return the first nonce worth ``bits`` among the `TRIES` from ``first`` on, or None: a
-    pure function, for a worker thread."""
+    """Return the first nonce worth ``bits`` among the `TRIES` from ``first`` on, or empty
+    bytes. It is a pure function, for a worker thread."""
     return find_nonce(_WORK_DOMAIN + run + peer.digest, bits, range(first, first + TRIES))

@@ -167,7 +167,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _invite(value: str) -> str:
-    """The text of an invite, or of the file that holds one."""
+    """Return the text of an invite, which is given directly or as a file."""
     try:
         if not value.startswith(PREFIX):
             with expanded(Path(value)).open(encoding="utf-8-sig") as file:
@@ -184,8 +184,11 @@ def _invite(value: str) -> str:
 
 
 def _prepare(options: argparse.Namespace) -> Start:
-    """Read every file that the command line names. Raises `ConfigError` for anything wrong with
-    it."""
+    """Read every file that the command line names.
+
+    Raises:
+        ConfigError: A file, an option or the platform is not usable.
+    """
     check_platform()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
@@ -275,7 +278,11 @@ def _configure(options: argparse.Namespace) -> NodeConfig:
 
 
 def _read_document(path: Path) -> bytes:
-    """The run file, which some installed reader must take. Raises `ConfigError`."""
+    """Read the run file, which an installed reader must accept.
+
+    Raises:
+        ConfigError: The file cannot be read or used.
+    """
     try:
         with path.open("rb") as file:
             document = file.read(MAX_DOCUMENT + 1)
@@ -325,7 +332,7 @@ REACH: Final = {
         " docs/node.md"
     ),
 }
-"""What to print about an address that not everyone can dial."""
+"""Hints to print about an address that not everyone can dial."""
 
 
 def _report_run(

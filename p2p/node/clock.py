@@ -28,18 +28,19 @@ from p2p.world import World
 
 CLOCK_PROTOCOL: Final = ProtocolId("/shoal/clock/1.0.0")
 MAX_REPLY: Final = 16
-"""Bytes: a list of one float has ten."""
+"""Maximum bytes of a reply. A list of one float has ten."""
 
 TOLERANCE: Final = 300.0
-"""Seconds by which clocks may differ: what signed records allow for."""
+"""Seconds by which clocks may differ, as in signed records."""
 ALONE: Final = 20.0
-"""Seconds for which a node that knows peers may be without members before it asks them for the
-time: four heartbeats. It asks again after each `ASKED_EVERY`."""
+"""Seconds without members after which a node that knows peers asks them for the time: four
+heartbeats. It asks again every `ASKED_EVERY` seconds."""
 ASKED_EVERY: Final = 60.0
 ASK_SECONDS: Final = 10.0
 """Seconds to wait for a peer's answer."""
 MAX_ASKED: Final = 3
-"""Peers that are asked: their median is told, so that one that lies tells nothing."""
+"""Number of peers whose clocks are remembered. Their median is reported, so one liar has no
+effect."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +53,12 @@ class PeerClocks:
         self._host = host
         self._membership = membership
         self._ahead: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED)
-        """Lead of our clock over that of the asked peers, in seconds."""
+        """Maps each asked peer to the lead of our clock over its own, in seconds."""
         self._told = ""
 
     @property
     def trouble(self) -> str:
-        """Return what is wrong with this clock by peers' word; else empty."""
+        """Problem of this clock according to peers, in words; empty if there is none."""
         if self._membership.clock_off is not None:
             return str(self._membership.clock_off)
         if self._membership.size or not self._ahead:
@@ -100,7 +101,7 @@ class PeerClocks:
 
 
 def serve_clock(world: World, host: Host, meter: StrangerMeter | None = None) -> None:
-    """Tell whoever asks, within what ``meter`` leaves for strangers."""
+    """Serve the time to peers, within the budget of ``meter`` for strangers."""
     meter = meter or StrangerMeter(world)
 
     async def answer(_: PeerId, __: bytes) -> bytes:
@@ -113,15 +114,19 @@ def serve_clock(world: World, host: Host, meter: StrangerMeter | None = None) ->
 
 
 async def clock_ahead(world: World, host: Host, peer: PeerId) -> float:
-    """Return the lead of our clock over the peer's in seconds, to half a round trip. The caller
-    sets the deadline. Raises what `p2p.host.request` raises."""
+    """Return the lead of our clock over the peer's in seconds, exact to half a round trip. The
+    caller sets the deadline. Raises what `p2p.host.request` raises."""
     before = world.wall()
     reply = await request(host, peer, CLOCK_PROTOCOL, b"", max_reply=MAX_REPLY)
     return (before + world.wall()) / 2 - decode_clock_untrusted(reply)
 
 
 def decode_clock_untrusted(data: bytes) -> float:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a peer's wall time.
+
+    Raises:
+        BadMessage: The bytes are not a time. Nothing else is raised, whatever the bytes.
+    """
     (wall,) = fields_untrusted(unpack_untrusted(data), float, what="clock")
     if not math.isfinite(wall):
         raise BadMessage("a clock that is no number")

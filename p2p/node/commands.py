@@ -19,9 +19,8 @@ from p2p.node.usage import WRONG_USAGE, did_you_mean, interruptible, say
 COMMANDS: Final = "shoal.commands"
 
 Command = Callable[[Sequence[str]], int]
-"""Takes the arguments behind its name, returns the exit code. The first line of its docstring
-is its help.
-"""
+"""Function that takes the arguments after its name and returns the exit code. The first line of
+its docstring is its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +39,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _commands_help() -> str:
-    """The output of ``shoal --help``: one line for each installed command."""
+    """Return the output of ``shoal --help``, with one line for each installed command."""
     lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
     usage = "usage: shoal COMMAND ... | --version"
     head = f"{usage}\n\nStrangers train one model together, peer to peer.\n"
@@ -48,7 +47,11 @@ def _commands_help() -> str:
 
 
 def load_command(name: str) -> Command:
-    """The command called ``name``. Raises `ConfigError`."""
+    """Load the command called ``name``.
+
+    Raises:
+        ConfigError: The command is not installed or cannot be loaded.
+    """
     found = installed(COMMANDS)
     if name not in found:
         is_option = name.startswith("-")
@@ -59,14 +62,13 @@ def load_command(name: str) -> Command:
 
 
 def command_names() -> list[str]:
-    """Every command that is installed."""
+    """Return the names of all installed commands, sorted."""
     return sorted(installed(COMMANDS))
 
 
 def command_summaries() -> list[tuple[str, str]]:
-    """Every command with the first line of its docstring; one that cannot be loaded says so
-    instead.
-    """
+    """Return each command with the first line of its docstring, or with the reason why it
+    cannot be loaded."""
     found = []
     for name in command_names():
         try:

@@ -33,10 +33,10 @@ class NodeConfig:
     """Configuration of a node. The defaults suit a machine at home."""
 
     listen: tuple[Multiaddr, ...] = (ANY_PORT,)
-    """Addresses to listen at; port 0 takes a free one."""
+    """Addresses to listen at; port 0 means a free port."""
 
     bootstrap: tuple[Multiaddr, ...] = ()
-    """Peers to start from; each address ends in ``/p2p/`` and an id."""
+    """Peers to start from. Each address ends in ``/p2p/`` and an id."""
 
     host: SwarmConfig = field(default_factory=partial(SwarmConfig, punch=True))
     """Connections to peers."""
@@ -72,10 +72,10 @@ class NodeConfig:
     """Limits of what the owner lends, and when."""
 
     trust_environments: bool = False
-    """True if environments run where nothing contains their processes."""
+    """True if environments run even where nothing contains their processes."""
 
     accept_capsules: bool = False
-    """True if environments that come with a run's policies are run, in their interpreter."""
+    """True if environments that come with a run's policies may run, in their interpreter."""
 
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """A table for each role, ``[role.trainer]``, read by the role."""
@@ -92,22 +92,24 @@ class NodeConfig:
 
     @property
     def places(self) -> tuple[Multiaddr, ...]:
-        """Addresses to listen at without a relay."""
+        """Addresses to listen at, without those of relays."""
         return tuple(addr for addr in self.listen if addr.relay is None)
 
     @property
     def relays(self) -> tuple[Multiaddr, ...]:
-        """Relays through which to be dialled in any case."""
+        """Relays through which this node is always reachable."""
         return tuple(addr.relay for addr in self.listen if addr.relay is not None)
 
     @property
     def nat(self) -> NatConfig:
-        """How to deal with routers."""
+        """Configuration of NAT traversal."""
         return NatConfig(reach=self.reach, autonat=self.autonat, relay=self.relay)
 
     def with_components(self, shared: Mapping[str, Mapping[str, object]]) -> NodeConfig:
-        """The same, with the settings on which all nodes of a run must agree. Raises
-        `ConfigError`.
+        """Return this configuration with the settings on which all nodes of a run must agree.
+
+        Raises:
+            ConfigError: A setting is unknown or has a wrong value.
         """
         changed: dict[str, object] = {}
         for name, table in shared.items():
@@ -122,5 +124,9 @@ class NodeConfig:
 
 
 def load_config(path: Path) -> NodeConfig:
-    """Read a TOML file. Raises `ConfigError` naming the file, the key and the remedy."""
+    """Read a configuration from a TOML file.
+
+    Raises:
+        ConfigError: The file is not usable. The message names the file, the key and the remedy.
+    """
     return read_table(NodeConfig, load_toml(path), str(path))

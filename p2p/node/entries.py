@@ -9,13 +9,16 @@ from p2p.errors import ConfigError
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of one group, of all installed packages."""
+    """Return the entry points of one group in all installed packages, by name."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def load(target: str, name: str, what: str) -> object:
-    """Import ``target``, given as ``module:attribute``. Raises `ConfigError`, which calls it
-    the ``what`` called ``name``."""
+    """Import ``target``, given as ``module:attribute``.
+
+    Raises:
+        ConfigError: The import fails. The message names the ``what`` called ``name``.
+    """
     module, _, attribute = target.partition(":")
     try:
         found: object = importlib.import_module(module)

@@ -15,15 +15,15 @@ from p2p.machine import KEY
 from p2p.node.usage import DATA, expanded, remark
 
 SOCKET: Final = "api.sock"
-"""File in a node's folder: the socket for its owner."""
+"""File in a node's folder that is the socket for its owner."""
 STARTED: Final = "started"
-"""File in a node's folder: the command that started it last."""
+"""File in a node's folder with the command that last started it."""
 _SOCKETS: Final = Path("/proc/net/unix")
-"""Linux's list of sockets: the path is the last word of a line."""
+"""Linux's list of sockets, in which the path is the last word of a line."""
 
 
 def add_folder(parser: argparse.ArgumentParser, what: str = "a node's folder") -> None:
-    """Add ``DIR`` and ``--data DIR``, which mean the same, to a command line."""
+    """Add ``DIR`` and ``--data DIR``, which have the same meaning, to a command line."""
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="DIR",
         help=f"{what} (default: of the node that you run, or ~/.shoal)",
@@ -32,7 +32,11 @@ def add_folder(parser: argparse.ArgumentParser, what: str = "a node's folder") -
 
 
 def named_folder(options: argparse.Namespace) -> Path | None:
-    """Return the folder that a command line names. Raises `ConfigError` if it names two."""
+    """Return the folder that a command line names, or None.
+
+    Raises:
+        ConfigError: It names two folders.
+    """
     named = {expanded(one) for one in (options.folder, options.data) if one is not None}
     if len(named) > 1:
         raise ConfigError("DIR and --data DIR mean the same: name one")
@@ -40,8 +44,12 @@ def named_folder(options: argparse.Namespace) -> Path | None:
 
 
 def nodes_of(options: argparse.Namespace) -> list[Path]:
-    """Return the folders of the nodes that a command line means, a trainer's first: those in
-    the folder that it names, or those that run. Raises `ConfigError`."""
+    """Return the folders of the nodes that a command applies to, a trainer's first. These are
+    the nodes in the folder that the command line names, or else those that run.
+
+    Raises:
+        ConfigError: The command line names two folders.
+    """
     named = named_folder(options)
     if named is None:
         return list(running()) or [expanded(DATA)]
@@ -51,8 +59,12 @@ def nodes_of(options: argparse.Namespace) -> list[Path]:
 
 
 def node_of(options: argparse.Namespace) -> Path:
-    """Return the folder of the one node that a command line means; of several the first, with a
-    remark. Raises `ConfigError`."""
+    """Return the folder of the one node that a command applies to. If there are several, return
+    the first and print a note.
+
+    Raises:
+        ConfigError: The command line names two folders.
+    """
     first, *others = nodes_of(options)
     if others:
         remark(f"this is {first}; there are {', '.join(map(str, others))} too")
@@ -64,7 +76,7 @@ def _order(place: Path) -> tuple[bool, int, str]:
 
 
 def running() -> Iterator[Path]:
-    """Yield the folders of this user's nodes that run, where the system tells: Linux."""
+    """Yield the folders of this user's running nodes. Only Linux lists them."""
     with suppress(OSError):
         lines = _SOCKETS.read_text(errors="surrogateescape").splitlines()
         found = {Path(line.rpartition(" ")[2]) for line in lines if line.endswith(f"/{SOCKET}")}
@@ -75,7 +87,7 @@ def running() -> Iterator[Path]:
 
 
 def why_silent(folder: Path) -> str:
-    """Return a sentence about a node that does not answer in its folder, with the remedy."""
+    """Return a sentence that explains why no node answers in ``folder``, with the remedy."""
     if not folder.is_dir():
         return f"there is no folder {folder}: name that of a node"
     if not (folder / KEY).exists():

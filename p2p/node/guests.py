@@ -36,19 +36,20 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 GUESTS: Final = "guests"
-"""Folder of the passes that were judged good, a file for each guest."""
+"""Folder of the accepted passes, with a file for each guest."""
 MAX_GUESTS: Final = 4_096
-"""Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
+"""Maximum number of guests, more than the lists of a run file name; 2 MiB."""
 MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
-"""Most guests of one inviter."""
+"""Maximum number of guests of one inviter."""
 TIDY: Final = 60.0
-"""Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
+"""Seconds between two searches for former guests while there is no place. A search takes 2
+ms."""
 MAX_KEPT: Final = MAX_PASS + 64
-"""Bytes of a guest's file."""
+"""Maximum bytes of a guest's file."""
 
 
 def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
-    """Why the newest edition, or the clock, does not let a grant admit; empty if they do."""
+    """Return why the newest run document, or the clock, voids a grant; empty if it is good."""
     ask = "ask the run's owner for another one"
     if grant.inviter != run.owner and grant.inviter not in run.guest_rules.inviters:
         return (
@@ -63,33 +64,37 @@ def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
 
 
 def _gives_more(new: Grant, old: Grant) -> bool:
-    """Return True if ``new`` admits to all that ``old`` does, and to more, or for longer."""
+    """Return True if ``new`` gives all that ``old`` gives, and more of it or for longer."""
     mine, before = ROLES[new.role], ROLES[old.role]
     return mine >= before and (mine > before or new.expiry > old.expiry)
 
 
 class GuestBook:
-    """The guests that this node knows."""
+    """Guests that this node knows."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._guests: dict[PeerId, Pass] = {}
         self._taken: Counter[PeerId] = Counter()
-        """Uses of each invite, by its key."""
+        """Number of uses of each invite, by its key."""
         self._of: Counter[PeerId] = Counter()
-        """Guests of each inviter."""
+        """Number of guests of each inviter."""
         self._tidied: tuple[int, float] = (0, 0.0)
-        """The edition and the minute in which was looked who is in no more."""
+        """Epoch and minute of the last search for former guests."""
         self._unkept: dict[PeerId, None] = {}
-        """Guests that the disk has not taken yet."""
+        """Guests whose changes are not yet on disk."""
         self._came = Notifier()
 
     def __len__(self) -> int:
         return len(self._guests)
 
     def admit(self, run: SignedRun, peer: PeerId, data: bytes) -> None:
-        """Judge a pass; from now on its bearer is a guest. Raises `Uninvited`, with the remedy,
-        or `BadMessage`."""
+        """Check a pass and make its bearer a guest.
+
+        Raises:
+            Uninvited: The pass does not admit; the message has the remedy.
+            BadMessage: The bytes are not a pass.
+        """
         shown = decode_pass_untrusted(data)
         grant, known = shown.grant, self._guests.get(peer)
         wall = self._world.wall()
@@ -114,7 +119,11 @@ class GuestBook:
         self._came.notify_all()
 
     def _make_room(self, run: SignedRun, grant: Grant) -> None:
-        """Raise `Uninvited` unless there is a place; who is in no more gives up its own."""
+        """Make a place for a guest, if need be by removing former guests.
+
+        Raises:
+            Uninvited: There is no place.
+        """
         if not self._has_room(grant.inviter):
             self._tidy(run)
         if not self._has_room(grant.inviter):
@@ -127,8 +136,8 @@ class GuestBook:
         return len(self._guests) < MAX_GUESTS and self._of[inviter] < MAX_GUESTS_OF_ONE
 
     def _tidy(self, run: SignedRun) -> None:
-        """Forget who is in no more: once for each edition and minute, as it looks at all, and
-        whoever has the text of an invite can ask for it."""
+        """Forget guests that are no longer admitted, at most once for each epoch and minute.
+        Anyone with an invite's text can cause this, and it looks at all guests."""
         wall = self._world.wall()
         moment = run.epoch, wall // TIDY
         if moment == self._tidied:
@@ -146,7 +155,7 @@ class GuestBook:
         self._of[shown.grant.inviter] += 1
 
     def _leave(self, peer: PeerId) -> None:
-        """Remove a guest and its use of an invite; harmless if it has none."""
+        """Remove a guest and its use of an invite, if there is one."""
         shown = self._guests.pop(peer, None)
         if shown is None:
             return
@@ -156,15 +165,16 @@ class GuestBook:
                 del counts[of]
 
     def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
-        """Return True if an invite gives ``peer`` this, as of now."""
+        """Return True if an invite gives ``peer`` this capability now."""
         return peer in self._guests and not self.why_not(run, peer, capability)
 
     def is_guest(self, run: SignedRun, peer: PeerId) -> bool:
-        """Return True if an invite admits `peer` to the run in any role."""
+        """Return True if an invite admits ``peer`` to the run in any role."""
         return self.may(run, peer, Capability.GOSSIP)
 
     def why_not(self, run: SignedRun, peer: PeerId, capability: Capability) -> str:
-        """Why no invite gives ``peer`` this, with the remedy; empty if one does."""
+        """Return why no invite gives ``peer`` this capability, with the remedy; empty if one
+        does."""
         shown = self._guests.get(peer)
         if shown is None:
             return (
@@ -182,7 +192,7 @@ class GuestBook:
     # On disk.
 
     async def recall(self, run: SignedRun) -> None:
-        """Read the guests of earlier lives and remove those that are no longer admitted."""
+        """Load the guests from disk and remove files with void passes."""
         disk = self._world.disk
         for name in (await disk.list(GUESTS))[:MAX_GUESTS]:
             path = f"{GUESTS}/{name}"
@@ -196,8 +206,8 @@ class GuestBook:
             self._enter(peer, shown)
 
     async def keep_forever(self) -> None:
-        """Write new guests to disk until cancelled. What the disk refuses is tried again with
-        the next."""
+        """Write changes of guests to disk until cancelled. A write that the disk refuses is
+        repeated with the next change."""
         while True:
             refused: list[PeerId] = []
             while self._unkept:

@@ -76,7 +76,7 @@ async def open_node(
     reader: RunReader = open_run_untrusted,
     nat: Nat | None = None,
 ) -> AsyncIterator[Node]:
-    """A node in its run, for the length of the block.
+    """Open a node in its run for the length of the block.
 
     The run document is ``document``, or what is pinned on disk, or what a bootstrap peer hands
     over (this waits for one, for ever if need be: the caller sets the deadline). ``nearby``
@@ -121,8 +121,7 @@ async def open_node(
     ):
 
         def is_member(peer: PeerId) -> bool:
-            """Return True if ``peer`` is an officer of the run, or has shown a heartbeat that
-            counts."""
+            """Return True if ``peer`` is an officer of the run, or a member."""
             return peer in node.membership or peer in node.run.officers
 
         meter.begin(is_member, node.shardcast.charge_upload)
@@ -194,8 +193,8 @@ async def _open_services(
 
 
 def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> bool:
-    """Return True if a heartbeat that shows this counts: in an open run it must be worth a
-    place in the DHT, in any other a pass must admit who is not on the list."""
+    """Return True if a heartbeat with this credential counts. In an open run its stamp must be
+    worth a place in the DHT; in any other run, the document or a pass must admit the peer."""
     stamp = b""
     with suppress(BadMessage):  # a pass that admits nobody takes no stamp away
         stamp = decode_credential_untrusted(shown).stamp
@@ -206,8 +205,8 @@ def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> b
 
 
 async def run_roles(node: Node, roles: Sequence[Role]) -> None:
-    """Run ``roles`` until cancelled, and tell the swarm about them. Without roles, relay for
-    ever.
+    """Run ``roles`` until cancelled, and name them in our heartbeats. A node without roles
+    relays.
 
     The first role that fails ends all; its error comes out in an exception group.
     """

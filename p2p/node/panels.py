@@ -22,42 +22,42 @@ class Kind(Enum):
     """Kind of a panel."""
 
     FIGURES = "figures"
-    """A number with its label, for each value."""
+    """A number with its label for each value."""
     CURVE = "curve"
-    """A line for each value, over the panel's ``at``."""
+    """A curve for each value, over the panel's ``at``."""
     COUNTS = "counts"
-    """A bar for each entry of the table ``rows``: name and number."""
+    """A bar for each entry of the table ``rows``, with name and number."""
     TABLE = "table"
-    """A line for each entry of the table ``rows``, a column for each value."""
+    """A row for each entry of the table ``rows``, with a column for each value."""
     SAMPLES = "samples"
-    """Question, answer and reward, for each entry of the list ``rows``; an entry may have an
-    earlier answer and its reward behind them."""
+    """Question, answer and reward for each entry of the list ``rows``. An entry may end with an
+    earlier answer and its reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A number or text of a health."""
+    """Number or text in a role's health."""
 
     key: str
-    """Key in the role's health; dots lead into tables: ``last_step.loss``."""
+    """Key in the role's health, with dots between nested keys, such as ``last_step.loss``."""
     label: str
     unit: str = ""
-    """``bytes``, ``seconds``, ``share`` (0 to 1) or a word to print behind the number."""
+    """``bytes``, ``seconds``, ``share`` (0 to 1) or a word to print after the number."""
     about: str = ""
     """Explanation in a sentence."""
     counts: bool = False
-    """True if it only grows while a node lives: a counter in ``/metrics``."""
+    """True if the value only grows while a node runs, and so is a counter in ``/metrics``."""
     lead: bool = False
-    """True if it stands at the top of the page: the few figures that people look for."""
+    """True if the value is shown at the top of the page, among the few that people look for."""
     of: str = ""
-    """For counts: the key of their total."""
+    """Key of the total, for counts."""
     is_only_metric: bool = False
-    """True if it stands in ``/metrics`` and not on the page."""
+    """True if the value is in ``/metrics`` but not on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A part of the page."""
+    """Part of the page."""
 
     title: str
     kind: Kind
@@ -65,23 +65,27 @@ class Panel:
     about: str = ""
     """Explanation in a sentence or two."""
     at: str = "step"
-    """For curves: the key of the axis."""
+    """Key of the horizontal axis, for curves."""
     rows: str = ""
-    """For counts, tables and samples: the key of the entries."""
+    """Key of the entries, for counts, tables and samples."""
     names: str = "peer"
-    """For tables: the name of a row."""
+    """Heading of the row names, for tables."""
     lead: bool = False
-    """True if it stands first and largest: what a run is for."""
+    """True if the panel comes first and largest, because it shows the purpose of a run."""
     tasks: str = ""
-    """For curves of shares: the key of the number of tasks, which gives the error."""
+    """Key of the number of tasks, which determines the error; for curves of shares."""
 
 
 Panels = Mapping[str, tuple[Panel, ...]]
-"""Panels by role."""
+"""Maps roles to their panels."""
 
 
 def load_panels(roles: Iterable[str]) -> Panels:
-    """The panels of these roles; a role need not have any. Raises `ConfigError`."""
+    """Load the panels of these roles, which need not have any.
+
+    Raises:
+        ConfigError: Panels cannot be loaded, or have the wrong type.
+    """
     points, found = installed(PANELS), dict[str, tuple[Panel, ...]]()
     for name in roles:
         if name not in points:

@@ -20,9 +20,7 @@ from p2p.node.usage import did_you_mean
 ROLES: Final = "shoal.roles"
 RUNS: Final = "shoal.runs"
 NO_ROLE: Final = "none"
-"""A node that only relays. Relaying is what every node does, so this is no role but the absence
-of one.
-"""
+"""Name on the command line for a node without a role, which only relays, as every node does."""
 
 
 def load_role(
@@ -30,8 +28,11 @@ def load_role(
     tables: Mapping[str, Mapping[str, object]],
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> Role:
-    """The role called ``name``, made from its table and ``more`` keys. Raises `ConfigError`
-    with one sentence."""
+    """Load the role called ``name`` and make it from its table and the keys ``more``.
+
+    Raises:
+        ConfigError: The role is unknown or refuses its table.
+    """
     kind = _load_role_kind(name)
     if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
         raise ConfigError(
@@ -47,11 +48,14 @@ def load_roles(
     *,
     device: str | None = None,
 ) -> list[Role]:
-    """Several roles; ``none`` stands for no role at all. Raises `ConfigError`. ``device`` takes
-    the place of the key of that name in each one's table.
+    """Load several roles, where ``none`` stands for no role. ``device`` replaces the key of
+    that name in each role's table.
 
-    A table in the configuration for an installed role that this node does not run is fine:
-    files are shared. A table for a role that is neither installed nor run here is misspelt.
+    The configuration may have tables for installed roles that this node does not run, since
+    files are shared. A table for a role that is neither installed nor run here is an error.
+
+    Raises:
+        ConfigError: A role or a table is wrong.
     """
     more = {} if device is None else {"device": device}
     roles = [load_role(name, tables, more) for name in dict.fromkeys(names) if name != NO_ROLE]
@@ -69,8 +73,11 @@ def load_roles(
 def open_run_untrusted(
     document: bytes, verify: Verify, pin: SignedRun | None = None, /
 ) -> SignedRun:
-    """Open a run document with the installed readers. Raises `BadMessage`; `ConfigError`
-    without a reader.
+    """Open a run document with the installed readers.
+
+    Raises:
+        BadMessage: No reader accepts the document.
+        ConfigError: No reader is installed, or one cannot be loaded.
     """
     points = sorted(installed(RUNS).items())
     if not points:

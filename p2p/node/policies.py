@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def policy_topic(run_id: bytes) -> str:
-    """The gossip topic on which a run's policies are announced."""
+    """Return the gossip topic for announcements of a run's policies."""
     return f"/shoal/run/{run_id.hex()}/policy"
 
 
 def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
-    """Return the peers that could relay policies: living members, with their capacity."""
+    """Return the living members that could relay policies, with their capacity."""
     # Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
     # home.
     return [
@@ -38,17 +38,18 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
 
 
 def taken_when_judged(_: PeerId, __: bytes) -> None:
-    """Do nothing with a gossip message: whoever judged it has taken it."""
+    """Ignore a gossip message that its validator has already processed."""
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Return True if gossip should forward a policy announcement: it is valid and new.
+    """Return whether gossip should accept, ignore or reject a policy announcement.
 
-    What can be valid for no node is rejected: malformed, of another run, falsely signed,
-    evidence that proves nothing. All honest nodes agree on these. What this node cannot use is
-    ignored: an old version, or a trainer that our run document does not name. A later document
-    may name it, and the nodes that have that document forward its policies for good news; with
-    a rejection they would be penalised by all nodes that have not heard of the document yet.
+    An announcement that no node can accept is rejected: a malformed one, one of another run,
+    one with a false signature, or evidence that proves nothing. All honest nodes agree on
+    these. An announcement that only this node cannot use is ignored: that of an old version, or
+    of a trainer that our run document does not name. A later document may name that trainer,
+    and nodes with that document rightly forward its policies. Rejection would penalise them at
+    all nodes without it.
     """
     try:
         return (

@@ -41,33 +41,31 @@ from p2p.wire import MIB
 
 FORMATS: Final = ("text", "json")
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-"""A line for people."""
+"""Format of a line for people."""
 EVENT: Final = re.compile(r"[a-z0-9]+(?:[._][a-z0-9]+)+(?=[\s:,]|$)")
-"""The name at the beginning of a message: words with dots or underscores between them."""
+"""Pattern of an event name at the beginning of a message: words joined by dots or
+underscores."""
 _FIELD: Final = re.compile(r"(?:\b(\w+)=)?%[-.\d]*[a-z]")
-"""A place of a template, and the name before it, if it has one."""
+"""Pattern of a placeholder in a template, with the field name before it, if any."""
 
 
 def formatter(kind: str) -> logging.Formatter:
-    """Return the formatter of a format in `FORMATS`."""
+    """Return the formatter for a format in `FORMATS`."""
     return JsonFormatter() if kind == "json" else TextFormatter(TEXT)
 
 
 class TextFormatter(logging.Formatter):
-    """A record as a line for people, and below it a traceback. What strangers said in it ends
-    no line and moves no cursor: it is escaped as Python does."""
+    """Formats a record as a line for people, with a traceback below it. Unprintable characters
+    are escaped as in Python, so strangers' text cannot end a line or move the cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line, or more with a traceback."""
         record.exc_text = None  # that of another handler, as it came
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line."""
         return _escaped(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        """The traceback."""
         return "\n".join(map(_escaped, super().formatException(ei).split("\n")))
 
 
@@ -78,10 +76,11 @@ def _escaped(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON: time, level, logger, message, and its event with fields."""
+    """Formats a record as one line of JSON: time, level, logger, message, and event with
+    fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as ASCII without line ends."""
+        """Return a record as ASCII without line ends."""
         name = EVENT.match(str(record.msg))
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -97,8 +96,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """The arguments that the template names, as they are if JSON has them, else as text: it has
-    no NaN."""
+    """Return the arguments that the template names. Those that JSON lacks, such as NaN, become
+    text."""
     places = _FIELD.findall(str(record.msg))
     values = record.args if isinstance(record.args, tuple) else ()
     return {
@@ -117,12 +116,12 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]  # `check_platform` says what to do
 
 GRACE: Final = 2.5
-"""Seconds between the request to end and leaving at any price: a person waits 3."""
+"""Seconds from the request to end until the process exits in any case. A person waits 3."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def check_platform() -> None:
-    """Raise `ConfigError` where there is no fcntl: this is Windows."""
+    """Raise `ConfigError` on a platform without fcntl, which is Windows."""
     if fcntl is None:
         raise ConfigError(
             "nodes run on Linux and macOS; on Windows install Shoal in WSL2 and start it there"
@@ -133,8 +132,13 @@ def check_platform() -> None:
 def locked_folder(
     folder: Path, user: str = "node", remedy: str = "give this one its own --data"
 ) -> Iterator[None]:
-    """Make `folder` and lock it against other users (``user`` names them). Raises `ConfigError`
-    and `StorageError`, which end in the ``remedy``."""
+    """Create ``folder`` and lock it against other users, which ``user`` names, for the length
+    of the block.
+
+    Raises:
+        ConfigError: The folder is in use; the message ends with the ``remedy``.
+        StorageError: The folder cannot be used.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -153,8 +157,8 @@ def locked_folder(
 
 
 class Warnings(logging.StreamHandler[TextIO]):
-    """Warnings on standard error, each within ``above``: on a terminal a block may stand where
-    they would come."""
+    """Prints warnings on standard error, each within ``above``, since a terminal may have a
+    live block at its end."""
 
     def __init__(self, above: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(sys.stderr)
@@ -163,7 +167,7 @@ class Warnings(logging.StreamHandler[TextIO]):
         self.setLevel(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it above the block."""
+        """Write the record above the block."""
         with self._above():
             super().emit(record)
 
@@ -175,8 +179,8 @@ def logging_to(
     above: Callable[[], AbstractContextManager[None]] = nullcontext,
     form: str = "text",
 ) -> Iterator[None]:
-    """Log to `path` at `level`; warnings also go to standard error, above the live block,
-    unless that is the same file.
+    """Log to ``path`` at ``level`` for the length of the block. Warnings also go to standard
+    error, unless that is the same file.
 
     Raises `StorageError` if there is no writing to ``path``.
     """
@@ -210,12 +214,12 @@ def logging_to(
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return True if a person looks at ``stream``. A closed one (``>&-``) is None to Python."""
+    """Return True if ``stream`` is a terminal. A closed stream (``>&-``) is None in Python."""
     return stream is not None and stream.isatty()
 
 
 def check_key_place(key: Path) -> None:
-    """Raise `ConfigError` if git would take the private key at ``key`` for a file to commit.
+    """Raise `ConfigError` if git would add the private key at ``key`` to a commit.
 
     ``git add .`` in a checkout stages whatever is not ignored, and a key that was pushed once
     is no secret any more. Asked is git itself, because ``.gitignore`` files, global ones and
@@ -258,14 +262,14 @@ class Ending:
     """State of a process that may be told to end."""
 
     is_done: bool
-    """True once the command has done its work; always for one that runs until it is told to
+    """True when the command has done its work; always True for one that runs until told to
     end."""
     signal: int = 0
     """Number of the signal that ended the process; 0 before that."""
 
     @property
     def code(self) -> int:
-        """The exit code: 128 and the signal's number if the work was interrupted."""
+        """Exit code: 128 plus the signal's number if the work was interrupted, else 0."""
         return 0 if self.is_done or not self.signal else 128 + self.signal
 
 
@@ -273,7 +277,8 @@ class Ending:
 async def until_told_to_end(
     *, with_parent: bool = False, is_done: bool = True
 ) -> AsyncIterator[Ending]:
-    """Run the block until it ends, a signal comes, or (``with_parent``) standard input ends."""
+    """Run the block until it ends, a signal comes, or, with ``with_parent``, standard input
+    ends."""
     ending = Ending(is_done)
 
     def told() -> None:
@@ -292,11 +297,12 @@ async def until_told_to_end(
 
 @contextmanager
 def told_by_signals(told: Callable[[], None]) -> Iterator[Sequence[int]]:
-    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block ends. Yields a
-    list that then holds the signal's number.
+    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes during the block. Yield a list
+    that then holds the signal's number.
 
-    Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second
-    one, while the block winds down, then comes back as a `KeyboardInterrupt`.
+    This does not use `trio.open_signal_receiver`, whose reader is cancelled by the first
+    signal. A second signal, while the block winds down, then comes back as a
+    `KeyboardInterrupt`.
     """
     token = trio.lowlevel.current_trio_token()
     seen: list[int] = []

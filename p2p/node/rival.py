@@ -35,33 +35,33 @@ from p2p.world import World
 
 RIVAL_PROTOCOL: Final = ProtocolId("/shoal/run-rival/1.0.0")
 RIVAL_PATH: Final = "run.rival"
-"""File in the node's folder that holds the other edition of the pinned epoch."""
+"""File in the node's folder with the other run document of the pinned epoch."""
 MAX_RIVAL_REQUEST: Final = 96
-"""Bytes of ``[run id, epoch, digest]``: 32, 9, 32 and framing."""
+"""Maximum bytes of ``[run id, epoch, digest]``: 32, 9, 32 and framing."""
 
 logger = logging.getLogger(__name__)
 
 
 def are_rivals(one: SignedRun, other: SignedRun) -> bool:
-    """Return True if one owner has signed both for one epoch of one run, and they say different
-    things."""
+    """Return True if the same owner signed both documents for one epoch of one run, with
+    different contents."""
     return one.id == other.id and (
         conflict({one.epoch: one.digest}, {other.epoch: other.digest}) is not None
     )
 
 
 class Rivalry:
-    """The rival of the edition that this node is pinned to, if there is one."""
+    """Contradicting run document of the pinned epoch, if there is one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._is_kept = True
-        """True if the disk says what we say; it is tried again until it does."""
+        """True if the disk has the present state. Writing is repeated until it has."""
         self.rival: SignedRun | None = None
-        """The other edition of the pinned one's epoch."""
+        """Other document of the pinned epoch, or None."""
 
     async def load(self, pin: SignedRun, read: Callable[[bytes, SignedRun], SignedRun]) -> None:
-        """Read the proof of an earlier life; remove it if it does not contradict ``pin``."""
+        """Load the proof from disk, and remove it if it does not contradict ``pin``."""
         if await self._world.disk.size(RIVAL_PATH) is None:
             return
         try:
@@ -77,7 +77,7 @@ class Rivalry:
         await self.keep()
 
     async def note(self, rival: SignedRun) -> None:
-        """Keep the first rival of the pinned edition, and tell the operator."""
+        """Keep the first document that contradicts the pinned one, and warn the operator."""
         if self.rival is not None:
             return
         self._take(rival)
@@ -96,8 +96,7 @@ class Rivalry:
         self._world.trace("run.rival", epoch=rival.epoch)
 
     async def settle(self, edition: SignedRun) -> None:
-        """An ``edition`` is taken up: if it is a newer one, and not the same after a clock was
-        set right, what its owner signed before is over."""
+        """Forget the proof if ``edition``, which is now pinned, has a higher epoch."""
         if self.rival is None or edition.epoch <= self.rival.epoch:
             return
         logger.info("run.rival_settled epoch=%d", edition.epoch)
@@ -105,7 +104,7 @@ class Rivalry:
         await self.keep()
 
     async def keep(self) -> None:
-        """Make the disk say what we say, unless it does."""
+        """Write the present state to disk, unless it is there."""
         if self._is_kept:
             return
         try:
@@ -118,20 +117,23 @@ class Rivalry:
             logger.warning("run.rival_not_kept reason=%s", error)
 
     def answer(self, own: SignedRun, digest: bytes) -> bytes:
-        """The reply to a peer that holds the edition with ``digest`` of the epoch of
-        ``own``."""
+        """Return the reply to a peer whose document of the epoch of ``own`` has ``digest``."""
         if digest != own.digest:
             return own.document
         return b"" if self.rival is None else self.rival.document
 
 
 def encode_rival_request(own: SignedRun) -> bytes:
-    """The question on `RIVAL_PROTOCOL`."""
+    """Return the request for `RIVAL_PROTOCOL`."""
     return pack([own.id, own.epoch, own.digest])
 
 
 def decode_rival_request_untrusted(data: bytes) -> tuple[bytes, int, bytes]:
-    """Run id, epoch and digest. Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a request into run id, epoch and digest.
+
+    Raises:
+        BadMessage: The bytes are not a request. Nothing else is raised, whatever the bytes.
+    """
     run_id, epoch, digest = fields_untrusted(
         unpack_untrusted(data), bytes, int, bytes, what="rival request"
     )

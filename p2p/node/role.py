@@ -33,21 +33,22 @@ logger = logging.getLogger(__name__)
 
 
 class RoleGuard:
-    """Asks roles how they are, and outlives the answer."""
+    """Calls the display methods of roles and survives their errors."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], str] = {}
-        """The last mistake of a role's method that was logged."""
+        """Last error logged for each role and method."""
 
     def health(self, role: Role) -> dict[str, object]:
-        """Return what ``role`` says of itself, or ``{"failed": why}``."""
+        """Return the health of ``role``, or ``{"failed": why}``."""
         said, why_not = self.ask(role, "health", role.health, dict)
         return {"failed": why_not} if why_not else said
 
     def ask(
         self, role: Role, method: str, ask: Callable[[], object], kind: type[Any]
     ) -> tuple[Any, str]:
-        """Return what ``ask`` returns if it is a ``kind``, and why there is nothing."""
+        """Return the result of ``ask`` if it is a ``kind``, else None, and the reason why there
+        is none."""
         try:
             said = ask()
             why_not = (
@@ -71,47 +72,45 @@ class Node:
     """A running node, as roles see it. Open it with `open_node`."""
 
     world: World
-    """Clock, randomness, disk, workers."""
+    """Clock, randomness, disk and workers."""
     host: Host
-    """Streams to authenticated peers; register protocol handlers here."""
+    """Streams to authenticated peers. Roles register protocol handlers here."""
     config: NodeConfig
-    """Local settings, with those of the run laid over them."""
+    """Local settings, overridden by those of the run."""
     book: RunBook
-    """The run document in its newest edition."""
+    """Newest run document."""
     rest: Rest
-    """True if the owner lets roles begin work."""
+    """Tells whether the owner lets roles begin work."""
     meter: StrangerMeter
-    """Budget of answers to strangers, which every responder asks."""
+    """Budget for answers to strangers, which every responder charges."""
     membership: Membership
     """Members with their roles and policies."""
     gossip: Gossip
-    """Topics."""
+    """Gossip topics."""
     dht: Dht
-    """Records by key."""
+    """DHT records."""
     shardcast: Shardcast
-    """Policies."""
+    """Distribution of policies."""
     ledger: OwnLedger
-    """Signed log of this node, read from disk by the first role that asks."""
+    """Signed log of this node, which the first role that asks reads from disk."""
     ledgers: LedgerExchange
-    """Ledgers of the run's officers as peers sent them; empty unless the run exchanges
-    ledgers."""
+    """Ledgers of the run's trainers and validators, as peers sent them. Empty unless the run
+    exchanges ledgers."""
     clocks: PeerClocks
-    """Evidence about this machine's clock."""
+    """What is known about this machine's clock."""
     nat: Nat | None = None
     """Reachability from outside; None in simulations."""
     guard: RoleGuard = field(default_factory=RoleGuard)
-    """Guard for errors of roles that only show."""
+    """Keeps errors in the display methods of roles from ending the node."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own name."""
+        """Peer id of this node."""
         return self.host.peer_id
 
     @property
     def run(self) -> SignedRun:
-        """The newest edition of the run document. Roles that need its terms narrow it to
-        `roles.contract.Run`.
-        """
+        """Newest run document. Roles that need its terms narrow it to `roles.contract.Run`."""
         assert self.book.run is not None  # open_node waits for it
         return self.book.run
 
@@ -120,17 +119,17 @@ class Node:
         return self.book.may(peer, capability)
 
     def lacks_work(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` must make a work stamp before it may submit work, and its
-        newest heartbeat shows none that will do."""
+        """Return True if ``peer`` needs a work stamp to submit work and its newest heartbeat
+        shows no sufficient one."""
         return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
 
     def role_table(self, name: str) -> Mapping[str, object]:
-        """The configuration table ``[role.<name>]``, empty if there is none."""
+        """Return the configuration table ``[role.<name>]``, empty if there is none."""
         return self.config.role.get(name, {})
 
     async def locate(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` can be dialled; asks the DHT for its addresses if no
-        heartbeat names it."""
+        """Return True if ``peer`` can be dialled. Ask the DHT for its addresses if it is
+        neither connected nor a member."""
         if peer in self.host.connected or any(
             member.peer == peer for member in self.membership.members()
         ):
@@ -138,8 +137,8 @@ class Node:
         return bool(await self.dht.find_peer(peer))
 
     def health(self, roles: Sequence[Role] = ()) -> dict[str, object]:
-        """Return the node's state as plain values, for ``--status`` and dashboards. Of the
-        members of this run, 32 are named, the longest known first: a demo and its guests."""
+        """Return the node's state as plain values, for ``--status`` and dashboards. Up to 32
+        members of this run are named, longest known first."""
         members = (one for one in self.membership.members() if one.run == self.run.id)
         return {
             "peer": str(self.peer_id),
@@ -168,45 +167,47 @@ class Node:
 
 
 class Role(Protocol):
-    """A job of a node, found under the entry point group ``shoal.roles`` or as
-    ``module:Class``.
+    """Job of a node, found under the entry point group ``shoal.roles`` or as ``module:Class``.
 
     Several may run in one node; each gets its own table of the configuration,
     ``[role.<name>]``.
     """
 
     name: ClassVar[str]
-    """The role's name in heartbeats, tables and logs."""
+    """Name of the role in heartbeats, tables and logs."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from its table. Raises `ConfigError` (`p2p.node.tables.read_table` does it
-        all).
+        """Make the role from its table, for example by `p2p.node.tables.read_table`.
+
+        Raises:
+            ConfigError: The table is wrong.
         """
 
     async def run(self, node: Node) -> None:
         """Do the job until cancelled. Whatever it raises ends the node."""
 
     def health(self) -> dict[str, object]:
-        """Plain values for people and dashboards: counts, ages, the newest policy."""
+        """Return plain values for people and dashboards: counts, ages, the newest policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A line of a node's screen."""
+    """Line of a node's screen."""
 
     label: str
-    """A word, such as ``work``; it has eight columns."""
+    """Word such as ``work``, in a column of eight characters."""
     text: str
-    """Such as ``1,024 rollouts made, 896 accepted``."""
+    """Text such as ``1,024 rollouts made, 896 accepted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a role in words, for the screen."""
+    """Progress of a role as text for the screen."""
 
     facts: tuple[Fact, ...]
-    """Facts for the screen, the most important first, as a low terminal cuts the last."""
+    """Facts for the screen, the most important first, since a low terminal cuts the last
+    ones."""
 
     over: bool = False
     """True if the role has nothing left to do in this run."""
@@ -214,9 +215,9 @@ class Progress:
 
 @runtime_checkable
 class Reporter(Protocol):
-    """A role that says how far it has come. Roles need not: then the line says only what the
-    node does.
+    """Role that reports its progress. This is optional; without it the screen shows only the
+    node.
     """
 
     def progress(self) -> Progress:
-        """Called about once a second. Must not block."""
+        """Return the progress. This is called about once a second and must not block."""

@@ -77,54 +77,53 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
 """File in the node's folder where the document is pinned."""
 HELD: Final = "run.id"
-"""Names the run that the folder belongs to, even after `PATH` was removed: what roles keep (a
-checkpoint, unpaid work) is of use in that run only."""
+"""File with the id of the run that the folder belongs to, even after `PATH` was removed. What
+roles keep (a checkpoint, unpaid work) is of use in that run only."""
 MAX_DOCUMENT: Final = 256 * KI
-"""Bytes; what `roles.contract.core.file` allows."""
+"""Maximum bytes of a document, as in `roles.contract.core.file`."""
 RUN_ID: Final = 32
 """Bytes of a run's id."""
 MAX_REQUEST: Final = 64
-"""Bytes of ``[run id, epoch]``: 32, 9 and framing."""
+"""Maximum bytes of ``[run id, epoch]``: 32, 9 and framing."""
 READ_RATE: Final = 4e6
-"""Bytes of a document that are read in a second, one core: the modelled cost of a long one."""
+"""Bytes of a document read per second on one core, to model the cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
-"""Seconds that an honest clock may be ahead of the owner's (design: wall clocks lie)."""
+"""Seconds by which an honest clock may be ahead of the owner's."""
 EXPIRY_LOOK: Final = 300.0
-"""Seconds between looks at the wall clock, which may be set; the end of an edition itself is
-met exactly.
-"""
+"""Seconds between looks at the wall clock, which may be set. The expiry itself is met
+exactly."""
 WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
-"""Seconds before the end of an edition at which the operator is warned: a day, an hour, and the
-end."""
+"""Seconds before the expiry of a document at which the operator is warned: a day, an hour, and
+the end."""
 MAX_JUDGED: Final = 1_024
-"""Documents remembered as judged, by digest: what a peer of every member of a large run could
-send in a round of asking. 200 KiB."""
+"""Maximum number of documents remembered as judged, by digest; 200 KiB. One peer of every
+member of a large run could send as many in a round."""
 HINT_PAUSE: Final = 10.0
-"""Seconds between questions to peers that seem to have another edition: six a minute at most,
-however often strangers claim one."""
+"""Minimum seconds between questions to peers that seem to have another document. That makes six
+a minute, however often strangers claim to have one."""
 HINT_AGAIN: Final = 60.0
-"""Seconds until the same peer is asked again for that reason: as often as a random member
-is.
-"""
+"""Seconds until the same peer is asked again for that reason, as often as a random member
+is."""
 MAX_HINTS: Final = 64
-"""Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
+"""Maximum number of peers remembered as asked, or to be asked, for that reason: the trainers
+and validators of a large run."""
 
 STAMP_GRACE: Final = (600.0, 3_600.0)
-"""Seconds at least and at most, after an edition that asks for more bits, in which those of the
-one before are enough."""
+"""Minimum and maximum seconds for which the previous number of stamp bits suffices after a
+document that requires more."""
 
 MAX_SAID: Final = 256
-"""Peers whose last answer is remembered."""
+"""Maximum number of peers whose last answer is remembered."""
 MAX_PAUSE: Final = 30.0
-"""Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
-``ask_interval`` on: a peer that starts within the first seconds is met at once, and one that is
-gone costs two dials a minute."""
+"""Maximum seconds between two rounds of asking the bootstrap peers. The pause starts at
+``ask_interval`` and doubles. A peer that starts within the first seconds is met at once, and
+one that is gone costs two dials a minute."""
 
 logger = logging.getLogger(__name__)
 
 
 class Expired(UnusableEdition):
-    """The document is past its time."""
+    """The document has expired."""
 
     def __init__(self, message: str, expiry: int) -> None:
         super().__init__(message)
@@ -136,21 +135,20 @@ class RunConfig:
     """How a node finds its run and the run's members."""
 
     ask_interval: float = 2.0
-    """Seconds before the bootstrap peers are asked again, while none has answered; then twice
-    as long, and so on up to `MAX_PAUSE`."""
+    """Seconds until the bootstrap peers are asked again if none has answered. The pause doubles
+    each time, up to `MAX_PAUSE`."""
 
     ask_timeout: float = 10.0
-    """Seconds that one peer may take to hand over the run document: 256 KiB take 2 s at 1
-    Mbit/s, and it may be busy."""
+    """Seconds that one peer may take to send the run document. 256 KiB take 2 s at 1 Mbit/s,
+    and the peer may be busy."""
 
     invite: str = ""
-    """An invite to the run, as its owner's ``shoal run invite`` printed it; read at the first
+    """Invite to the run, as printed by its owner's ``shoal run invite``, and read at the first
     start. ``--invite`` is the same."""
 
     refresh: float = 60.0
-    """Seconds between looks into the DHT for members, and at one member for a newer run
-    document.
-    """
+    """Seconds between searches in the DHT for members, and between questions to one member for
+    a newer run document."""
 
     def __post_init__(self) -> None:
         if min(self.ask_interval, self.ask_timeout, self.refresh) <= 0:
@@ -158,22 +156,26 @@ class RunConfig:
 
 
 class Answers:
-    """Answers of the asked peers about their run, in one round.
+    """Answers of peers about their run, in one round of asking.
 
-    A node that is told to ask members of another run than its folder's was started wrongly:
-    its person expects it to work for theirs, and it would go on in its own.
+    If all peers that a node is told to ask belong to another run than its folder, the node was
+    started wrongly. Its operator expects work for that run, but the node would go on in its
+    own.
     """
 
     def __init__(self) -> None:
         self._stranger: tuple[Multiaddr, OtherRun] | None = None
 
     def note_stranger(self, addr: Multiaddr, error: OtherRun) -> None:
-        """The peer at ``addr`` is in another run."""
+        """Note that the peer at ``addr`` belongs to another run."""
         self._stranger = (addr, error)
 
     def check(self) -> None:
-        """Raise `ConfigError` at the end of a round in which some peer was of another run and
-        none of ours."""
+        """Check the answers at the end of a round in which no peer belonged to this run.
+
+        Raises:
+            ConfigError: A peer belonged to another run.
+        """
         if self._stranger is not None:
             addr, error = self._stranger
             raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
@@ -181,8 +183,8 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a document was refused. Not the error itself: that holds all frames that it passed
-    through.
+    """Reason why a document was refused. The error itself is not kept, since it holds all
+    frames that it passed through.
     """
 
     kind: type[BadMessage]
@@ -191,76 +193,72 @@ class _Refusal:
 
 
 class RunBook:
-    """The newest document of this node's one run. Its answers follow the document."""
+    """Newest document of this node's run, and what follows from it."""
 
     def __init__(self, world: World, reader: RunReader) -> None:
         self._world = world
         self._reader = reader
         self._run: SignedRun | None = None
         self._pin: SignedRun | None = None
-        """The newest edition ever seen, expired or not: nothing older, and no other run, is
-        taken.
-        """
+        """Newest document ever seen, expired or not. No older one, and no other run's, is
+        accepted."""
         self._held: bytes | None = None
-        """Id of the run of which this folder is, by `HELD`; None if it is new."""
+        """Id of the run that the folder belongs to by `HELD`; None if the folder is new."""
         self._is_pinned = True
-        """True if the disk has taken the newest edition; it is offered again until it has."""
+        """True if the newest document is on disk. Writing is repeated until it is."""
         self._judged: BoundedDict[bytes, _Refusal | None] = BoundedDict(MAX_JUDGED)
-        """Reason why a document was refused, by digest, oldest first; None for old news."""
+        """Maps digests of documents to reasons for refusal, oldest first. None stands for a
+        document that was no news."""
         self._turn = trio.Lock()
         self._found = trio.Event()
         self._replaced = Notifier()
         self._changed = Notifier()
         self._told: tuple[int, int, bool] = (0, 0, True)
-        """Epoch, warnings that were given of its end, and whether it was in force, at the last
-        look.
-        """
+        """State at the last look: epoch, number of warnings given of its expiry, and whether it
+        was in force."""
         self._was_guest = False
-        """True if an invite let this node in at the last look: that ends without an edition."""
+        """True if an invite admitted this node at the last look. That can end without a new
+        document."""
         self._hints: dict[PeerId, float] = {}
-        """When a peer that seemed to have another edition was asked last; infinite until it has
-        been.
-        """
+        """Maps each peer that seemed to have another document to the time at which it was
+        asked; infinity until it has been asked."""
         self._hinted = Notifier()
         self._rivalry = Rivalry(world)
         self.guests = GuestBook(world)
         """Guests of the run."""
         self.own_pass = b""
-        """The pass of this node, if it was invited."""
+        """Pass of this node, if it was invited."""
         self._stamp_grace: tuple[int, float] = (0, -math.inf)
-        """The bits of the edition before, and until when they are enough."""
+        """Stamp bits of the previous document, and the time until which they suffice."""
         self.own_work = b""
-        """The nonce of this node's work stamp, if it has made one."""
+        """Nonce of this node's work stamp, if it has made one."""
 
     @property
     def run(self) -> SignedRun | None:
-        """The newest edition, if there is one yet. It may have expired since it came
-        (`in_force`).
-        """
+        """Newest document, if there is one. It may have expired since it came (`in_force`)."""
         return self._run
 
     @property
     def in_force(self) -> bool:
-        """True if there is an edition, and its time is not over."""
+        """True if there is a document that has not expired."""
         return self._run is not None and not self._has_expired(self._run)
 
     @property
     def expired(self) -> SignedRun | None:
-        """The pinned edition, if it has expired and there is no newer one."""
+        """Pinned document, if it has expired and there is no newer one."""
         return self._pin if self._run is None else None
 
     @property
     def rival(self) -> SignedRun | None:
-        """Another edition of the pinned one's epoch: its owner signed both, and only a higher
-        epoch settles which holds.
-        """
+        """Other document of the pinned epoch, signed by the same owner; None if there is none.
+        Only a higher epoch settles which of them holds."""
         return self._rivalry.rival
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """The newest edition's permission; before there is one, no peer may do anything.
+        """Return True if ``peer`` has ``capability`` by the newest document or an invite.
 
-        Of one that has expired only this is left, that its members stay together: they will be
-        handed the next edition by each other.
+        An expired document still permits gossip, so that members stay together and can give
+        each other the next one.
         """
         run = self._run
         if run is None or not (
@@ -270,13 +268,18 @@ class RunBook:
         return capability is Capability.GOSSIP or not self._has_expired(run)
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Return True if the newest edition asks for a stamp. Of a guest it does not."""
+        """Return True if ``peer`` must show a stamp by the newest document. Guests are
+        exempt."""
         run = self._run
         return run is not None and run.needs_stamp(peer) and not self.guests.is_guest(run, peer)
 
     def see(self, peer: PeerId, shown: bytes) -> None:
-        """Take up what a peer shows for itself. Raises `BadMessage`: `Uninvited`, with the
-        remedy, of a pass that does not admit."""
+        """Process a peer's credential.
+
+        Raises:
+            Uninvited: Its pass does not admit; the message has the remedy.
+            BadMessage: The bytes are not a credential.
+        """
         if self._run is None:
             return
         credential = decode_credential_untrusted(shown)
@@ -286,7 +289,7 @@ class RunBook:
             self._changed.notify_all()
 
     def why_not(self, peer: PeerId, capability: Capability) -> str:
-        """Why ``peer`` may not, with the remedy; empty if it may."""
+        """Return why ``peer`` lacks ``capability``, with the remedy; empty if it has it."""
         run = self._run
         if run is None or self.may(peer, capability):
             return ""
@@ -295,11 +298,12 @@ class RunBook:
         return self.guests.why_not(run, peer, capability)
 
     def lacks_work(self, peer: PeerId, shown: bytes, *, at_once: bool = True) -> bool:
-        """Return True if `peer` must show a work stamp before it submits work and shows none.
-        With ``at_once`` a stamp of the edition before does not count.
+        """Return True if ``peer`` needs a work stamp to submit work, and the credential
+        ``shown`` has none that suffices. With ``at_once`` there is no grace period after a new
+        document.
 
-        Nothing is remembered: what a peer showed under an earlier edition, or before others
-        pushed it out of a table, it shows still. An invite for another role frees of nothing.
+        Nothing is remembered, because peers go on showing their stamps. An invite for another
+        role does not exempt a peer.
         """
         run = self._run
         bits = 0 if run is None else run.guest_rules.stamp_bits
@@ -313,28 +317,30 @@ class RunBook:
         return work_bits(run.id, peer, work_untrusted(shown)) < bits
 
     def show_work(self, nonce: bytes) -> None:
-        """Show a work stamp of our own from now on."""
+        """Show this node's own work stamp from now on."""
         self.own_work = nonce
         self.see(self._world.signer.peer_id, Credential(work=nonce).to_bytes())
 
     async def wait_edition(self, after: int) -> SignedRun:
-        """Return the newest edition once its epoch is higher than ``after``."""
+        """Wait for a document with an epoch higher than ``after``, and return the newest
+        one."""
         while self._run is None or self._run.epoch <= after:
             await self._replaced.wait()
         return self._run
 
     async def wait_change(self) -> None:
-        """Return when an edition comes, expires, or, as a clock was set, is in force again."""
+        """Wait until a document comes, expires, or is in force again because a clock was
+        set."""
         await self._changed.wait()
 
     def tell_change(self) -> None:
-        """Wake all who `wait_change`: what the node may do has changed for another reason."""
+        """Wake all callers of `wait_change`, because the node's permissions have changed for
+        another reason."""
         self._changed.notify_all()
 
     async def watch(self) -> None:
-        """Warn of the end of the edition, and tell `wait_change` when it has come. Works until
-        cancelled.
-        """
+        """Warn of the document's expiry, and wake callers of `wait_change` when it comes. Works
+        until cancelled."""
         while True:
             self._look_at_the_clock()
             with trio.move_on_after(self._pause()):
@@ -377,7 +383,8 @@ class RunBook:
         )
 
     def _pause(self) -> float:
-        """Seconds until the next look: exact where a warning or the end is near."""
+        """Return the seconds until the next look, which meets the next warning or the expiry
+        exactly."""
         if self._run is None:
             return EXPIRY_LOOK
         left = self._run.expiry + EXPIRY_TOLERANCE - self._world.wall()
@@ -385,12 +392,12 @@ class RunBook:
         return min([EXPIRY_LOOK, *(seconds + 0.001 for seconds in coming)])
 
     def hint(self, peer: PeerId) -> bool:
-        """Note that ``peer`` seems to have another edition; whether it will be asked for it
+        """Note that ``peer`` seems to have another document. Return True if it will be asked
         soon.
 
-        Officers change with an edition, and work must not be lost between two nodes of which
-        one is behind. A stranger can cause no more than a question every `HINT_PAUSE` seconds,
-        and none before an officer's.
+        Trainers and validators change with a document, and work must not be lost between two
+        nodes with different ones. Strangers can cause no more than one question every
+        `HINT_PAUSE` seconds, and none before those to trainers and validators.
         """
         now = self._world.now()
         at = self._hints.get(peer)
@@ -431,13 +438,15 @@ class RunBook:
             await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:
-        """Load the pinned document, then `document` (from the command line) if it is newer.
+        """Load the pinned document, then ``document`` (from the command line) if it is newer.
 
-        Raises `ConfigError` if either is void, or if they are of different runs, or of another
-        than what roles have left in the folder. What is pinned
-        may have expired: then there is no `run` until a newer edition comes. A void pin is not
-        replaced by what some peer says, which could be another owner's run: only the person who
-        runs the node may choose anew.
+        If the pinned document has expired, there is no `run` until a newer one comes. If it is
+        void, no peer's document replaces it, since that could be another owner's run. Only the
+        operator may choose anew.
+
+        Raises:
+            ConfigError: A document is void, the two are of different runs, or the folder
+                belongs to another run.
         """
         self._held = await self._read_held()
         self._pin = await self._read_pin(has_other=document is not None)
@@ -462,7 +471,7 @@ class RunBook:
             return None
 
     async def _hold(self, run: SignedRun) -> None:
-        """Note whose folder this is, if the disk takes it."""
+        """Note on disk which run the folder belongs to. A disk that refuses is only logged."""
         if self._held == run.id:
             return
         try:
@@ -491,11 +500,13 @@ class RunBook:
             return None
 
     async def offer(self, document: bytes) -> bool:
-        """Judge a document; pin it and return True if it is newer than ours.
+        """Judge a document. If it is newer than ours, pin it and return True.
 
-        Raises `BadMessage` if it is void or another run's, `ConfigError` without a reader. A
-        disk that refuses it does not keep it from being used: it is signed, and pinned when the
-        disk takes it.
+        It is used even if the disk refuses it; writing is repeated later.
+
+        Raises:
+            BadMessage: The document is void or of another run.
+            ConfigError: No reader is installed.
         """
         if len(document) > MAX_DOCUMENT:
             raise BadMessage(
@@ -520,8 +531,8 @@ class RunBook:
         return True
 
     def _note_stamps(self, newer: SignedRun) -> None:
-        """Give working peers time for the larger stamp of a new edition, so that committed work
-        is not lost."""
+        """Begin a grace period for the stamps of the previous document if a new one requires
+        more bits, so that work in progress is not lost."""
         if self._run is None:
             return
         before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
@@ -533,7 +544,7 @@ class RunBook:
             self._stamp_grace = before, self._world.now() + time
 
     async def _keep(self) -> None:
-        """Write the newest edition down, unless it is."""
+        """Write the newest document to disk, unless it is there."""
         if self._is_pinned or self._run is None:
             return
         try:
@@ -544,7 +555,11 @@ class RunBook:
             logger.warning("run.not_pinned epoch=%d reason=%s", self._run.epoch, error)
 
     async def _judge(self, document: bytes) -> SignedRun | None:
-        """The edition in ``document`` if it is newer than ours. Raises `BadMessage`."""
+        """Return the run of ``document`` if it is newer than ours; else None.
+
+        Raises:
+            BadMessage: The document is void or of another run.
+        """
         if self._pin is not None and document == self._pin.document and self._run is not None:
             return None
         digest = hashlib.sha256(document).digest()
@@ -566,8 +581,8 @@ class RunBook:
         return None
 
     def _refuse_again(self, refusal: _Refusal | None) -> bool:
-        """Return True if a document is still old news. Raises its refusal again while that
-        holds."""
+        """Return True if a document is still no news. Raise its earlier refusal again if that
+        still holds. Return False if it must be judged again."""
         if refusal is None:
             return True
         if refusal.expiry is None:
@@ -616,7 +631,7 @@ class RunBook:
         return self._world.wall() > expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host, meter: StrangerMeter | None = None) -> None:
-        """Serve the document and proofs of rivals, within the budget ``meter`` for
+        """Serve the document and proofs of equivocation, within the budget ``meter`` for
         strangers."""
         meter = meter or StrangerMeter(self._world)
         for protocol, answer, most in (
@@ -644,10 +659,11 @@ class RunBook:
         return self._rivalry.answer(own, digest)
 
     async def ask(self, host: Host, peer: PeerId) -> bool:
-        """Ask one peer for a newer document; True if it had one. The caller sets the deadline.
+        """Ask one peer for a newer document and return True if it had one. The caller sets the
+        deadline. Raises what `p2p.host.request` raises.
 
-        Raises what `p2p.host.request` raises, and `BadMessage` if the document is void or
-        another run's.
+        Raises:
+            BadMessage: The document is void or of another run.
         """
         await self._keep()
         await self._rivalry.keep()
@@ -660,7 +676,7 @@ class RunBook:
         return False
 
     async def _ask_rival(self, host: Host, peer: PeerId, own: SignedRun) -> None:
-        """Ask one peer whether its owner has signed another edition of the epoch of ``own``."""
+        """Ask one peer for another document of the epoch of ``own`` by the same owner."""
         try:
             document = await request(
                 host, peer, RIVAL_PROTOCOL, encode_rival_request(own), max_reply=MAX_DOCUMENT
@@ -671,7 +687,7 @@ class RunBook:
             await self._take(host, peer, document)
 
     async def _take(self, host: Host, peer: PeerId, document: bytes) -> bool:
-        """Judge what a peer has handed over; it pays for a void one, once."""
+        """Judge a document from a peer. The peer is penalised for a void one, once."""
         was_judged = hashlib.sha256(document).digest() in self._judged
         try:
             return await self.offer(document)
@@ -683,9 +699,7 @@ class RunBook:
             raise
 
     async def ask_quietly(self, host: Host, peer: PeerId, timeout: float) -> None:
-        """Ask one peer for a newer document. Whatever comes of it, this node goes on as it
-        is.
-        """
+        """Ask one peer for a newer document, and only log a failure."""
         try:
             with trio.fail_after(timeout):
                 await self.ask(host, peer)
@@ -699,11 +713,13 @@ class RunBook:
         config: RunConfig,
         nearby: Callable[[], Sequence[Multiaddr]] = tuple,
     ) -> SignedRun:
-        """Ask the bootstrap peers, and those that ``nearby`` returns by then, in rounds further
-        and further apart, until there is a document.
+        """Wait until there is a document, by asking the bootstrap peers and those of ``nearby``
+        in rounds with growing pauses.
 
-        Of each peer a person reads one line, and another only when what is wrong has changed.
-        Raises `ConfigError` when those that answer are in another run than this folder is of.
+        The log has one line for each peer, and another when its problem has changed.
+
+        Raises:
+            ConfigError: The peers that answer belong to another run than this folder.
         """
         pause, said = config.ask_interval, BoundedDict[Multiaddr, str](MAX_SAID)
         while self._run is None:
@@ -728,7 +744,8 @@ class RunBook:
         return self._run
 
     async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> str:
-        """Ask one peer; why there is no document, in words, or nothing if there is."""
+        """Ask one peer for the document. Return why there is none, or an empty text if there
+        is."""
         try:
             with trio.fail_after(timeout):
                 if await self.ask(host, await host.connect_addr(addr)):

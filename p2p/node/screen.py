@@ -31,20 +31,23 @@ from p2p.node.role import Fact, Progress, Reporter, Role
 from p2p.node.usage import tell
 
 WIDEST: Final = 80
-"""Columns of the block, however wide the terminal is: longer lines are hard to read."""
+"""Maximum columns of the block, however wide the terminal is, because longer lines are hard to
+read."""
 LABEL: Final = 9
-"""Columns of a label and the gap behind it, as in what a node prints when it starts."""
+"""Columns of a label and the gap after it, as in the lines that a node prints when it
+starts."""
 LONGEST: Final = 3
-"""Lines of one fact: a peer's reasons must not push the others off the screen."""
+"""Maximum lines of one fact, so that a peer's reasons cannot push other facts off the
+screen."""
 ASCII: Final = str.maketrans(
     {"…": "...", "→": "->", "·": "-", "–": "-", "—": "-", "×": "x", "≤": "<="}
 )
-"""Replacements of signs where the terminal has ASCII only."""
+"""Replacements of characters for a terminal that has only ASCII."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """State of a node to show."""
+    """State of a node as shown on the screen."""
 
     policy: str
     """Newest complete policy here, and what is known of newer ones."""
@@ -55,7 +58,8 @@ class Scene:
 
     @property
     def facts(self) -> Iterator[Fact]:
-        """Facts of the roles and the policy."""
+        """Facts in order: the first of each role, the policy, the clock, and the rest of the
+        roles' facts."""
         head, rest = [], []
         for progress in self.roles:
             head += list(progress.facts[:1])
@@ -69,7 +73,7 @@ class Scene:
 
 
 def block(scene: Scene, columns: int, rows: int, encoding: str = "utf-8") -> list[str]:
-    """The lines for a terminal of ``columns`` and ``rows``, none of which wraps."""
+    """Return the lines for a terminal of ``columns`` and ``rows``, none of which wraps."""
     width = max(8, min(columns - 1, WIDEST))  # in the last column some terminals wrap
     lines = [one for fact in scene.facts for one in _wrapped(fact, width, encoding)]
     return lines[: max(1, rows - 1)]
@@ -93,8 +97,8 @@ def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
 
 
 def _in_cells(text: str) -> str:
-    """``text`` with one sign in each column. A sign of two columns, or of none, would make more
-    rows of a line than are taken away before the next; our own words have none."""
+    """Return ``text`` with one column for each character. Characters of two columns, or of
+    none, become ``?``: they would add rows that the next redraw does not remove."""
     return "".join(
         "?"
         if unicodedata.east_asian_width(sign) in "WF" or unicodedata.combining(sign)
@@ -104,12 +108,13 @@ def _in_cells(text: str) -> str:
 
 
 def line(scene: Scene, encoding: str = "utf-8") -> str:
-    """The state in one line, for a pipe or a journal."""
+    """Return the state as one line, for a pipe or a journal."""
     return shown("   ".join(f"{fact.label} {fact.text}" for fact in scene.facts), encoding)
 
 
 def shown(text: str, encoding: str) -> str:
-    """``text`` in what ``encoding`` has, and nothing in it that moves a cursor."""
+    """Return ``text`` in the characters of ``encoding``, without any that could move the
+    cursor."""
     plain = "".join(sign if sign.isprintable() else "?" for sign in text)
     try:
         plain.encode(encoding)
@@ -121,7 +126,7 @@ def shown(text: str, encoding: str) -> str:
 
 
 def height(lines: Sequence[str], columns: int) -> int:
-    """Rows that these take on a terminal which may have become narrower since."""
+    """Return the rows that ``lines`` take on a terminal that may have become narrower."""
     return sum(max(1, -(-len(one) // max(1, columns))) for one in lines)
 
 
@@ -137,8 +142,8 @@ def erase(before: int) -> str:
 
 
 PIPED: Final = 60.0
-"""Seconds between lines where nothing can be redrawn: 1,440 lines a day are read, 86,400 are
-not."""
+"""Seconds between lines where nothing can be redrawn. People read 1,440 lines a day, but not
+86,400."""
 OVER: Final = (
     "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
 )
@@ -148,7 +153,7 @@ ENDED: Final = "the same command line goes on where this node was"
 
 
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
-    """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
+    """Return the state of ``node`` for the screen."""
     policy = _policy(node, int(node.shardcast.newest))
     told = tuple(progress_of(node, roles))
     return Scene(
@@ -157,9 +162,8 @@ def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
 
 
 def _policy(node: Node, newest: int) -> str:
-    """The newest policy that is whole here, how much of a newer one is, and what members of
-    this run say they hold.
-    """
+    """Return the newest complete policy here, the progress of a newer one, and the newest one
+    that members of this run have."""
     run = node.run.id
     members = (member for member in node.membership.members() if member.run == run)
     ahead = max((member.policy for member in members), default=-1)
@@ -171,7 +175,7 @@ def _policy(node: Node, newest: int) -> str:
 
 
 def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:
-    """The progress of all roles that report any."""
+    """Return the progress of all roles that report it."""
     asked = (
         node.guard.ask(role, "progress", role.progress, Progress)[0]
         for role in roles
@@ -181,8 +185,7 @@ def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:
 
 
 class Terminal:
-    """Standard output, and the block at its end. Warnings come from another thread than the
-    block."""
+    """Standard output with the block at its end. Warnings are written from another thread."""
 
     def __init__(self) -> None:
         self.is_redrawn = is_terminal(sys.stdout)
@@ -195,7 +198,7 @@ class Terminal:
         return getattr(sys.stdout, "encoding", None) or "ascii"
 
     def redraw(self, scene: Scene) -> None:
-        """Show ``scene`` in place of what the block showed."""
+        """Replace the block with one that shows ``scene``."""
         size = shutil.get_terminal_size()
         with self._lock:
             lines = block(scene, size.columns, size.lines, self.encoding)
@@ -204,7 +207,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def above(self) -> Iterator[None]:
-        """The block is away while something else is written, and below it afterwards."""
+        """Remove the block while the caller writes something else, then show it again below."""
         with self._lock:
             if self._lines:
                 _write(erase(height(self._lines, shutil.get_terminal_size().columns)))
@@ -212,12 +215,12 @@ class Terminal:
             _write("\n".join(self._lines))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the block."""
         with self.above():
             _write(f"{text}\n")
 
     def end(self) -> None:
-        """The block stays where it is, and is redrawn no more."""
+        """Leave the block where it is, and never redraw it."""
         with self._lock:
             if self._lines:
                 _write("\n")
@@ -225,9 +228,8 @@ class Terminal:
 
 
 class LiveScreen:
-    """Tells of a node on standard output, in a thread: a terminal that is stopped must not stop
-    the node.
-    """
+    """Reports a node's state on standard output from a thread, so that a stopped terminal
+    cannot stop the node."""
 
     def __init__(self, node: Node, roles: Sequence[Role], terminal: Terminal) -> None:
         self._node = node
@@ -236,7 +238,7 @@ class LiveScreen:
         self._over = False
 
     async def run(self) -> None:
-        """Tell until cancelled, then a last time."""
+        """Report until cancelled, and once more at the end."""
         now = self._node.world.now
         due, printed = now(), -math.inf
         try:
@@ -265,7 +267,7 @@ class LiveScreen:
         return line(self._scene, self._terminal.encoding)
 
     async def _tell_if_over(self) -> bool:
-        """Say once that the run is over; True if that was now."""
+        """Print once that the run is over. Return True if that was now."""
         progress = progress_of(self._node, self._roles)
         if self._over or not progress or not all(one.over for one in progress):
             return False

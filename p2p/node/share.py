@@ -24,30 +24,31 @@ from p2p.wire import KI
 from p2p.world import World
 
 LEAST_RATE: Final = 16 * KI
-"""Bytes per second. Below it a chunk of 4 MiB takes four minutes, and peers give it up."""
+"""Minimum rate in bytes per second. At a lower rate a chunk of 4 MiB takes more than four
+minutes, and peers give it up."""
 MINUTE: Final = 60.0
-"""Seconds."""
 _DAY: Final = 24 * 60
-"""Minutes."""
+"""Minutes of a day."""
 _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
-    """Limits of what a node takes of its machine; none by default."""
+    """Limits on the node's use of its machine; none by default."""
 
     upload: float = 0.0
-    """Bytes of policies per second to all peers together; 0: as the line carries."""
+    """Maximum upload of policies in bytes per second, to all peers together; 0 for no limit."""
 
     download: float = 0.0
-    """The same of what comes."""
+    """Maximum download of policies in bytes per second; 0 for no limit."""
 
     disk: int = 0
-    """Bytes of policies on disk, if that is less than ``keep_bytes`` in ``[shardcast]``; 0: as
-    that says."""
+    """Maximum bytes of policies on disk, if that is less than ``keep_bytes`` in
+    ``[shardcast]``; 0 for no limit of its own."""
 
     hours: str = ""
-    """When roles work, by this machine's local time, such as ``20:00-07:00``; empty: always."""
+    """Hours in which roles work, in this machine's local time, such as ``20:00-07:00``; empty
+    for always."""
 
     def __post_init__(self) -> None:
         for name, rate in (("upload", self.upload), ("download", self.download)):
@@ -64,7 +65,7 @@ class ShareConfig:
             raise ValueError(f"hours are such as 20:00-07:00, not {self.hours!r}")
 
     def limited(self, config: ShardcastConfig) -> ShardcastConfig:
-        """``config`` with these limits laid over it."""
+        """Return ``config`` with these limits applied."""
         keep = min(config.keep_bytes, self.disk) if self.disk else config.keep_bytes
         return replace(
             config, keep_bytes=keep, upload_rate=self.upload, download_rate=self.download
@@ -81,7 +82,8 @@ class ShareConfig:
 
 
 def _minutes(hours: str) -> tuple[int, int] | None:
-    """Begin and end as minutes of the day; None if there are none, or not in this form."""
+    """Return begin and end as minutes of the day; None if ``hours`` is empty, malformed or of
+    no length."""
     found = _HOURS.fullmatch(hours)
     if found is None or found[1] + found[2] == found[3] + found[4]:
         return None
@@ -90,15 +92,15 @@ def _minutes(hours: str) -> tuple[int, int] | None:
 
 
 PAUSED: Final = "paused"
-"""File in a paused node's folder."""
+"""File in the folder of a paused node."""
 WHY_PAUSED: Final = "its owner has paused it; shoal resume lets it go on"
 
 
 class Rest:
-    """The owner's wish that the node rests."""
+    """Tells whether the owner wants the node to rest."""
 
     def __init__(self, world: World, share: ShareConfig, told: Callable[[], None]) -> None:
-        """``told`` is called whenever `why_not` changes."""
+        """Prepare the state. ``told`` is called whenever `why_not` changes."""
         self._world = world
         self._share = share
         self._told = told
@@ -107,30 +109,38 @@ class Rest:
 
     @property
     def why_not(self) -> str:
-        """Why roles begin nothing, in words; empty if they may."""
+        """Reason why roles may begin no work; empty if they may."""
         if self._is_paused:
             return WHY_PAUSED
         return "" if self._is_open else f"it works from {self._share.hours} only"
 
     async def load(self) -> None:
-        """Take up a pause of an earlier life."""
+        """Load a pause from disk."""
         self._is_paused = await self._world.disk.size(PAUSED) is not None
 
     async def pause(self) -> None:
-        """Begin nothing from now on. Raises `StorageError` if it could not be kept."""
+        """Let roles begin no work from now on.
+
+        Raises:
+            StorageError: The pause could not be kept on disk.
+        """
         await self._world.disk.replace(PAUSED, b"")
         self._is_paused = True
         self._told()
 
     async def resume(self) -> None:
-        """Go on. Raises `StorageError`."""
+        """End the pause.
+
+        Raises:
+            StorageError: The pause could not be removed from disk.
+        """
         await self._world.disk.remove(PAUSED)
         self._is_paused = False
         self._told()
 
     async def watch(self) -> None:
-        """Look at the clock on the wall each minute, which may be set at any time. Works until
-        cancelled."""
+        """Compare the wall clock, which may be set at any time, with the hours each minute,
+        until cancelled."""
         while self._share.hours:
             is_open = self._share.is_open(self._world.wall())
             if is_open is not self._is_open:

@@ -29,7 +29,7 @@ from p2p.wire import MIB
 T = TypeVar("T")
 
 Table = Mapping[str, object]
-"""Keys and plain values: str, int, float, bool, bytes, lists and tables of them."""
+"""Maps keys to plain values: str, int, float, bool, bytes, and lists and tables of them."""
 
 # Values with a text form. Each raises ValueError with a sentence.
 _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
@@ -37,8 +37,8 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     Multiaddr: Multiaddr.parse,
 }
 MAX_QUOTED: Final = 80
-"""Most characters of an unknown key that are quoted and compared with known keys. Its author
-may be a stranger, and comparing takes quadratic time."""
+"""Maximum characters of an unknown key that are quoted and compared with known keys. The key
+may be a stranger's, and comparison takes quadratic time."""
 _PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {
     str: "a text",
@@ -49,11 +49,12 @@ _KIND_NAMES: Final = {
 
 
 def read_table(kind: type[T], table: object, where: str) -> T:
-    """``table`` as a ``kind`` (a frozen dataclass). ``where`` opens every error: a file, a
-    table's name.
+    """Read ``table`` as a ``kind``, a frozen dataclass. ``where`` begins every error message: a
+    file, or a table's name.
 
-    Raises `ConfigError` on an unknown or missing key, a wrong type, or whatever ``kind``
-    refuses at birth.
+    Raises:
+        ConfigError: A key is unknown or missing, a value has the wrong type, or ``kind``
+            refuses a value.
     """
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, not {_describe(table)}")
@@ -77,12 +78,12 @@ def read_table(kind: type[T], table: object, where: str) -> T:
 
 
 LATER: Final[Mapping[str, bool]] = {"later": True}
-"""Metadata of a field that came after its table was first signed: it is written only where it
-is not its default, so that older documents keep their digests."""
+"""Metadata of a field that was added after its table was first signed. The field is written
+only if it is not its default, so that older documents keep their digests."""
 
 
 def write_table(value: object) -> dict[str, object]:
-    """The plain table of a dataclass: what `read_table` takes."""
+    """Return the plain table of a dataclass, which `read_table` reads."""
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{value!r} is no dataclass")
     return {
@@ -200,11 +201,16 @@ def _describe(value: object) -> str:
 
 
 MAX_TOML: Final = MIB
-"""Bytes: a hundred times what a person writes. A wrong path (a disk image) stops here."""
+"""Maximum bytes of a TOML file: a hundred times what a person writes. It stops at a wrong path,
+such as a disk image."""
 
 
 def load_toml(path: Path) -> Table:
-    """The tables of a TOML file. Raises `ConfigError`."""
+    """Read the tables of a TOML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not TOML.
+    """
     if path.exists() and not path.is_file():  # a pipe that nobody writes to is waited for
         raise ConfigError(f"{path} is no regular file")
     try:
@@ -216,7 +222,11 @@ def load_toml(path: Path) -> Table:
 
 
 def parse_toml(data: bytes, where: str) -> Table:
-    """Return the tables that a file holds. Raises `ConfigError` that names ``where``."""
+    """Parse the bytes of a TOML file.
+
+    Raises:
+        ConfigError: The bytes are not TOML, or too many. The message names ``where``.
+    """
     if len(data) > MAX_TOML:
         raise ConfigError(f"{where} is too long for a configuration (at most {MAX_TOML} bytes)")
     try:
@@ -226,11 +236,11 @@ def parse_toml(data: bytes, where: str) -> Table:
 
 
 COLUMN: Final = 32
-"""Column of comments."""
+"""Column in which comments begin."""
 
 
 def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:
-    """Return the text of a table, without keys that are None.
+    """Return a table as TOML text, without keys that are None.
 
     Args:
         table: Plain values. Tables within it become ``[tables]``, lists of tables

@@ -32,27 +32,28 @@ from p2p.multiaddr import Multiaddr
 from p2p.naming import unencodable
 
 FAILED: Final = 1
-"""Exit code: something went wrong, and the command line was right."""
+"""Exit code after a failure with a correct command line."""
 WRONG_USAGE: Final = 2
-"""Exit code for a wrong command line, or a wrong file named on it, before anything has begun;
+"""Exit code for a wrong command line, or a wrong file named on it, before any work has begun.
 argparse uses it too."""
 INTERRUPTED: Final = 130
-"""Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 UNHEARD: Final = 141
-"""Exit code where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+"""Exit code if the reader of standard output has gone: 128 plus the number of SIGPIPE."""
 SOON: Final = 2.0
 """Seconds after which a silent command says what it waits for."""
 DATA: Final = Path("~/.shoal")
 """Default folder of a node's data (`expanded`)."""
 STANDARD_OUTPUT: Final = Path("-")
-"""Path that stands for standard output, in most commands."""
+"""Path that stands for standard output in most commands."""
 MAX_NAMED: Final = 40
-"""Most known words that a sentence lists: all scenarios, commands and keys, but not the
+"""Maximum number of known words in a sentence. All scenarios, commands or keys fit, but not the
 10,000 nodes of a swarm."""
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
-    """Return the end of a sentence about an unknown word: the nearest known word, or all."""
+    """Return the end of a sentence about an unknown word, which names the nearest known word or
+    all."""
     names = sorted(known)
     # Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have
     # 0.92, ``rnu`` and ``run`` 0.67, ``role`` and ``open`` 0.5. Dashes make no likeness.
@@ -68,15 +69,14 @@ _NO_CHOICE: Final = re.compile(r"argument (\S+): invalid choice: (.*?) \(choose 
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's, and a command, option or value that there is not is answered with the nearest
-    that there is."""
+    """Argument parser whose errors suggest the nearest known command, option or value."""
 
     def format_help(self) -> str:
-        """Return the help without the marks that code has in docstrings."""
+        """Return the help without the backticks of docstrings."""
         return super().format_help().replace("``", "")
 
     def error(self, message: str) -> NoReturn:
-        """End with `WRONG_USAGE` and one sentence."""
+        """Print one sentence and exit with `WRONG_USAGE`."""
         _, is_unknown, rest = message.partition("unrecognized arguments: ")
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):
@@ -88,7 +88,7 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
     def known_options(self) -> list[str]:
-        """The long options of this parser and of its commands."""
+        """Return the long options of this parser and of its commands."""
         commands = [
             parser
             for action in self._actions
@@ -106,11 +106,12 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def check_target(option: str, path: Path | None, *, text: bool = True) -> None:
-    """Raise `ConfigError` unless a file can be written to ``path``; None is nothing to write.
+    """Raise `ConfigError` unless a file can be written to ``path``; None means there is nothing
+    to write.
 
-    What is no text (``*.shoal`` documents, keys) has ``text=False``, and is never written to
-    standard output: without this check a file called ``-`` would lie in the working directory
-    afterwards.
+    Binary results (``*.shoal`` documents, keys) have ``text=False`` and are never written to
+    standard output. Without this check, a file named ``-`` would be left in the working
+    directory.
     """
     if path == STANDARD_OUTPUT and not text:
         raise ConfigError(f"{option} -: this is no text for standard output; name a file")
@@ -128,10 +129,12 @@ def check_target(option: str, path: Path | None, *, text: bool = True) -> None:
 
 
 def write_text(option: str, path: Path | None, text: str) -> None:
-    """Write ``text`` for a person who gave ``option``; ``-`` is standard output.
+    """Write ``text`` to ``path``, which was given as ``option``; ``-`` is standard output.
 
-    Raises `ConfigError` when the disk refuses. Where ``-`` was given, what is for people goes
-    to standard error.
+    If ``-`` was given, messages for people go to standard error.
+
+    Raises:
+        ConfigError: The file cannot be written.
     """
     if path is None:
         return
@@ -145,7 +148,7 @@ def write_text(option: str, path: Path | None, text: str) -> None:
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from ``least`` to ``most``."""
+    """Return an argparse type for whole numbers from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         try:
@@ -160,7 +163,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 
 def multiaddr(text: str) -> Multiaddr:
-    """An argparse type: where a peer listens."""
+    """Parse an address, as an argparse type."""
     try:
         return Multiaddr.parse(text)
     except ValueError as error:
@@ -168,7 +171,7 @@ def multiaddr(text: str) -> Multiaddr:
 
 
 def host_port(text: str) -> tuple[str, int]:
-    """HOST:PORT, for argparse."""
+    """Parse HOST:PORT, as an argparse type."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 0.0.0.0:8000")
@@ -176,7 +179,7 @@ def host_port(text: str) -> tuple[str, int]:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: seconds, positive and finite."""
+    """Parse a positive and finite number of seconds, as an argparse type."""
     try:
         number = float(text)
     except ValueError:
@@ -189,11 +192,12 @@ def seconds(text: str) -> float:
 _JUDGED: Final = (
     KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError, BaseExceptionGroup
 )  # fmt: skip
-"""Exceptions that may end a command without being a bug, or hold one too deep to be printed."""
+"""Exceptions that may end a command without being a bug, or that may contain one too deep to be
+printed."""
 
 
 BEGINS_AGAIN: Final = "interrupted: nothing is kept, and the same line begins again"
-"""Sentence after Ctrl-C of a command that keeps nothing of half its work."""
+"""Message after Ctrl-C for a command that keeps none of its unfinished work."""
 
 
 def interruptible(command: Callable[[], int], said: str = "") -> int:
@@ -240,7 +244,8 @@ def _with_flushed_output(command: Callable[[], int]) -> int:
 
 
 def _judge(error: BaseException) -> int:
-    """Return the exit code for the error that ended a command. Raise bugs, and `SystemExit`."""
+    """Return the exit code for the error that ended a command. Raise bugs and `SystemExit`
+    again."""
     causes = list(leaves(error))
     if all(isinstance(cause, ShoalError) for cause in causes):
         for message in dict.fromkeys(map(str, causes)):
@@ -266,14 +271,16 @@ def _judge(error: BaseException) -> int:
 
 
 def _is_surroundings(error: BaseException) -> bool:
-    """Return True if the operating system refused, or its locale lacks the signs of a name."""
+    """Return True if the operating system refused, or its locale lacks the characters of a
+    name."""
     if isinstance(error, UnicodeEncodeError):
         return error.encoding not in {"utf-8", "utf8"}
     return isinstance(error, OSError)
 
 
 def _words(error: BaseException) -> str:
-    """Return the operating system's words. An error without a file name is about an output."""
+    """Return the operating system's message. An error without a file name is about an
+    output."""
     if isinstance(error, UnicodeEncodeError):
         return unencodable(error)
     if not isinstance(error, OSError) or error.strerror is None:
@@ -284,7 +291,8 @@ def _words(error: BaseException) -> str:
 
 
 def _leave_unread() -> bool:
-    """Leave standard output or standard error where its reader has gone; True if one had."""
+    """Redirect standard output or standard error to nowhere if its reader has gone. Return True
+    if one had."""
     gone = []
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -298,8 +306,8 @@ def _leave_unread() -> bool:
 
 
 def _prepare_output() -> None:
-    """Escape the characters that an output's encoding lacks. Send a stream that was closed
-    at the start (``>&-``) nowhere: its number would become a file's."""
+    """Make outputs escape characters that their encoding lacks. Redirect a stream that was
+    closed at the start (``>&-``) to nowhere; otherwise a file could get its descriptor."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -309,15 +317,19 @@ def _prepare_output() -> None:
 
 
 def _flush(stream: TextIO | None) -> None:
-    """Flush ``stream`` unless a test or a program has closed it. Raises `OSError`."""
+    """Flush ``stream`` unless a test or a program has closed it.
+
+    Raises:
+        OSError: The output cannot be written.
+    """
     with contextlib.suppress(ValueError):
         if stream is not None:
             stream.flush()
 
 
 def _leave(stream: TextIO | None) -> None:
-    """Discard what is still to be written to ``stream``: nobody reads it, and Python would
-    complain at its end."""
+    """Discard pending output of ``stream``, which nobody reads, so that Python does not
+    complain at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
@@ -325,18 +337,17 @@ def _leave(stream: TextIO | None) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True if ``error`` is a `KeyboardInterrupt` or a group that contains one, as
-    trio wraps it."""
+    """Return True if ``error`` is a `KeyboardInterrupt` or a group that contains one."""
     return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
 def ignore_interrupts() -> None:
-    """Ignore further Ctrl-C: this process is ending."""
+    """Ignore further Ctrl-C, because this process is ending."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def complain(error: object) -> None:
-    """Print one sentence on standard error, unless its reader has gone."""
+    """Print an error as one sentence on standard error, unless its reader has gone."""
     try:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
     except OSError:
@@ -344,7 +355,7 @@ def complain(error: object) -> None:
 
 
 def remark(text: str) -> None:
-    """Print a note on standard error that is no error."""
+    """Print a note on standard error."""
     print(f"note: {text}", file=sys.stderr)  # noqa: T201 - one sentence for people
 
 
@@ -366,8 +377,8 @@ def tell(text: str, end: str = "\n") -> None:
 
 @contextlib.contextmanager
 def patience(text: str) -> Iterator[Callable[[], None]]:
-    """Say on standard error what a command waits for, unless the block is over soon, or the
-    function that this gives is called: it has heard something."""
+    """Say on standard error what a command waits for, after `SOON` seconds. The end of the
+    block, or a call of the yielded function, cancels this."""
     timer = threading.Timer(SOON, lambda: print(text, file=sys.stderr, flush=True))  # noqa: T201
     timer.daemon = True
     timer.start()
@@ -378,7 +389,11 @@ def patience(text: str) -> Iterator[Callable[[], None]]:
 
 
 def expanded(path: Path) -> Path:
-    """``path`` with ``~`` replaced by the home folder. Raises `ConfigError`."""
+    """Return ``path`` with ``~`` replaced by the home folder.
+
+    Raises:
+        ConfigError: This user has no home folder.
+    """
     try:
         return path.expanduser()
     except RuntimeError:

@@ -64,14 +64,19 @@ logger = logging.getLogger(__name__)
 
 ADMISSION_PROTOCOL: Final = ProtocolId("/shoal/admission/1.0.0")
 PASS_PATH: Final = "pass"
-"""File in the node's folder: the pass made of its invite."""
+"""File in the node's folder with the pass made from its invite."""
 MAX_REASON: Final = 512
-"""Bytes of the sentence that says why a peer is not admitted; two names of 52 are in it."""
+"""Maximum bytes of the sentence that says why a peer is not admitted. It may contain two names
+of 52."""
 
 
 async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) -> None:
-    """Make the pass of this node of the invite ``text``, or, without one, take the pass of an
-    earlier life. Raises `ConfigError` if the invite does not admit to this run."""
+    """Make this node's pass from the invite ``text``, or load the pass from disk if there is no
+    text.
+
+    Raises:
+        ConfigError: The invite does not admit to this run, or the pass cannot be kept.
+    """
     if text:
         await _keep(world, invite_pass(world, run, text))
     if await world.disk.size(PASS_PATH) is None:
@@ -84,7 +89,11 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
 
 
 def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
-    """This node's pass, encoded. Raises `ConfigError`, with the remedy, of a void invite."""
+    """Return this node's encoded pass, made from the invite ``text``.
+
+    Raises:
+        ConfigError: The invite is void; the message has the remedy.
+    """
     try:
         invite = decode_invite_untrusted(text)
         _check(invite, world, run)
@@ -114,8 +123,9 @@ async def _keep(world: World, data: bytes) -> None:
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
-    """Return the credential of our heartbeats: empty while the run document names us. In an
-    open run the stamp goes with an invite, whose uses others may have seen taken."""
+    """Return the credential for our heartbeats. It is empty if the run document admits us
+    without a stamp. In an open run it has both stamp and invite, since other nodes may have
+    counted all uses of the invite."""
     own, run = dht.contact.peer, book.run
     if run is None or (run.may(own, Capability.GOSSIP) and not run.needs_stamp(own)):
         return b""
@@ -124,7 +134,8 @@ def shown_by(book: RunBook, dht: Dht) -> bytes:
 
 
 def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
-    """Tell peers why they are not admitted, within the budget ``meter``."""
+    """Tell peers on request why they are not admitted, within the budget ``meter`` for
+    strangers."""
 
     async def answer(peer: PeerId, payload: bytes) -> bytes:
         try:
@@ -144,7 +155,8 @@ def _sentence(text: str) -> bytes:
 
 
 async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait: float) -> str:
-    """Why ``peer`` does not admit this node; empty if it does, or does not say."""
+    """Ask ``peer`` why it does not admit this node. Return an empty text if it does, or gives
+    no answer."""
     try:
         with trio.fail_after(wait):
             said = await request(
@@ -158,12 +170,12 @@ async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait:
 
 
 def fork_topic(run_id: bytes) -> str:
-    """The gossip topic on which proofs of two stories travel."""
+    """Return the gossip topic for proofs of equivocation."""
     return f"/shoal/run/{run_id.hex()}/stories"
 
 
 def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
-    """Return the connected members of the run to ask."""
+    """Return the connected members of the run."""
     connected = dict.fromkeys(host.connected)
     return [
         one.peer for one in membership.members() if one.run == run_id and one.peer in connected
@@ -180,7 +192,7 @@ def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None
 
 
 def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
-    """Return True if gossip should forward a proof: it is valid and new."""
+    """Return whether gossip should accept, ignore or reject a proof of equivocation."""
     try:
         return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
     except BadMessage as error:
@@ -189,8 +201,8 @@ def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity
 
 
 def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
-    """Pass a proof on that was found here. One that is too long for gossip goes from question
-    to question."""
+    """Publish a proof that was found here. One that is too long for gossip spreads by the
+    exchange of ledgers."""
     if len(data := fork.encode()) <= MAX_DATA:
         gossip.publish(topic, data)
 
@@ -201,7 +213,7 @@ def is_member(nodes: Sequence[Node], peer: PeerId) -> bool:
 
 
 def relay_offers(nodes: Sequence[Node]) -> Iterable[tuple[PeerId, int]]:
-    """Return members that say that they relay, with the places that each has left."""
+    """Yield the members that offer to relay, with the number of places that each has left."""
     for node in nodes:
         for member in node.membership.members():
             if member.slots and member.run == node.run.id:
@@ -209,8 +221,8 @@ def relay_offers(nodes: Sequence[Node]) -> Iterable[tuple[PeerId, int]]:
 
 
 async def seek_relays(nodes: Sequence[Node]) -> None:
-    """Connect to some peers that the DHT has for our run: identify tells which of them relay.
-    Returns when all have answered, or after a while."""
+    """Connect to some peers that the DHT lists for our run, so that identify tells which of
+    them relay. Returns when all have answered, or after a while."""
     for node in nodes:
         records = await node.dht.get(RUN_RECORDS.name, node.run.id)
         others = [one for one in records if one.publisher not in node.host.connected]
@@ -229,29 +241,31 @@ async def _meet(host: Host, peer: PeerId) -> None:
 
 
 MAX_RUN_LIFETIME: Final = 3600.0
-"""The longest lifetime that is believed, in seconds: whoever takes places under a run's key
-must come back every hour to keep them."""
+"""Maximum lifetime of a run record in seconds. Whoever takes places under a run's key must
+renew them every hour."""
 MAX_ADDRS: Final = 4
-"""Addresses in a record: IPv4 and IPv6, inside and outside."""
+"""Maximum number of addresses in a record: IPv4 and IPv6, public and private."""
 MAX_SEEDS: Final = 16
-"""Members, taken from the DHT at random, through which a lonely node joins again. Two would
-do.
-"""
+"""Maximum number of members, drawn at random from the DHT, through which a node without
+neighbours joins again. Two would suffice."""
 LEAF_UPLOAD: Final = 1
-"""Bytes per second that a node offers which is to be a leaf of SHARDCAST's forest: less than
-what any class has, but not 0, which stands for unknown."""
+"""Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
+is less than that of any class, but not 0, which means unknown."""
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
-    """Ask trainers where ``peer`` is: workers send them their heartbeats, and their rosters
-    name peers to one another of whom each knows few."""
+    """Ask connected trainers for the addresses of ``peer``. Workers send their heartbeats to
+    trainers, and a trainer's roster names peers that know few of one another."""
     trainers = (one for one in host.connected if book.may(one, Capability.PUBLISH))
     await membership.locate(peer, trainers)
 
 
 def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:
-    """The addresses that the publisher of a run record claims. Raise `BadMessage`, and nothing
-    else."""
+    """Return the addresses that the publisher of a run record claims.
+
+    Raises:
+        BadMessage: The value is malformed. Nothing else is raised.
+    """
     items = unpack_untrusted(record.value)
     if not isinstance(items, list) or len(items) > MAX_ADDRS:
         raise BadMessage(f"a run record is a list of at most {MAX_ADDRS} addresses")
@@ -277,13 +291,12 @@ def _places(record: Record) -> tuple[Multiaddr, ...]:
 RUN_RECORDS: Final = Namespace(
     "run", _is_run_record, max_lifetime=MAX_RUN_LIFETIME, places=_places
 )
-"""DHT records that say: I take part in this run, and can be dialled there."""
+"""Rules for DHT records that say that their publisher is in a run, with its addresses."""
 
 
 def run_records(book: RunBook) -> Namespace:
-    """`RUN_RECORDS` for a node in one run: of that run it holds and believes what members say,
-    and has a place for every officer.
-    """
+    """Return `RUN_RECORDS` for a node in one run. Of that run it accepts only records of
+    members, and reserves a place for each trainer and validator."""
 
     def kind_of(record: Record) -> PublisherKind:
         run = book.run
@@ -298,18 +311,18 @@ def run_records(book: RunBook) -> Namespace:
 
 
 class Wiring:
-    """The tasks between the services of one node."""
+    """Tasks that connect the services of one node."""
 
     def __init__(self, node: Node, bootstrap: Sequence[Multiaddr]) -> None:
         self._node = node
         self._bootstrap = tuple(bootstrap)
         self._wanted = AutoResetEvent()
         self._told = ""
-        """Reasons of peers for not admitting this node, as last reported."""
+        """Last reported reason of a peer for not admitting this node."""
         node.membership.on_change(self._on_change)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run all tasks until cancelled."""
         node = self._node
         node.membership.me.update(run=node.run.id)
         run = node.run
@@ -332,9 +345,8 @@ class Wiring:
             nursery.start_soon(node.clocks.ask_while_alone, others)
 
     async def _follow_run(self, run: SignedRun) -> None:
-        """A later edition of the run document may name other officers, and this node no
-        longer.
-        """
+        """Apply each later run document, which may name other trainers and validators, or no
+        longer name this node."""
         node, began_with = self._node, run.components
         while True:
             run = await node.book.wait_edition(run.epoch)
@@ -349,9 +361,8 @@ class Wiring:
                 )
 
     def _mind_officers(self) -> None:
-        """Trainers and validators get our heartbeats themselves; an officer keeps all who beat
-        to it.
-        """
+        """Send our heartbeats to the run's trainers and validators, and follow their ledgers.
+        If this node is one of them, keep all peers that send it heartbeats."""
         node = self._node
         officers = [peer for peer in node.run.officers if peer != node.peer_id]
         node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
@@ -359,8 +370,8 @@ class Wiring:
         node.ledgers.follow(node.run.officers)
 
     async def _tell_policy(self) -> None:
-        """Our heartbeat says which policy we hold whole, and what our uplink has carried, or
-        may."""
+        """Keep our heartbeat's policy and upload up to date: the newest complete policy, and
+        the upload measured or allowed."""
         newest = self._node.shardcast.newest
         while True:
             self._node.membership.me.update(policy=int(newest))
@@ -376,8 +387,8 @@ class Wiring:
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _tell_places(self, nat: Nat) -> None:
-        """Our heartbeat says how many peers we would relay for, and that we pass no policies on
-        while few could take them from us."""
+        """Keep our heartbeat's relay places up to date. Claim the upload of a leaf while few
+        peers could fetch policies from us."""
         me, was_leaf = self._node.membership.me, False
         while True:
             me.update(slots=nat.places)
@@ -393,7 +404,7 @@ class Wiring:
             nursery.start_soon(self._check_run)
 
     async def _check_run(self) -> None:
-        """Take a newer run document from the bootstrap peers. End the node if those that answer
+        """Get a newer run document from the bootstrap peers. End the node if those that answer
         belong to another run.
 
         One that is away is asked again until this node has met a member of its run: a node that
@@ -410,8 +421,12 @@ class Wiring:
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
 
     async def _ask_bootstrap(self, addrs: Sequence[Multiaddr]) -> bool:
-        """Ask one after the other until one is of this run; whether one was. Raises
-        `ConfigError` if none was, and one is of another run."""
+        """Ask the peers one after the other until one belongs to this run. Return True if one
+        does.
+
+        Raises:
+            ConfigError: None belongs to this run, and one belongs to another.
+        """
         node, answers = self._node, Answers()
         for addr in addrs:
             try:
@@ -430,8 +445,8 @@ class Wiring:
         return False
 
     async def _ask_admission(self, peer: PeerId) -> None:
-        """Tell this node's person, once, why a peer that should be a fellow takes it for
-        none."""
+        """Warn the operator, once for each reason, if a peer of the run does not admit this
+        node."""
         node, wait = self._node, self._node.config.run.ask_timeout
         if not node.book.own_pass:
             return
@@ -452,15 +467,16 @@ class Wiring:
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)
 
     def _on_change(self, event: MemberEvent) -> None:
-        """Losing our last neighbour is a reason to look into the DHT at once; a heartbeat may
-        say how its author's ledger ends."""
+        """Process the ledger head in a member's heartbeat. Search the DHT at once if the last
+        neighbour was lost."""
         if event.member.profile.ledger:
             self._node.ledgers.hear_head(event.member.peer, event.member.profile.ledger)
         if event.change in (Change.DIED, Change.LEFT) and not self._node.membership.neighbours:
             self._wanted.set()
 
     async def _find(self) -> None:
-        """Look for members and a newer run document, regularly, and at once when alone."""
+        """Look for members and a newer run document at regular intervals, and at once when
+        alone."""
         while True:
             with trio.move_on_after(self._node.config.run.refresh):
                 await self._wanted.wait()

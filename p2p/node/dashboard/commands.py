@@ -40,8 +40,8 @@ from p2p.node.usage import (
 from p2p.wire import KI, MIB
 
 ASK_SECONDS: Final = 10.0
-"""Seconds that a node may stay silent: it looks at itself each second, on a machine that may
-be busy. A stopped node (SIGSTOP) would never answer."""
+"""Seconds that a node may be silent. It sends a picture each second, on a machine that may be
+busy; a stopped node (SIGSTOP) would never answer."""
 WIDE: Final = 24  # points of a curve that a line has room for
 
 
@@ -140,8 +140,8 @@ async def _top(options: argparse.Namespace) -> None:
 
 
 def describe(whole: Mapping[str, Any]) -> str:
-    """Describe a picture for a terminal: the run and what it has learnt, this node's work,
-    then the rest."""
+    """Return a picture as text for a terminal: the run and its progress, this node's work, then
+    the rest."""
     picture = whole["picture"]
     head = [printable(picture["title"]), printable(picture["says"])]
     lines, seen = list[str](), set[str]()
@@ -170,14 +170,14 @@ def describe(whole: Mapping[str, Any]) -> str:
 
 
 def _bars(values: Sequence[float]) -> str:
-    """Draw the newest numbers as bars, from the least to the most."""
+    """Return the newest numbers as bars, scaled from the least to the greatest number."""
     low, high = min(values), max(values)
     shares = [(value - low) / (high - low) if high > low else 0 for value in values[-WIDE:]]
     return "".join("▁▂▃▄▅▆▇█"[round(7 * share)] for share in shares)
 
 
 def written(value: object, unit: str) -> str:
-    """Write a number with its unit, as on the page."""
+    """Return a number with its unit, as on the page."""
     if isinstance(value, str | bool):
         return printable(str(value))
     if not isinstance(value, int | float):
@@ -203,12 +203,16 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Escape strangers' words for a terminal."""
+    """Replace characters that a terminal could interpret in strangers' text."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 async def read(folder: Path, path: str, method: str = "GET") -> bytes:
-    """Return the whole body of a node's answer. Raises `ConfigError`."""
+    """Return the whole body of a node's answer.
+
+    Raises:
+        ConfigError: The node does not answer, or refuses.
+    """
     body = bytearray()
     async with asking(folder, path, method) as receive:
         while part := await receive():
@@ -220,8 +224,12 @@ async def read(folder: Path, path: str, method: str = "GET") -> bytes:
 async def following(
     folder: Path,
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any] | None]]]:
-    """Follow a node's snapshots: yield a function that returns the next one, None at the
-    end. Raises `ConfigError`."""
+    """Follow a node's snapshots. Yield a function that returns the next snapshot, or None at
+    the end.
+
+    Raises:
+        ConfigError: The node does not answer, or refuses.
+    """
     waiting = bytearray()
     async with asking(folder, "/api/events") as receive:
 
@@ -245,8 +253,12 @@ async def following(
 async def asking(
     folder: Path, path: str, method: str = "GET"
 ) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
-    """Ask the node in ``folder``: yield a function that returns the next part of the
-    answer's body, nothing at its end. Raises `ConfigError`."""
+    """Send a request to the node in ``folder``. Yield a function that returns the next part of
+    the answer's body, or empty bytes at the end.
+
+    Raises:
+        ConfigError: The node does not answer, or refuses.
+    """
     where = folder / SOCKET
     try:
         with _told(where):
@@ -286,8 +298,7 @@ async def asking(
 
 @contextmanager
 def _told(where: Path) -> Iterator[None]:
-    """Turn the failure of a node into a `ConfigError`: no seat left, an end meanwhile,
-    silence."""
+    """Turn silence, or the loss of the connection to a node, into a `ConfigError`."""
     try:
         with trio.fail_after(ASK_SECONDS):
             yield

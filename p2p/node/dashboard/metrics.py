@@ -22,20 +22,20 @@ from p2p.shardcast.config import ShardcastStats
 OTHER: Final = "other"
 """Label of members whose role is not installed here."""
 _UNITS: Final = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
-"""Base units, as Prometheus names them."""
+"""Suffixes of Prometheus' base units."""
 _BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers")
-"""Counts of SHARDCAST that are bytes by direction."""
+"""Byte counts of SHARDCAST, by direction."""
 
 
 def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
-    """Write all series of a node."""
+    """Return all series of a node in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(view, panels, viewers))
     return bytes(generate_latest(registry))
 
 
 class _Numbers:
-    """A collector of one moment, for prometheus-client."""
+    """Collector of one moment's numbers, for prometheus-client."""
 
     def __init__(self, view: SwarmView, panels: Panels, viewers: int) -> None:
         self._view = view
@@ -81,7 +81,7 @@ class _Numbers:
 
 
 def _moved(health: Health) -> Iterator[Metric]:
-    """Return the counters of SHARDCAST that its status has."""
+    """Yield the counters of SHARDCAST that the health contains."""
     stats = find(health, "shardcast")
     known: Health = stats if isinstance(stats, Mapping) else {}
     family = CounterMetricFamily(

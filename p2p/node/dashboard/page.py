@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 STATIC: Final = files("p2p.node.dashboard") / "static"
-"""Folder of the page's files, in the checkout and in the wheel."""
+"""Folder of the page's files, both in a checkout and in a wheel."""
 PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -21,25 +21,24 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/uPlot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
-"""Files of the page and their types, by path."""
+"""Maps each path to a file of the page and its media type."""
 _LINKS: Final = re.compile(r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?")
 
 
 @cache
 def read_part(name: str) -> bytes:
-    """Return a file of the page."""
     return (STATIC / name).read_bytes()
 
 
 def write_report(whole: dict[str, Any]) -> str:
-    """Return the page as one file with ``whole``, as `Snapshots.whole` gives it: nothing to
-    fetch, nothing to serve."""
+    """Return the page as one file with ``whole``, as returned by `Snapshots.whole`. It needs no
+    server."""
     return write_file("index.html", ("draw.js", "page.js"), {"data": whole})
 
 
 def write_file(name: str, scripts: Sequence[str], data: Mapping[str, object]) -> str:
-    """Return the page ``name`` as one file with its scripts, and ``data`` by the id of their
-    elements."""
+    """Return the page ``name`` as one file with its scripts. ``data`` is embedded as JSON
+    elements with its keys as ids."""
     page = _LINKS.sub("", read_part(name).decode())
     style = "\n".join(read_part(part).decode() for part in ("uPlot.min.css", "page.css"))
     code = [read_part(part).decode() for part in ("uPlot.iife.min.js", *scripts)]
@@ -62,5 +61,6 @@ def write_file(name: str, scripts: Sequence[str], data: Mapping[str, object]) ->
 
 
 def _digest(text: str) -> str:
-    """Return the words by which a policy allows one inline script or style."""
+    """Return the source expression by which a content security policy allows one inline script
+    or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

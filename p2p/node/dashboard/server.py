@@ -79,7 +79,7 @@ _HEADERS: Final = (
 )  # fmt: skip
 """Headers of every answer."""
 Orders = Mapping[str, Callable[[], Awaitable[str]]]
-"""Orders by path; each returns a sentence for the owner."""
+"""Maps paths to orders, each of which returns a sentence for the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +90,17 @@ class Access:
     """Token that viewers must show; empty on loopback, and for a socket in the node's
     folder."""
     name: str = ""
-    """Name under which the address was given, beside addresses."""
+    """Host name under which the address was given, which requests may use besides addresses."""
     cookie: str = "shoal"
-    """Name of the cookie. It has the port in it, since browsers keep cookies by machine."""
+    """Name of the cookie. It includes the port, since browsers keep cookies by machine."""
 
     def judge(
         self, server: tuple[str, int | None] | None, path: str, query: str,
         headers: Mapping[str, str],
     ) -> tuple[int, str]:  # fmt: skip
-        """Return 200 if a request may be answered, 303 and a cookie to be set first, or the
-        status of a refusal and its reason. ``server`` is where the request came in; None for a
-        socket in the node's folder."""
+        """Judge a request. Return 200 if it may be answered, 303 and a cookie to set first, or
+        the status and reason of a refusal. ``server`` is the address that received the request;
+        None for a socket in the node's folder."""
         if server is None:
             return 200, ""
         if not self._names_us(headers.get("host", ""), server[0]):
@@ -144,7 +144,8 @@ class Dashboard:
         unready: Callable[[], str] = lambda: "",
         orders: Orders = MappingProxyType({}),
     ) -> None:
-        """``orders`` are accepted at the socket in the node's folder."""
+        """Prepare the dashboard. ``orders`` are accepted only at the socket in the node's
+        folder."""
         self._world = world
         self._snapshots = snapshots
         self._unready = unready
@@ -152,8 +153,11 @@ class Dashboard:
 
     @asynccontextmanager
     async def at_address(self, host: str, port: int) -> AsyncIterator[str]:
-        """Answer at (host, port) for the length of the block; yield the URL for people.
-        Raises `ConfigError` if the address cannot be had."""
+        """Serve at (host, port) for the length of the block, and yield the URL for people.
+
+        Raises:
+            ConfigError: The address is not available.
+        """
         server: Any = _load_server()
         listeners = await server.open_http(host, port)
         where, bound = listeners[0].socket.getsockname()[:2]
@@ -170,8 +174,8 @@ class Dashboard:
 
     @asynccontextmanager
     async def at_folder(self, folder: Path) -> AsyncIterator[None]:
-        """Answer the node's owner at ``folder``/api.sock for the length of the block. Some
-        disks have no sockets, and the node works without."""
+        """Serve the node's owner at ``folder``/api.sock for the length of the block. On a disk
+        without sockets, the node works without it."""
         path = folder / SOCKET
         with ExitStack() as stack:
             try:
@@ -200,7 +204,7 @@ class Dashboard:
     async def _answer(
         self, access: Access, orders: Orders, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """An ASGI application, version 3, for HTTP only."""
+        """Answer a request as an ASGI application, version 3, for HTTP only."""
         if await is_http(scope, receive, send):
             reply = _Reply(scope, send)
             await answer_while_there(
@@ -254,7 +258,7 @@ class Dashboard:
 
 
 class _Reply:
-    """The answer to one request."""
+    """Answer to one request."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -299,9 +303,12 @@ def _limits(server: Any) -> Any:
 
 @contextmanager
 def _listening(path: Path) -> Iterator[trio.SocketListener]:
-    """Open a socket at ``path`` for this user alone, and remove it at the end. The folder's
-    lock keeps other nodes out, so a socket that lies there was left by a killed one. Raises
-    `OSError`."""
+    """Open a socket at ``path`` for this user alone, and remove it at the end. A socket that is
+    already there was left by a killed node, since the folder's lock keeps other nodes out.
+
+    Raises:
+        OSError: The path is too long, or the disk has no sockets.
+    """
     # Bytes of its path: the kernels allow 108 and 104.
     if len(os.fsencode(path)) > 100:
         raise OSError("the path is too long for a socket")
@@ -329,7 +336,11 @@ async def open_dashboard(
     address: tuple[str, int] | None,
 ) -> AsyncIterator[tuple[OwnView, str]]:  # fmt: skip
     """Open a node's socket, and its page if an ``address`` is given, for the length of the
-    block. Yield the node's view, and the page's URL or nothing. Raises `ConfigError`."""
+    block. Yield the node's view, and the page's URL or an empty text.
+
+    Raises:
+        ConfigError: The address is not available.
+    """
     own = OwnView(host, roles)
     snapshots = Snapshots(world, load_panels(role.name for role in roles), own.view)
     orders = {PAUSE: own.pause, RESUME: own.resume}

@@ -43,7 +43,7 @@ KEEP_SECONDS: Final = 30.0
 
 
 class Snapshots:
-    """Draws pictures of a swarm through ``view`` for all viewers; `run` must run beside it."""
+    """Draws pictures of a swarm from ``view`` for all viewers, while `run` runs."""
 
     def __init__(self, world: World, panels: Panels, view: Callable[[], SwarmView]) -> None:
         self.panels = panels
@@ -59,7 +59,7 @@ class Snapshots:
         self._told = Notifier()
 
     def whole(self) -> dict[str, Any]:
-        """Return all that a page shows; also what a static page embeds."""
+        """Return all that a page shows, which a static page embeds too."""
         return {**self._draw(), "curves": self._history.curves()}
 
     def _draw(self) -> dict[str, Any]:
@@ -88,9 +88,8 @@ class Snapshots:
             logger.info("dashboard.not_kept %s", error)
 
     async def run(self, *, keeps: bool = False) -> None:
-        """Look once a second and tell the viewers, until cancelled. With ``keeps`` go on
-        from the snapshot that an earlier life left in the node's folder, and leave the
-        newest one there."""
+        """Update the curves and the viewers once a second, until cancelled. With ``keeps``,
+        begin with the snapshot in the node's folder and keep the newest one there."""
         if keeps:
             await self._restore()
         due, is_blind = self._world.now(), False
@@ -119,7 +118,7 @@ class Snapshots:
                     await self._keep()
 
     def look(self) -> None:
-        """Note the curves once, and draw a new picture if somebody watches."""
+        """Update the curves once, and draw a new picture if there are viewers."""
         view = self.view()
         self._history.note_all(view, self.panels)
         self._seen.see((*view.known, *view.members), self._world.now() - self._began)
@@ -133,7 +132,11 @@ class Snapshots:
 
     @contextmanager
     def viewing(self) -> Iterator[Viewer]:
-        """Take a seat. Raises `LimitExceeded` when all seats are taken."""
+        """Open a page's view for the length of the block.
+
+        Raises:
+            LimitExceeded: There are too many viewers.
+        """
         if self.viewers >= MAX_VIEWERS:
             raise LimitExceeded(f"{MAX_VIEWERS} pages are open already: close one")
         self.viewers += 1
@@ -145,7 +148,7 @@ class Snapshots:
 
 
 class Viewer:
-    """One page that is open."""
+    """One open page."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._of = snapshots
@@ -167,22 +170,22 @@ class Viewer:
 
 
 def as_json(value: object) -> bytes:
-    """Return compact JSON, which has no raw line ends."""
+    """Return compact JSON, which contains no line ends."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 class OwnView:
-    """Looks at one node, from before it has a run until its end."""
+    """View of one node, from before it has a run until its end."""
 
     def __init__(self, host: Host, roles: Sequence[Role]) -> None:
         self.node: Node | None = None
-        """The node, once it has joined its run."""
+        """Node, once it has joined its run."""
         self._host = host
         self._roles = roles
         self._came = 0  # connections that others have dialled
 
     def note(self, event: PeerEvent) -> None:
-        """Count peers that have dialled this node."""
+        """Count connections that other peers have dialled."""
         if event.state is PeerState.CONNECTED and not event.dialled:
             self._came += 1
 
@@ -193,12 +196,22 @@ class OwnView:
         return "" if self.node.shardcast.newest >= 0 else "no policy yet"
 
     async def pause(self) -> str:
-        """Let roles begin nothing. Raises `ConfigError`, `StorageError`."""
+        """Let roles begin no work, and return a sentence about it.
+
+        Raises:
+            ConfigError: The node has no run yet.
+            StorageError: The pause could not be kept on disk.
+        """
         await self._joined().rest.pause()
         return "paused: roles finish what they have begun; the node goes on relaying"
 
     async def resume(self) -> str:
-        """Let roles work again. Raises `ConfigError`, `StorageError`."""
+        """Let roles work again, and return a sentence about it.
+
+        Raises:
+            ConfigError: The node has no run yet.
+            StorageError: The pause could not be removed from disk.
+        """
         rest = self._joined().rest
         await rest.resume()
         return f"resumed; {rest.why_not}" if rest.why_not else "resumed"
@@ -209,7 +222,7 @@ class OwnView:
         return self.node
 
     def view(self) -> SwarmView:
-        """Return what the node knows now."""
+        """Return the node's present state."""
         own, node = str(self._host.peer_id), self.node
         addrs = [("address", str(addr)) for addr in self._host.addrs]
         facts = [*(addrs or [("address", "listens nowhere")]), ("reachable", self._reachable())]
@@ -249,7 +262,7 @@ class OwnView:
         )  # fmt: skip
 
     def _reachable(self) -> str:
-        """Say whether others have dialled this node, which it can do without."""
+        """Return a sentence on whether others have dialled this node."""
         if not self._host.addrs:
             return "no, and it need not be: it dials others"
         best = max(map(reach_of, self._host.addrs))
@@ -267,7 +280,7 @@ class OwnView:
 
 
 def lent(share: ShareConfig) -> str:
-    """Return what ``[share]`` limits, for people; empty if nothing."""
+    """Return the limits in ``[share]`` as text for people; empty if there are none."""
     words = [
         f"{name} at most {rate / KI:,.0f} KiB/s"
         for name, rate in (("upload", share.upload), ("download", share.download))
@@ -278,13 +291,14 @@ def lent(share: ShareConfig) -> str:
 
 
 def words_of(health: Mapping[str, Any]) -> str:
-    """Return what a node's roles say that they do now; empty if they say nothing."""
+    """Return what a node's roles say about their current activity; empty if they say
+    nothing."""
     said = [role["now"] for role in health["roles"].values() if "now" in role]
     return "; ".join(one for one in said if isinstance(one, str))
 
 
 def in_words(health: Mapping[str, Any]) -> str:
-    """Return what a node does now: its roles' words, or that it relays."""
+    """Return a node's current activity as text, from its roles or from its relaying."""
     said = [words] if (words := words_of(health)) else []
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"

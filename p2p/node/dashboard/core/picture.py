@@ -42,38 +42,39 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node whose health is known."""
+    """Node whose health is known."""
 
     health: Health
     name: str = ""
-    """What its owner calls it."""
+    """Name that its owner gave it."""
     says: str = ""
-    """What it does, in a few words."""
+    """Current activity in a few words."""
     is_gone: bool = False
-    """Whether it has ended."""
+    """True if the node has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmView:
-    """All that is known of a swarm at one moment."""
+    """State of a swarm at one moment, as far as known."""
 
     title: str
     says: str
     run: Mapping[str, Any] = field(default_factory=dict)
     own: str = ""
-    """The peer id of the node whose page it is; empty for a page of a swarm."""
+    """Peer id of the node that the page shows; empty for a page of a swarm."""
     known: Mapping[str, NodeView] = field(default_factory=dict)
-    """By peer id."""
+    """Maps peer ids to nodes whose health is known."""
     members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What peers say of themselves, by id."""
+    """Maps peer ids to the profiles in their heartbeats."""
     facts: Sequence[tuple[str, str]] = ()
-    """Of the node itself."""
+    """Pairs of label and text about the node itself."""
     terms: Sequence[tuple[str, str]] = ()
-    """What the run is for, and its recipe."""
+    """Pairs of label and text about the run's purpose and recipe."""
 
 
 class Attendance:
-    """When each peer was first and last seen: a peer that has gone is shown for a while."""
+    """Records when each peer was first and last seen, so that a peer that has gone is shown for
+    a while."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
@@ -81,7 +82,7 @@ class Attendance:
         self._last: dict[str, float] = {}
 
     def see(self, peers: Iterable[str], now: float) -> None:
-        """Note that ``peers`` are there, whether somebody looks at the page or not."""
+        """Note that ``peers`` are present, whether or not anyone looks at the page."""
         present = dict.fromkeys(peers)
         self._first = {peer: now for peer in present} | self._first
         gone = [peer for peer in self._last if peer not in present]
@@ -90,7 +91,8 @@ class Attendance:
         self._first = {peer: self._first[peer] for peer in self._last}
 
     def complete(self, rows: dict[str, dict[str, Any]], now: float) -> dict[str, Any]:
-        """Return ``rows`` and those of peers that have gone, with the time of each."""
+        """Return ``rows`` and those of peers that have gone, each with the time at which it was
+        first seen."""
         self.see(rows, now)
         gone = {
             peer: {**self._rows[peer], "state": "gone"}
@@ -105,11 +107,11 @@ class Attendance:
 
 
 class Curve:
-    """One line in bounded memory.
+    """Curve in bounded memory.
 
-    A curve that is full keeps every other point, and from then on every second of what comes:
-    it shows the whole run, at half the resolution. A run that goes back (a trainer took up an
-    older checkpoint) loses what lies ahead of it, as it will be learnt again.
+    A full curve drops every other point, and from then on every other new one. So it shows the
+    whole run at half the resolution. If the run goes back because a trainer loaded an older
+    checkpoint, the curve drops the points ahead, which will be learnt again.
     """
 
     def __init__(self) -> None:
@@ -119,8 +121,8 @@ class Curve:
         self._left_out = 0
 
     def note(self, points: Sequence[Point]) -> bool:
-        """Add the points that are not yet here; return True if any was kept. A last point that
-        lies behind is a new start."""
+        """Add the points that are new and return True if any was kept. A last point that lies
+        behind the newest begins the curve anew from there."""
         if self._newest is not None and points:
             if points[-1][0] > self._newest[0]:
                 points = [point for point in points if point[0] > self._newest[0]]
@@ -144,14 +146,14 @@ class Curve:
 
 
 class History:
-    """All curves, by the name of their series."""
+    """All curves, by the names of their series."""
 
     def __init__(self) -> None:
         self._curves: BoundedDict[str, Curve] = BoundedDict(MAX_SERIES)
         self.changes = 0
 
     def note(self, series: str, points: Sequence[Point]) -> None:
-        """Add what is not yet there."""
+        """Add the points that are new to the curve of ``series``."""
         curve = self._curves.get(series)
         if curve is None:
             curve = self._curves[series] = Curve()
@@ -166,17 +168,17 @@ class History:
                         self.note(f"{role} {number} {place} {peer}", points)
 
     def restore(self, curves: Mapping[str, Sequence[Point]]) -> None:
-        """Take up the curves of an earlier life."""
+        """Add the curves that an earlier process of this node kept."""
         for series, points in curves.items():
             self.note(series, [(x, y) for x, y in points])
 
     def curves(self) -> dict[str, list[Point]]:
-        """Return all points, as plain values."""
+        """Return the points of all curves as plain values."""
         return {name: list(curve.points) for name, curve in self._curves.items()}
 
 
 def draw(view: SwarmView, panels: Panels, seen: Attendance, now: float) -> dict[str, Any]:
-    """Return the document of ``view``."""
+    """Return the document of ``view`` for a page."""
     known = dict(list(view.known.items())[:MAX_KNOWN])
     rows = {peer: _known_row(one) for peer, one in known.items()}
     for peer, member in view.members.items():
@@ -214,7 +216,7 @@ def _known_row(one: NodeView) -> dict[str, Any]:
 
 
 def _sum_of(health: Health, own: str, *names: str) -> int:
-    """Bytes of policies, and what roles have moved besides."""
+    """Return the bytes of policies moved in one direction, and those that roles have moved."""
     sizes = [find(health, f"shardcast.{name}") for name in names]
     sizes += [role.get(own) for role in health.get("roles", {}).values()]
     return sum(size for size in sizes if isinstance(size, int))
@@ -230,7 +232,8 @@ def _member_row(member: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flows(known: Mapping[str, NodeView]) -> dict[str, int]:
-    """Bytes by ``from to``. Both ends may have counted: what came is what counts."""
+    """Return the bytes moved, by ``from to``. If both ends have counted, the receiver's count
+    is used."""
     flows: dict[str, int] = {}
     for peer, one in known.items():
         for other, size in (find(one.health, "flows.to") or {}).items():  # type: ignore[attr-defined]
@@ -256,9 +259,12 @@ def _roles(known: Mapping[str, NodeView], panels: Panels) -> dict[str, Any]:
 
 
 def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]]:
-    """The points of each value of a curve: its newest, or, where the panel has ``rows``, those
-    of the list there: tables, or lists of x and then a number for each value. Below x = 0 is
-    what was before the first policy."""
+    """Yield the new points of each value of a curve panel.
+
+    Without ``rows`` this is the newest point. With it, the points are those of the list there,
+    whose items are tables, or lists of x and a number for each value. Points with x below 0,
+    from before the first policy, are left out.
+    """
     if panel.kind is not Kind.CURVE:
         return
     rows = find(health, panel.rows) if panel.rows else None
@@ -282,7 +288,7 @@ def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]
 
 
 def layout(panels: Panels) -> list[dict[str, Any]]:
-    """Return what a page has to know of the panels to draw them."""
+    """Return the description of the panels that a page needs to draw them."""
     return [
         {**asdict(panel), "role": role, "number": str(number), "kind": panel.kind.value}
         for role, ones in panels.items()
@@ -291,7 +297,8 @@ def layout(panels: Panels) -> list[dict[str, Any]]:
 
 
 def find(health: Health, key: str) -> object:
-    """What stands at ``key``; dots lead into tables. None if nothing does."""
+    """Return the value at ``key`` in nested tables, with dots between the parts; None if there
+    is none."""
     found: object = health
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -299,7 +306,7 @@ def find(health: Health, key: str) -> object:
 
 
 def plain(value: object) -> Any:
-    """A number, a truth or a bounded text; None of everything else, infinities too."""
+    """Return a finite number, a truth value or a bounded text; None for everything else."""
     match value:
         case bool() | int():
             return value if abs(value) < 2**53 else None  # beyond it JavaScript rounds
@@ -311,15 +318,15 @@ def plain(value: object) -> Any:
 
 
 def bounded_text(text: str) -> str:
-    """The beginning of ``text``, without the half of a character that JSON cannot say."""
+    """Return the beginning of ``text``, without broken characters that JSON cannot express."""
     kept = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
     return kept.encode("utf-8", "replace").decode("utf-8")
 
 
 def read(panel: Panel, health: Health) -> Any:
-    """What ``panel`` shows of ``health``: a list of values or rows; None if nothing is there.
+    """Return what ``panel`` shows of ``health``: a list of values or rows, or None.
 
-    Of a curve it is the newest point; `History` has its line.
+    For a curve this is the newest point; `History` has the whole curve.
     """
     match panel.kind:
         case Kind.FIGURES | Kind.CURVE:
@@ -363,7 +370,8 @@ def _table(panel: Panel, rows: object) -> list[list[Any]] | None:
 
 
 def _cell(value: object) -> Any:
-    """A table of counts in a cell is its most frequent entries, in words."""
+    """Return a value for a table cell. A table of counts becomes text with its most frequent
+    entries."""
     counts = _counts(value)
     if counts is None:
         return plain(value)
