@@ -24,17 +24,18 @@ from p2p.shardcast.layout import Tensor
 from p2p.shardcast.patch import SpanRun
 
 LORA: Final = "lora"
-"""The tensor with rank and scale."""
+"""Name of the tensor that holds rank and scale."""
 DOWN: Final = ".lora_A"
 UP: Final = ".lora_B"
-"""Ends of the names of A (rank, inputs) and B (outputs, rank), as PEFT calls them."""
+"""Suffix of the names of B (outputs, rank); the one above ends the names of A (rank, inputs).
+PEFT uses the same."""
 WEIGHT: Final = ".weight"
 MAX_RANK: Final = 4096
 MERGE_RATE: Final = 180e6
-"""Bytes of policy per second of `merge_run_untrusted` at rank 16, one core: its modelled
-cost."""
+"""Modelled cost of `merge_run_untrusted`: bytes of policy per second at rank 16, on one
+core."""
 _VALUES: Final = 1 << 16
-"""Numbers that are merged at a time: they stay in a core's cache."""
+"""Numbers merged at a time, few enough to stay in a core's cache."""
 
 _F32 = NDArray[np.float32]
 Bytes = bytes | bytearray | memoryview
@@ -42,7 +43,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a matrix lies in the policy, and A and B in the adapter's file."""
+    """The place of a matrix in the policy, and of its factors A and B in the adapter's file."""
 
     file: int
     place: Tensor
@@ -52,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """What an adapter changes."""
+    """The scale, rank and targets of an adapter, as read from its file."""
 
     path: str
     scale: float
@@ -62,13 +63,13 @@ class AdapterFile:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a target that lies in a run, with all that it takes to merge it."""
+    """The part of a target that lies in a run, with everything needed to merge it."""
 
     start: int
     """First byte in the run, and one beyond the last."""
     end: int
     skip: int
-    """Values of the first row of ``up`` that are before the run."""
+    """Number of values of the first row of ``up`` that lie before the run."""
     dtype: str
     scale: float
     rank: int
@@ -135,8 +136,11 @@ def rows_of(target: Target, first: int, end: int, rank: int) -> tuple[int, int, 
 def merge_run_untrusted(
     run: SpanRun, spans: Sequence[Span], old: Bytes, pieces: Sequence[Piece]
 ) -> tuple[bytes, int]:
-    """Add what an adapter says to the bytes of a run of its base; return them, and the mask of
-    ``spans`` that are right. All are wrong if a number is not finite."""
+    """Merge an adapter into the bytes of a run of its base.
+
+    Return the new bytes, and the mask of ``spans`` that came out right. All spans are wrong if
+    any number is not finite.
+    """
     made = bytearray(old)
     for piece in pieces:
         down, up = (_numbers(one, piece.adapter_dtype) for one in (piece.down, piece.up))

@@ -14,19 +14,20 @@ from p2p.shardcast.index import MAX_CHUNKS, Index
 from p2p.wire import KI
 
 MAX_RANGES: Final = KI
-"""Ranges in one list: 4 KiB on the wire. A set with more holes is sent in parts."""
+"""Most ranges in one list, which has 4 KiB on the wire. A set with more holes is sent in
+parts."""
 _RANGE: Final = struct.Struct(">HH")
 """A range on the wire: its first chunk, and how many chunks follow that one. Packed flat:
 msgpack makes room for as many items as a list claims, so 3 KiB of lists within lists would cost
 13 ms if 2,048 were allowed."""
 
 Ranges = tuple[tuple[int, int], ...]
-"""(start, count) pairs: ascending, apart."""
+"""Ranges as (start, count) pairs, ascending and separated by gaps."""
 
 
 class ChunkSet:
-    """Chunk numbers as bits of ``mask`` (bit i is chunk i): 64 Ki chunks are 8 KiB. A value:
-    every operation makes a new one.
+    """A set of chunk numbers, stored as the bits of ``mask`` (bit i is chunk i). It is
+    immutable: every operation makes a new set. 64 Ki chunks take 8 KiB.
 
     BitTorrent calls it a bitfield. A Python `set` of as many numbers has 2 MiB besides the
     numbers themselves, and a union, which is what most of its use here is, takes 6 ms instead
@@ -45,7 +46,7 @@ class ChunkSet:
 
     @classmethod
     def of(cls, chunks: Iterable[int]) -> ChunkSet:
-        """Return the set of exactly ``chunks``. Meant for a few of them."""
+        """Return the set of ``chunks``. It is meant for small sets."""
         mask = 0
         for chunk in chunks:
             mask |= 1 << chunk
@@ -53,7 +54,7 @@ class ChunkSet:
 
     @classmethod
     def of_ranges(cls, ranges: Ranges) -> ChunkSet:
-        """Return the set of the chunks in ``ranges``."""
+        """Return the set of chunks that ``ranges`` name."""
         # Ranges up to which a set is made by shifts. For the longest list a shift per range
         # would move 8 MiB, 3 ms; as text, in one pass, it takes 0.2 ms.
         if len(ranges) <= 16:
@@ -68,8 +69,8 @@ class ChunkSet:
         return cls(int("".join(text)[::-1], 2))
 
     def ranges(self) -> Iterator[Ranges]:
-        """The same chunks as ranges, in parts of at most `MAX_RANGES`; nothing if there are
-        none."""
+        """Return the chunks as ranges, in parts of at most `MAX_RANGES`. The empty set gives no
+        parts."""
         part: list[tuple[int, int]] = []
         mask, place = self.mask, 0
         while mask:
@@ -86,15 +87,15 @@ class ChunkSet:
             yield tuple(part)
 
     def including(self, chunk: int) -> ChunkSet:
-        """Return this set with ``chunk``."""
+        """Return this set with ``chunk`` added."""
         return ChunkSet(self.mask | 1 << chunk)
 
     def excluding(self, chunk: int) -> ChunkSet:
-        """Return this set without ``chunk``."""
+        """Return this set with ``chunk`` removed."""
         return ChunkSet(self.mask & ~(1 << chunk))
 
     def from_place(self, start: int) -> Iterator[int]:
-        """The chunks from ``start`` on, lowest first, and then those below it."""
+        """Return the chunks from ``start`` upwards, followed by those below ``start``."""
         mask = self.mask
         while mask:
             above = mask >> start << start
@@ -104,12 +105,12 @@ class ChunkSet:
 
     @property
     def lowest(self) -> int:
-        """The lowest chunk; -1 if there is none."""
+        """The lowest chunk; -1 for the empty set."""
         return (self.mask & -self.mask).bit_length() - 1
 
     @property
     def end(self) -> int:
-        """The number behind the highest chunk; 0 if there is none."""
+        """One beyond the highest chunk; 0 for the empty set."""
         return self.mask.bit_length()
 
     def __eq__(self, other: object) -> bool:
@@ -158,13 +159,16 @@ EMPTY: Final = ChunkSet()
 
 
 def pack_ranges(ranges: Ranges) -> bytes:
-    """The wire bytes of a list of ranges: four each."""
+    """Return the wire bytes of a list of ranges, four for each range."""
     return b"".join(_RANGE.pack(start, count - 1) for start, count in ranges)
 
 
 def unpack_ranges_untrusted(data: bytes) -> Ranges:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is ascending ranges that keep
-    apart."""
+    """Decode ranges that are ascending and separated by gaps.
+
+    Raises:
+        BadMessage: The bytes are no such ranges. Nothing else is raised.
+    """
     if len(data) % _RANGE.size or len(data) > MAX_RANGES * _RANGE.size:
         raise BadMessage("a list of ranges is cut off, or has too many")
     pairs = tuple((start, before + 1) for start, before in _RANGE.iter_unpack(data))
@@ -180,7 +184,7 @@ def unpack_ranges_untrusted(data: bytes) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files whose path, or its last part, matches a shell pattern.
+    """The files to fetch: those whose path, or last part of the path, matches a shell pattern.
 
     A node that fetches no others is no member of a roster: it pulls their spans, and gives on
     what it has. To it the version is never whole.
@@ -189,7 +193,7 @@ class Selection:
     pattern: str
 
     def files(self, index: Index) -> tuple[int, ...]:
-        """The numbers of those files."""
+        """Return the numbers of the selected files."""
         return tuple(
             number
             for number, file in enumerate(index.files)
@@ -198,6 +202,6 @@ class Selection:
         )
 
     def spans(self, index: Index) -> ChunkSet:
-        """Their spans."""
+        """Return the spans of the selected files."""
         chosen = dict.fromkeys(self.files(index))
         return ChunkSet.of(n for n in range(len(index)) if index.place(n).file in chosen)

@@ -31,40 +31,42 @@ from p2p.errors import BadMessage
 from p2p.shardcast.index import MAX_SPAN, Span, digest_of
 
 ANCHOR: Final = "planes-zstd1"
-"""Encoding of every span by itself, in byte planes."""
+"""Name of the encoding that packs every span by itself, in byte planes."""
 PATCH: Final = "gap-ulp-zstd1"
-"""The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
-of its own, each packed like a policy's."""
+"""Name of the encoding that turns another version into this one (`p2p.shardcast.patch`). It is
+cut into spans of its own, each packed like a policy's."""
 ADAPTER: Final = "lora-sum-fp32"
-"""The encoding that adds products of small matrices to the version that a run began with
-(`p2p.shardcast.adapter`); it travels as a patch does."""
+"""Name of the encoding that adds products of small matrices to the version that a run began
+with (`p2p.shardcast.adapter`). It travels as a patch does."""
 _LEVEL: Final = 1
 _MAX_WINDOW: Final = MAX_SPAN
-"""Largest zstd window of a chunk. The one-shot decoder needs no memory for it; others do."""
+"""Largest zstd window of a chunk. The one-shot decoder needs no memory for the window; other
+decoders do."""
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
-"""Bit of a plane's length that says that it is stored as it is."""
+"""Bit of a plane's length that marks a plane stored without compression."""
 
 ENCODE_RATE: Final = 800e6
-"""Bytes per second of `encode_chunk` on weights, one core: its modelled cost."""
+"""Modelled cost of `encode_chunk`: bytes of weights per second on one core."""
 DECODE_RATE: Final = 1500e6
-"""Bytes per second of `decode_chunk_untrusted`, its hash included, one core: its modelled
-cost."""
+"""Modelled cost of `decode_chunk_untrusted`, hash included: bytes per second on one core."""
 
 Bytes = bytes | memoryview
 
 
 def wire_limit(span: Span) -> int:
-    """Bytes that the chunk of a span has at most: all planes stored."""
+    """Return the most bytes that the chunk of a span can have, which is when all planes are
+    stored."""
     return span.size + _LENGTH.size * max(1, span.kind)
 
 
 MAX_WIRE: Final = wire_limit(Span(b"", MAX_SPAN, 4))
-"""Wire bytes of one chunk."""
+"""Most wire bytes of one chunk."""
 
 
 def encode_chunk(span: Span, raw: Bytes) -> bytes:
-    """Pack the bytes of a span. The same bytes each time, with the same zstd."""
+    """Pack the bytes of a span. The same bytes give the same chunk with the same version of
+    zstd."""
     planes = _split(raw, span.kind)
     packed = [_pack(plane, is_number=span.kind > 0) for plane in planes]
     lengths = [
@@ -75,8 +77,11 @@ def encode_chunk(span: Span, raw: Bytes) -> bytes:
 
 
 def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
-    """The bytes of ``span``, with its digest. Raise `BadMessage`, and nothing else, whatever
-    the bytes of ``wire``."""
+    """Return the bytes of ``span``, unpacked from ``wire`` and compared with the span's digest.
+
+    Raises:
+        BadMessage: The chunk is malformed or wrong. Nothing else is raised, whatever the bytes.
+    """
     raw = _decode_anchor_untrusted(span, wire)
     if digest_of(raw) != span.digest:
         raise BadMessage("a chunk's digest is wrong")
@@ -84,7 +89,7 @@ def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
 
 
 def _pack(plane: Bytes, *, is_number: bool) -> Bytes:
-    """A plane as a zstd frame, or itself."""
+    """Return a plane as a zstd frame, or unchanged if compression saves too little."""
     if is_number:
         compressor = zstandard.ZstdCompressor(compression_params=_numbers(len(plane)))
     else:
@@ -108,10 +113,10 @@ def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
 
 
 def _decode_anchor_untrusted(span: Span, wire: Bytes) -> Bytes:
-    """Bytes as many as ``span`` has. Raise `BadMessage`.
+    """Unpack a chunk to exactly as many bytes as ``span`` has, or raise `BadMessage`.
 
-    Sizes are checked in the heads of the frames before a byte is decompressed, so a bomb costs
-    nothing.
+    The sizes in the heads of the frames are checked before a byte is decompressed, so a
+    decompression bomb costs nothing.
     """
     count = max(1, span.kind)
     if len(wire) < count * _LENGTH.size:
@@ -131,8 +136,7 @@ def _decode_anchor_untrusted(span: Span, wire: Bytes) -> Bytes:
 
 
 def _unpack_untrusted(frame: memoryview, size: int) -> bytes:
-    """Return the content of a zstd frame, which must have ``size`` bytes. Raise
-    `BadMessage`."""
+    """Return the content of a zstd frame. Raise `BadMessage` unless it has ``size`` bytes."""
     try:
         head = zstandard.get_frame_parameters(frame)
         if head.content_size != size or head.window_size > _MAX_WINDOW:
@@ -148,7 +152,7 @@ def _unpack_untrusted(frame: memoryview, size: int) -> bytes:
 
 
 def _split(raw: Bytes, kind: int) -> list[Bytes]:
-    """The planes of values of ``kind`` bytes: lowest bytes first."""
+    """Split values of ``kind`` bytes into planes, the lowest bytes first."""
     if kind <= 1:
         return [raw]
     columns = np.frombuffer(raw, np.uint8).reshape(-1, kind).T.copy()

@@ -55,24 +55,26 @@ from p2p.errors import BadMessage
 from p2p.wire import MIB
 
 OPAQUE: Final = 0
-"""Kind of bytes without known structure; other kinds give the bytes of one value."""
+"""Kind of bytes without known structure. Every other kind is the number of bytes of one
+value."""
 WIDTHS: Final = {OPAQUE: 1, 2: 2, 4: 4}
 """Bytes of one value, by kind."""
 
 SEGMENT: Final = 2 * MIB
-"""Values that are coded together: the unit of choice between codings, and of memory. Of bf16
-that is the largest span."""
+"""Number of values that are coded together, with one coding and in one buffer. In bf16 this is
+the largest span."""
 
 _HASH_LOG: Final = 6
 """The smallest match table of zstd level 1: zstd is here for its Huffman coder. On streams of
 small numbers its matches are chance, and cost more than the literals they replace."""
 _MORE: Final = 255
-"""The byte that stands for itself and for what follows."""
+"""Byte that stands for itself plus the byte that follows."""
 _NIBBLE: Final = 15
-"""The nibble that sends the reader to the plane of rests."""
+"""Nibble that sends the reader to the plane of rests."""
 _MOST_SPARSE: Final = 1 / 2
-"""Above this share dense wins (the two are level at 59 %), sparse is not tried, and a reader
-refuses it: its integers of eight bytes would take a multiple of what the values do."""
+"""Largest share of changed values in a sparse segment; a reader refuses more. Above it dense
+wins (the two are level at 59 %), and the eight-byte integers of sparse would take a multiple of
+the memory of the values."""
 
 _WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
@@ -95,8 +97,8 @@ class Coding(IntEnum):
 
 
 def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
-    """Encode the change from ``old`` to ``new``, two runs of values of one ``kind`` and equal
-    size.
+    """Encode the change from ``old`` to ``new``, two runs of equal size with values of one
+    ``kind``.
 
     A run whose size is not a multiple of its values' is coded as opaque bytes.
     """
@@ -118,12 +120,12 @@ def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
 
 
 def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> bytes:
-    """The ``size`` bytes that ``wire`` makes of ``old``, which has as many.
+    """Apply the delta ``wire`` to ``old`` and return ``size`` bytes, as many as ``old`` has.
 
-    Raise `BadMessage`, and nothing else, whatever ``wire`` is. Beside the result it takes at
-    most the memory of one segment some twelve times over: what a frame claims is compared with
-    what its segment can hold before a byte is decompressed. Whether the result is right, its
-    digest says.
+    Raise `BadMessage`, and nothing else, whatever ``wire`` is. Beside the result this takes at
+    most the memory of some twelve segments: the size that a frame claims is compared with what
+    its segment can hold before a byte is decompressed. The caller compares the result with its
+    digest.
     """
     if len(old) != size:
         raise ValueError(f"a delta for {size} bytes on a base of {len(old)}")
@@ -145,7 +147,7 @@ def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> byt
 
 
 def _is_signed(kind: int, size: int) -> bool:
-    """Return True if bit patterns are signs and magnitudes, as in every float."""
+    """Return True if the bit patterns are sign and magnitude, as in every float."""
     return kind != OPAQUE and size % WIDTHS[kind] == 0
 
 
@@ -213,7 +215,7 @@ def _sparse(places: _I64, steps: _Values, compressor: Any) -> list[bytes]:
 
 
 def _escaped(numbers: _I64) -> _U8:
-    """Numbers as bytes, of which 255 means: add 255 and read on."""
+    """Encode numbers as bytes, where 255 means: add 255 and read on."""
     if not len(numbers) or int(numbers.max()) < _MORE:
         return numbers.astype(np.uint8)
     more, rest = np.divmod(numbers, _MORE)
@@ -235,14 +237,14 @@ def _unescaped(stream: _U8) -> _I64:
 
 
 def _steps(old: _Values, new: _Values, signed: bool) -> _Values:
-    """The zigzag number of each step; 0 where nothing changed."""
+    """Return the zigzag number of each value's step; 0 where nothing changed."""
     step = _ordered(new, signed) - _ordered(old, signed)
     zigzag: _Values = (step << 1 ^ step >> step.itemsize * 8 - 1).view(old.dtype)
     return zigzag
 
 
 def _stepped(old: _Values, zigzag: _Values, signed: bool) -> _Values:
-    """``old`` moved by steps: what `_steps` took apart."""
+    """Apply zigzag steps to ``old``; the inverse of `_steps`."""
     one = zigzag.dtype.type(1)
     step = (zigzag >> one ^ -(zigzag & one)).view(f"<i{zigzag.itemsize}")
     moved = _ordered(old, signed) + step
@@ -250,8 +252,8 @@ def _stepped(old: _Values, zigzag: _Values, signed: bool) -> _Values:
 
 
 def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
-    """Bit patterns as integers that ascend as the floats do. -0 is one below +0. Its own
-    inverse."""
+    """Map bit patterns to integers in the order of the floats, with -0 one below +0. The
+    function is its own inverse."""
     patterns = values.view(f"<i{values.itemsize}")
     if not signed:
         return patterns
@@ -292,7 +294,7 @@ def _put_steps(steps: _Values, compressor: Any) -> Iterator[bytes]:
 
 
 class _Reader:
-    """The wire of a delta, read from its front. Every method raises `BadMessage`."""
+    """Reads a delta from its front. Every method raises `BadMessage`."""
 
     def __init__(self, wire: memoryview) -> None:
         self._wire = wire
@@ -300,12 +302,12 @@ class _Reader:
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
     def finish(self) -> None:
-        """Raise unless everything was read."""
+        """Raise `BadMessage` unless everything was read."""
         if self._at != len(self._wire):
             raise BadMessage(f"{len(self._wire) - self._at} bytes follow a delta")
 
     def take(self, size: int) -> memoryview:
-        """The next ``size`` bytes."""
+        """Return the next ``size`` bytes."""
         part = self._wire[self._at : self._at + size]
         if len(part) != size:
             raise BadMessage("a delta ends too early")
@@ -313,11 +315,11 @@ class _Reader:
         return part
 
     def byte(self) -> int:
-        """The next byte."""
+        """Return the next byte."""
         return self.take(1)[0]
 
     def sparse(self, old: _Values) -> tuple[_I64, _Values]:
-        """Read the changed places of a segment, and their steps."""
+        """Read the changed places of a segment and their steps."""
         values = len(old)
         classes, count, shift = _CHANGES.unpack(self.take(_CHANGES.size))
         if classes != 1 or count > _MOST_SPARSE * values or shift > 31:
@@ -332,7 +334,7 @@ class _Reader:
         return places, self.steps(count, old.dtype)
 
     def bits(self, count: int, shift: int) -> _I64:
-        """The lowest ``shift`` bits of ``count`` gaps."""
+        """Read the lowest ``shift`` bits of ``count`` gaps."""
         numbers = np.zeros(count, np.int64)
         for bit in range(shift):
             row = np.frombuffer(self.take(-(-count // 8)), np.uint8)
@@ -342,7 +344,7 @@ class _Reader:
         return numbers
 
     def gaps(self, count: int, values: int) -> _I64:
-        """The gaps without those low bits."""
+        """Read the gaps without their low bits."""
         (size,) = _WORD.unpack(self.take(_WORD.size))
         if size > count + values // _MORE:
             raise BadMessage(f"{size} bytes for {count} gaps among {values} values")
@@ -352,7 +354,7 @@ class _Reader:
         return gaps
 
     def steps(self, count: int, dtype: np.dtype[Any]) -> _Values:
-        """The steps of ``count`` values."""
+        """Read the steps of ``count`` values."""
         pairs = self.plane(-(-count // 2))
         nibbles = np.stack([pairs >> 4, pairs & _NIBBLE], axis=1).reshape(-1)[:count]
         steps: _Values = nibbles.astype(dtype)
@@ -364,7 +366,7 @@ class _Reader:
         return steps
 
     def planes(self, count: int, dtype: np.dtype[Any]) -> _Values:
-        """``count`` values in byte planes."""
+        """Read ``count`` values stored in byte planes."""
         octets = np.empty((count, dtype.itemsize), np.uint8)
         for plane in range(dtype.itemsize):
             octets[:, plane] = self.plane(count)
@@ -372,7 +374,7 @@ class _Reader:
         return values
 
     def plane(self, size: int) -> _U8:
-        """A stream of ``size`` bytes."""
+        """Read a plane of ``size`` bytes."""
         (stored,) = _WORD.unpack(self.take(_WORD.size))
         wire = self.take(stored)
         if stored == size:

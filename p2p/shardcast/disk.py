@@ -11,10 +11,10 @@ from p2p.wire import MIB
 from p2p.world import World
 
 FIRST_RETRY: Final = 5.0
-"""Seconds until the disk is tried again."""
+"""Seconds until a disk that refused is tried again for the first time."""
 LONGEST_RETRY: Final = 30.0
-"""Seconds: what a disk that was mended is left idle for at most, while a person waits who has
-made room. 120 trials, 120 MiB, an hour meanwhile."""
+"""Longest pause between two trials, in seconds. A person who has made room waits at most this
+long. It means 120 trials, 120 MiB, an hour."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class DiskHealth:
         """True if the last write failed."""
 
     def note_failure(self, error: StorageError) -> bool:
-        """A write failed. True if that is news."""
+        """Record a failed write. Return True if the disk worked until now."""
         news, self.refuses = not self.refuses, True
         if news:
             logger.warning(
@@ -48,11 +48,12 @@ class DiskHealth:
         return news
 
     def note_success(self) -> None:
-        """Something large was written whole: the next failure is a new one."""
+        """Record that something large was written whole. The next failure counts as a new
+        one."""
         self._pause = FIRST_RETRY
 
     async def wait_mended(self) -> None:
-        """Return when a write has failed, and a trial has succeeded since."""
+        """Return when a write has failed and a later trial has succeeded."""
         while not self.refuses:
             await self._failed.wait()
         while self.refuses:
@@ -65,7 +66,7 @@ class DiskHealth:
         self._pause = min(2 * self._pause, LONGEST_RETRY)
 
     async def wait_room(self, needed: int) -> None:
-        """Return after a pause, once `needed` bytes are free."""
+        """Pause, then return once `needed` bytes are free."""
         await self._pause_longer()
         while not await self.takes_data(needed):
             await self._pause_longer()

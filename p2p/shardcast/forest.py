@@ -38,26 +38,29 @@ from p2p.shardcast.manifest import (
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 MESH: Final = 16
-"""Peers up to which every one relays to all others: 16 x 15 streams, each of which must carry
-at least a chunk per version to be worth its set-up. In simulation (100 Mbit/s, 256 chunks) two
-hops take 1.07 times the bound with 8 peers and 1.28 with 32, where trees take 1.05."""
+"""Most peers among which every peer relays to all others: 16 x 15 streams, each of which must
+carry at least a chunk per version to be worth its set-up. In simulation (100 Mbit/s, 256
+chunks) two hops take 1.07 times the bound with 8 peers and 1.28 with 32, where trees take
+1.05."""
 MAX_CLASS: Final = 31
 """The highest capacity class: 16 TiB/s, more than any line."""
 CLASS_UNIT: Final = 16 * KI
 """Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
 FOREST_RULE: Final = 3
-"""The number of the rule by which `build_forest` makes stripes. Every roster carries it, since
-nodes that build different forests starve each other. It grows with each change of the rule."""
+"""Version number of the rule by which `build_forest` makes stripes. Every roster carries it,
+since nodes that build different forests starve each other. Each change of the rule increments
+it."""
 PLAIN_RULE: Final = 2
-"""The rule before `CLOSED`. It makes the same forest where nobody needs rule 3, and older nodes
+"""The rule before `CLOSED`. It makes the same forest when no peer needs rule 3, and older nodes
 know it."""
 CLOSED: Final = 32
-"""Bit of a row for a peer that nobody can dial. Such a peer is fed by any other with which it
-can punch; in class 0 it can punch with none, and is fed only by those that can be dialled."""
+"""Bit in a roster row that marks a peer nobody can dial. Any other peer with which it can punch
+a hole can feed it. In class 0 it can punch with none, so only peers that can be dialled feed
+it."""
 _FEW_STRIPES: Final = 4
-"""Stripes above `MESH` peers. More stripes mean shallower trees with more children each: 32
-peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07 with
-eight."""
+"""Number of stripes above `MESH` peers. More stripes mean shallower trees with more children
+each: 32 peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07
+with eight."""
 _MANY_STRIPES: Final = 8
 _DEGREE_PAIRS: Final = 4
 """Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
@@ -77,7 +80,7 @@ class OtherForestRule(BadMessage):
 
 
 def capacity_class(upload: float) -> int:
-    """The class of a peer that can upload ``upload`` bytes per second."""
+    """Return the capacity class of a peer that can upload ``upload`` bytes per second."""
     return min(MAX_CLASS, int(max(0.0, upload) // CLASS_UNIT).bit_length())
 
 
@@ -88,7 +91,7 @@ class RosterEntry:
     peer: PeerId
     upload: float = 0.0
     is_closed: bool = False
-    """True if nobody can dial it."""
+    """True if no peer can dial this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +104,8 @@ class Roster:
     peers: tuple[PeerId, ...]
     classes: tuple[int, ...]
     closed: frozenset[int]
-    """Places of peers that nobody can dial; empty if all of them can punch."""
+    """Indices into the roster of the peers that nobody can dial; empty if all of them can
+    punch."""
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     positions: dict[PeerId, int] = field(init=False, repr=False)
@@ -115,7 +119,7 @@ class Roster:
         )
 
     def __eq__(self, other: object) -> bool:
-        """Rosters that say the same are the same, so that a process full of nodes builds one
+        """Return True if both rosters have the same content, so that simulated nodes share one
         forest."""
         return isinstance(other, Roster) and self.name == other.name
 
@@ -127,8 +131,8 @@ class Roster:
     def sign(
         cls, signer: Signer, run: bytes, epoch: int, entries: Iterable[RosterEntry]
     ) -> Roster:
-        """A roster of ``entries`` without the origin itself; the strongest `MAX_ROSTER` if
-        there are more."""
+        """Sign a roster of ``entries`` without the origin itself. Of more than `MAX_ROSTER`
+        entries, the strongest are kept."""
         classes = {
             e.peer: (capacity_class(e.upload), e.is_closed)
             for e in entries
@@ -152,18 +156,21 @@ class Roster:
         return cls(signer.peer_id, run, epoch, peers, ranks, closed, content, signature)
 
     def encode(self) -> bytes:
-        """The signed bytes."""
+        """Return the signed bytes."""
         return pack([self.content, self.signature])
 
     def upload(self, peer: PeerId) -> float:
-        """Bytes per second at the lower end of ``peer``'s class; 0 if it is in none. Raises
-        `KeyError`."""
+        """Return the lower end of ``peer``'s capacity class in bytes per second; 0 in class 0.
+
+        Raises:
+            KeyError: The peer is not on the roster.
+        """
         rank = self.classes[self.positions[peer]]
         return float(CLASS_UNIT * 2 ** (rank - 1)) if rank else 0.0
 
     def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """The peers with which ``peer`` exchanges have-lists: all up to `MESH`, else about
-        eight.
+        """Return the peers with which ``peer`` exchanges have-lists: all up to `MESH`, else
+        about eight.
 
         Symmetric, connected, of small diameter: a ring with chords of n^(1/4), n^(1/2),
         n^(3/4).
@@ -185,11 +192,15 @@ class Roster:
 
 
 def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``;
-    `OtherForestRule` if its number says that it is none for this version of Shoal.
+    """Decode a roster of ``run``, and verify its signature.
 
-    Its rows are read only once the signature was judged: ``verify`` may refuse unknown origins
-    for free.
+    Its rows are read only once the signature was judged, so that ``verify`` can refuse unknown
+    origins at no cost.
+
+    Raises:
+        BadMessage: The bytes are not a well-signed roster of the run. Nothing else is raised
+        but the next.
+        OtherForestRule: The roster's rule number is of another version of Shoal.
     """
     if len(data) > MAX_ROSTER_BYTES:
         raise BadMessage(
@@ -239,18 +250,18 @@ class Stripe:
 
     root: int
     parent: tuple[int, ...]
-    """The parent of each place; -1, the origin, for the root."""
+    """The parent of each peer, by index; -1, the origin, for the root."""
     children: dict[int, tuple[int, ...]]
-    """The children of each interior place."""
+    """The children of each interior peer, by index."""
     slots: dict[int, int]
-    """The most children of each interior place."""
+    """The most children of each interior peer, by index."""
 
     def depth(self, place: int) -> int:
-        """Hops from the origin."""
+        """Return the number of hops from the origin."""
         return sum(1 for _ in self.ancestors(place)) + 1
 
     def ancestors(self, place: int) -> Iterator[int]:
-        """The parent of ``place``, its parent, and so on to the root."""
+        """Return the parent of ``place``, the parent of that parent, and so on to the root."""
         above = self.parent[place]
         while above >= 0:
             yield above
@@ -259,7 +270,8 @@ class Stripe:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """k stripes over the peers of a roster; see the module for the laws it keeps."""
+    """k stripes over the peers of a roster. The module's docstring states the rules that it
+    follows."""
 
     roster: Roster
     stripes: tuple[Stripe, ...]
@@ -272,8 +284,8 @@ class Forest:
     def children(
         self, stripe: int, peer: PeerId, gone: Callable[[PeerId], bool]
     ) -> tuple[PeerId, ...]:
-        """The peers to which ``peer`` forwards: its children, and the children of those that
-        are gone."""
+        """Return the peers to which ``peer`` forwards: its children, and in place of lost
+        children their children."""
         tree, peers = self.stripes[stripe], self.roster.peers
         place = self.roster.positions.get(peer)
         waiting = deque(tree.children.get(place, ()) if place is not None else ())
@@ -291,8 +303,8 @@ class Forest:
         return self.roster.positions.get(peer, -1) in self.stripes[stripe].children
 
     def parents(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
-        """The peers that push to ``peer``: its parent in each stripe, or the next ancestor that
-        is not gone."""
+        """Return the peers that push to ``peer``: in each stripe its parent, or the next
+        ancestor that is not lost."""
         place, peers = self.roster.positions.get(peer), self.roster.peers
         if place is None:
             return ()
@@ -303,15 +315,15 @@ class Forest:
         return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
 
     def rate(self, stripe: int) -> float:
-        """Bytes per second that the root of ``stripe`` can pass on to each of its children, by
-        its class; 0 if that is none."""
+        """Return the bytes per second that the root of ``stripe`` can pass on to each of its
+        children, by its class; 0 if it has none."""
         root = self.stripes[stripe].root
         children = self.stripes[stripe].children.get(root, ())
         return self.roster.upload(self.roster.peers[root]) / max(1, len(children))
 
     def is_above(self, stripe: int, sender: PeerId, receiver: PeerId) -> bool:
-        """Return True if ``sender`` stands above ``receiver`` in ``stripe``: a push from it is
-        no surprise."""
+        """Return True if ``sender`` stands above ``receiver`` in ``stripe``, so that a push is
+        expected."""
         if not 0 <= stripe < len(self.stripes):
             return False
         above, below = self.roster.positions.get(sender), self.roster.positions.get(receiver)
@@ -324,8 +336,8 @@ class Forest:
 
 @lru_cache(maxsize=32)
 def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
-    """The forest of ``version``. Remembered, since in a simulation every node of a process
-    asks."""
+    """Return the forest of ``version``. Forests are cached, since in a simulation every node of
+    a process asks for the same one."""
     count = len(roster.peers)
     order = _by_capacity(roster, version)
     if count <= MESH:
@@ -344,7 +356,8 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
 
 
 def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
-    """Places that can relay, strongest first, equals in an order that changes with the version.
+    """Return the peers that can relay, strongest first, with equals in an order that depends on
+    the version.
 
     If no peer claims an uplink, as in the first minute of a swarm, all are taken for equals.
     The order does not change with the epoch: a roster that differs by one peer gives a forest
@@ -361,7 +374,8 @@ def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
 
 
 def _star(roster: Roster, order: Sequence[int], root: int) -> Stripe:
-    """All others are the root's children, but those that it cannot reach: an open peer's."""
+    """Build a stripe in which all others are the root's children. Peers that the root cannot
+    reach get an open peer as parent."""
     count = len(roster.peers)
     others = [(root + step) % count for step in range(1, count)]
     opened = [place for place in others if place in order and place not in roster.closed]
@@ -382,8 +396,8 @@ def _needs_open(roster: Roster, place: int) -> bool:
 
 
 def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
-    """Deal peers into k interior groups of enough child slots each: place -> slots, big
-    first.
+    """Divide peers into k interior groups with enough child slots each. Return the slots of
+    each peer, strongest first.
 
     A fair share is rounded to the nearest number of slots, and what a group is short of then is
     added to a few. Rounded up, a share a little over a whole number would give nearly every
@@ -410,8 +424,8 @@ def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
 def _fair_slots(
     roster: Roster, order: Sequence[int], slots: int, most: int
 ) -> dict[int, float]:
-    """``slots`` in proportion to capacity, at most ``most`` to each; ``order`` has the
-    strongest first.
+    """Divide ``slots`` in proportion to capacity, at most ``most`` to each peer. ``order`` has
+    the strongest first.
 
     Filled like water: what a peer at its ceiling cannot take is shared by the others. Example:
     one of 200 claims 2^52 bytes per second and is given one stripe's 199 slots. The other seven
@@ -427,10 +441,13 @@ def _fair_slots(
 
 
 def _tree(order: Sequence[int], slots: dict[int, int], roster: Roster) -> Stripe:
-    """Breadth first, in the order of strength: interior peers above, all others on the slots
-    that are left, so that peers with strong lines get chunks from the strong, and early. Those
-    that need an open parent choose first; open interior peers then stand below the others,
-    whose children would else be on their slots."""
+    """Build a stripe breadth first, in the order of strength.
+
+    Interior peers stand above and all others take the slots that are left, so that peers with
+    strong lines get chunks early, from strong peers. Peers that need an open parent choose
+    first. Open interior peers then stand below the others, whose children would otherwise take
+    their slots.
+    """
     count, (root, *inner) = len(order), list(slots)
     if roster.closed:
         inner.sort(key=lambda place: place not in roster.closed)

@@ -26,19 +26,19 @@ from p2p.naming import MAX_NAME
 from p2p.wire import KI, MIB
 
 DIGEST_BYTES: Final = 32
-"""BLAKE3."""
+"""Bytes of a BLAKE3 digest."""
 MAX_SPAN: Final = 4 * MIB
 """Raw bytes of one span: the largest unit that is checked, lost or sent again as a whole."""
 MAX_CHUNKS: Final = 64 * KI
-"""Spans of one policy, and so chunks of one encoding. With `MAX_SPAN` this bounds a policy at
-256 GiB and its span table at 2.4 MiB."""
+"""Most spans of one policy, and so chunks of one encoding. With `MAX_SPAN` this bounds a policy
+at 256 GiB and its span table at 2.4 MiB."""
 MAX_FILES: Final = 4 * KI
 """Files of one policy: the largest sharded models have some 200, and every file costs a
 descriptor, an fsync and a place in the span table."""
 MAX_SEGMENT: Final = MAX_NAME
 """Bytes of one name in a path."""
 MAX_FILE_TABLE: Final = 256 * KI
-"""Bytes of a file table: 4,096 paths of 54 bytes. 512 bytes for each would be 2 MiB."""
+"""Most bytes of a file table: 4,096 paths of 54 bytes. 512 bytes for each would be 2 MiB."""
 MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
 KINDS: Final = (0, 2, 4)
 """Bytes per value of a span: 2 for bf16 and f16, 4 for f32, 0 for what is not known to be
@@ -50,11 +50,12 @@ INDEX_ENTRY: Final = _SPAN.size
 """Bytes of one span in an index."""
 MAX_INDEX: Final = _COUNT.size + MAX_FILE_TABLE + MAX_CHUNKS * INDEX_ENTRY
 _FORBIDDEN: Final = frozenset(map(chr, range(32))) | frozenset('\\:*?"<>|\x7f')
-"""Characters of no path: control characters, and what Windows takes for something else."""
+"""Characters that no path may contain: control characters, and those that are special on
+Windows."""
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The 32 bytes of BLAKE3 by which everything here is named."""
+    """Return the BLAKE3 digest (32 bytes) by which content is named in SHARDCAST."""
     return blake3(data).digest()
 
 
@@ -72,7 +73,7 @@ class PolicyFile:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive bytes of one file: what they hash to, how many, and their kind."""
+    """Consecutive bytes of one file, described by their digest, size and kind."""
 
     digest: bytes
     size: int
@@ -81,7 +82,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlace:
-    """The position of a span: its file, by number, and its first byte."""
+    """The position of a span: the number of its file, and its first byte in the file."""
 
     file: int
     offset: int
@@ -96,13 +97,13 @@ class Index:
     data: bytes = field(repr=False)
     digest: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
-    """Start of each span in the concatenation of all files; the last entry is the total."""
+    """Start of each span in the concatenation of all files, followed by the total size."""
     starts: tuple[int, ...] = field(repr=False)
     """Start of each file in that concatenation."""
 
     @classmethod
     def of(cls, files: Sequence[PolicyFile], spans: Sequence[Span]) -> Index:
-        """The index that lists ``files`` and ``spans``."""
+        """Return the index that lists ``files`` and ``spans``."""
         rows = [_COUNT.pack(len(files))]
         for file in files:
             path = file.path.encode()
@@ -121,16 +122,16 @@ class Index:
 
     @property
     def size(self) -> int:
-        """Raw bytes, all files together."""
+        """Raw bytes of all files together."""
         return self.offsets[-1]
 
     @property
     def is_folder(self) -> bool:
-        """True if it is a folder of files, not one file."""
+        """True if the policy is a folder of files, False if it is a single file."""
         return self.files[0].path != ""
 
     def place(self, span: int) -> SpanPlace:
-        """The position of a span."""
+        """Return the position of a span."""
         offset = self.offsets[span]
         # Of files that start at one place all but the last are empty: it is the one.
         file = bisect_right(self.starts, offset) - 1
@@ -141,7 +142,7 @@ class Index:
 
 
 def right_mask(spans: Sequence[Span], raw: bytes | memoryview) -> int:
-    """Return the mask of the spans whose bytes, end to end in ``raw``, hash right."""
+    """Return the mask of the spans whose bytes, end to end in ``raw``, match their digests."""
     view, at, mask = memoryview(raw), 0, 0
     for number, span in enumerate(spans):
         mask |= (digest_of(view[at : at + span.size]) == span.digest) << number
@@ -195,8 +196,12 @@ def clash(paths: Sequence[str]) -> str | None:
 
 
 def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) -> Index:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is the index that a manifest names:
-    by its digest, with ``count`` spans of ``size`` bytes in all."""
+    """Decode the index that a manifest names: with this digest, and ``count`` spans of ``size``
+    bytes in all.
+
+    Raises:
+        BadMessage: The bytes are another index, or none. Nothing else is raised.
+    """
     if len(data) > MAX_INDEX or digest_of(data) != digest:
         raise BadMessage("not the index that the manifest names")
     files, at = _decode_files_untrusted(data)
@@ -220,7 +225,7 @@ def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) ->
 
 
 def _decode_files_untrusted(data: bytes) -> tuple[tuple[PolicyFile, ...], int]:
-    """The files of an index, and where its spans begin. Raise `BadMessage`."""
+    """Return the files of an index and the offset of its spans, or raise `BadMessage`."""
     if len(data) < _COUNT.size:
         raise BadMessage("an index is cut off")
     (count,) = _COUNT.unpack_from(data)
@@ -246,7 +251,8 @@ def _decode_files_untrusted(data: bytes) -> tuple[tuple[PolicyFile, ...], int]:
 
 
 def check_paths_untrusted(paths: Sequence[str]) -> None:
-    """Raise `BadMessage`, and nothing else, unless ``paths`` can be the files of one policy."""
+    """Check that ``paths`` can be the files of one policy; raise `BadMessage`, and nothing
+    else, if not."""
     if list(paths) == [""]:
         return  # a policy that is one file
     for path in paths:

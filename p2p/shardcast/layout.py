@@ -22,11 +22,11 @@ from p2p.wire import KI, MIB
 MAX_HEADER: Final = 32 * MIB
 """Bytes of a safetensors header: 250,000 tensors. A file with a longer one is cut blindly."""
 LENGTH_BYTES: Final = 8
-"""Bytes in front of a safetensors header, that say how long it is."""
+"""Number of bytes in front of a safetensors header that give its length."""
 _GOAL: Final = 512
-"""Chunks per policy to aim at. A chunk is relayed when it is whole, so each hop delays by a
-chunk's time: fewer are slower, and more cost a core more than the line. 32 MiB are 512 of 64
-KiB."""
+"""Number of chunks per policy to aim at. A chunk is relayed when it is complete, so each hop
+delays by a chunk's time: fewer chunks are slower, and more cost a core more than the line. 32
+MiB make 512 of 64 KiB."""
 _KINDS: Final = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -40,7 +40,7 @@ class Tensor:
     name: str = field(default="", compare=False)
     dtype: str = field(default="", compare=False)
     shape: tuple[int, ...] = field(default=(), compare=False)
-    """Empty if it is not what its bytes are."""
+    """Shape of the tensor; empty if it does not match the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class CutSpan:
 
 
 def span_for(size: int) -> int:
-    """Raw bytes per span for a policy of ``size`` bytes: a power of two, about `_GOAL`
-    chunks."""
+    """Return the raw bytes per span for a policy of ``size`` bytes: a power of two that gives
+    about `_GOAL` chunks."""
     # Smaller chunks cost more in frames, hashes and wake-ups than their earlier arrival is
     # worth.
     span = 32 * KI
@@ -63,8 +63,9 @@ def span_for(size: int) -> int:
 
 
 def header_bytes(front: bytes, size: int) -> int:
-    """Bytes of the JSON header of a file of ``size`` bytes, given its first 9; 0 if it is no
-    safetensors file. Raises `BadMessage` if the file ends within it."""
+    """Return the bytes of a safetensors file's JSON header, given the file's first 9 bytes and
+    its ``size``; 0 if it is no safetensors file. Raise `BadMessage` if the file ends within the
+    header."""
     length = int.from_bytes(front[:LENGTH_BYTES], "little")
     if not front[LENGTH_BYTES:].startswith(b"{") or not 2 <= length <= MAX_HEADER:
         return 0
@@ -76,10 +77,11 @@ def header_bytes(front: bytes, size: int) -> int:
 
 
 def tensors_untrusted(header: bytes, size: int) -> list[Tensor]:
-    """The tensors of a safetensors file of ``size`` bytes with this JSON header, in order; none
-    if the header is no such thing, which means that the file is cut blindly.
+    """Return the tensors of a safetensors file of ``size`` bytes with this JSON header, in
+    order. Return none if the header is not valid, in which case the file is cut blindly.
 
-    Raises `BadMessage`, and nothing else, if the file ends before its last tensor.
+    Raises:
+        BadMessage: The file ends before its last tensor. Nothing else is raised.
     """
     try:
         described = json.loads(header)
@@ -128,7 +130,7 @@ def _tensor(name: str, value: Any, start: int) -> Tensor | None:
 
 
 def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[CutSpan]:
-    """The spans of one file."""
+    """Cut one file into spans."""
     if not tensors:
         return list(_blind(size, span))
     cuts = list(_blind(tensors[0].start, span))
@@ -166,8 +168,11 @@ def _equal(size: int, kind: int, span: int) -> Iterable[CutSpan]:
 def cut_files(
     files: Sequence[tuple[int, Sequence[Tensor]]], span: int
 ) -> list[list[CutSpan]] | None:
-    """The spans of each file, given its size and its tensors, of ``span`` bytes or, if they
-    would be too many, of more; None if no spans are large enough."""
+    """Cut files into spans, given their sizes and tensors.
+
+    Spans have ``span`` bytes, or more if there would be too many. Return None if no size of
+    span is large enough.
+    """
     while True:
         cuts = [cut_file(size, tensors, span) for size, tensors in files]
         if sum(map(len, cuts)) <= MAX_CHUNKS:

@@ -48,18 +48,19 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Control messages, and the domain of everything SHARDCAST signs."""
 
 MAX_ENCODINGS: Final = 16
-"""An anchor, and patches: publishers make one, older ones made up to seven."""
+"""Most encodings of a version: an anchor and patches. Publishers make one patch; older versions
+of Shoal made up to seven."""
 MAX_MANIFEST: Final = 4 * KI
-"""Bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest,
+"""Most bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest,
 rounded up."""
 MAX_ROSTER: Final = 4 * KI
-"""Peers of one roster."""
+"""Most peers of one roster."""
 ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
-"""Bytes of one peer in a roster: its name and its capacity class."""
+"""Bytes of one peer in a roster: peer id and capacity class."""
 MAX_RUN_ID: Final = 64
-"""Bytes of a run's id: a digest of 32, with room for another kind."""
+"""Most bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
-"""Bytes of a signed roster: 157 KiB, and the rest rounded up."""
+"""Most bytes of a signed roster: 157 KiB, and the rest rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +72,31 @@ class Encoding:
     """The version a receiver must hold; `NO_POLICY` for an anchor."""
     chunks: int
     wire: int
-    """Bytes on the wire, by which a receiver chooses the cheapest path. Of an anchor it is what
-    the publisher expects: it signs before it has packed everything."""
+    """Bytes on the wire, by which a receiver chooses the cheapest path. For an anchor this is
+    an estimate: the publisher signs before it has packed everything."""
     index: bytes = b""
-    """Digest of the index of a patch, by which messages name it; empty for an anchor, whose
-    index is the policy's."""
+    """Digest of a patch's index, by which messages name the patch. It is empty for an anchor,
+    whose index is the policy's."""
 
     @classmethod
     def anchor(cls, index: Index, wire: int) -> Encoding:
-        """The entry for the whole policy, which has about ``wire`` bytes on its way."""
+        """Return the entry for the whole policy, which takes about ``wire`` bytes on the
+        wire."""
         return cls(ANCHOR, NO_POLICY, len(index), wire)
 
     @classmethod
     def patch(cls, index: Index, base: PolicyVersion, name: str = PATCH) -> Encoding:
-        """The entry for a patch on ``base``, of which ``index`` is the index."""
+        """Return the entry for a patch on ``base`` whose index has the digest ``index``."""
         return cls(name, base, len(index), index.size, index.digest)
 
     @property
     def is_anchor(self) -> bool:
-        """True if it needs no other version."""
+        """True if the encoding needs no other version."""
         return self.name == ANCHOR
 
     @property
     def is_adapter(self) -> bool:
-        """True if it needs the version that the run began with, and no other."""
+        """True if the encoding needs the version that the run began with, and no other."""
         return self.name == ADAPTER
 
 
@@ -106,19 +108,18 @@ class ManifestBody:
     version: PolicyVersion
     previous_version: PolicyVersion
     previous: bytes
-    """Digest of the manifest before this one, the publisher's own if it signed that version;
-    empty for the first."""
+    """Digest of the manifest before this one, which is the publisher's own if it signed that
+    version; empty for the first."""
     weights_digest: bytes
-    """Digest of the index, and so of every byte of every file."""
+    """Digest of the index, which fixes every byte of every file."""
     size: int
-    """Bytes of all files."""
+    """Bytes of all files together."""
     encodings: tuple[Encoding, ...]
     note: bytes = b""
-    """A digest of what the publisher wants to be held to (32 bytes), or empty."""
+    """Digest of 32 bytes that the publisher commits to, or empty."""
 
     def sign(self, signer: Signer) -> Manifest:
-        """The manifest. Equal bodies give equal bytes, whenever and however often they are
-        signed."""
+        """Sign the manifest. Equal bodies always give equal bytes."""
         content = pack(
             [
                 signer.peer_id.digest,
@@ -152,12 +153,12 @@ class Manifest:
 
     @property
     def author(self) -> PeerId:
-        """The publisher."""
+        """Peer that signed this manifest."""
         return self.publisher
 
     @property
     def bound(self) -> Mapping[int, bytes]:
-        """The digests of this manifest and of its predecessor, by version."""
+        """Maps versions to digests: this manifest's, and its predecessor's."""
         before, previous = self.body.previous_version, self.body.previous
         return {self.version: self.digest, **({before: previous} if previous else {})}
 
@@ -168,12 +169,12 @@ class Manifest:
 
     @property
     def weights_digest(self) -> bytes:
-        """Digest of the index, and so of every byte of every file."""
+        """Digest of the index, which fixes every byte of every file."""
         return self.body.weights_digest
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files together."""
         return self.body.size
 
     @property
@@ -188,23 +189,23 @@ class Manifest:
 
     @property
     def handed_out(self) -> Encoding:
-        """The encoding that the origin hands out: the adapter or the patch on the version
-        before if there is one, else the anchor. Others are pulled."""
+        """The encoding that the origin hands out: the adapter, or the patch on the version
+        before, or else the anchor. Other encodings are pulled."""
         previous = self.body.previous_version
         fit = (one for one in self.patches if one.is_adapter or one.base == previous)
         return next(fit, self.anchor)
 
     def name_of(self, encoding: Encoding) -> bytes:
-        """The digest by which messages name an encoding of this version."""
+        """Return the digest by which messages name an encoding of this version."""
         return self.digest if encoding.is_anchor else encoding.index
 
     def encoding_of(self, index: Index) -> Encoding:
-        """The encoding whose index this is."""
+        """Return the encoding that ``index`` belongs to."""
         return next((one for one in self.patches if one.index == index.digest), self.anchor)
 
     def index_untrusted(self, data: bytes) -> Index:
-        """The policy's index, or a patch's. Raises `BadMessage`, and nothing else, if ``data``
-        is another."""
+        """Decode the policy's index, or a patch's. Raise `BadMessage`, and nothing else, if
+        ``data`` is another index or none."""
         digest = digest_of(data)
         for patch in self.patches:
             if patch.index == digest:
@@ -212,7 +213,7 @@ class Manifest:
         return decode_index_untrusted(data, self.weights_digest, self.anchor.chunks, self.size)
 
     def encode(self) -> bytes:
-        """The signed bytes, as they are gossiped and stored."""
+        """Return the signed bytes, as they are gossiped and stored."""
         return pack([self.content, self.signature])
 
     def __repr__(self) -> str:
@@ -220,11 +221,13 @@ class Manifest:
 
 
 def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manifest:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed manifest of
-    ``run``.
+    """Decode a manifest of ``run``, and verify its signature.
 
-    Whether its signer *may* publish is the caller's question; ``verify`` may refuse unknown
-    ones for free.
+    The caller checks whether the signer *may* publish; ``verify`` can refuse unknown signers at
+    no cost.
+
+    Raises:
+        BadMessage: The bytes are not a well-signed manifest of the run. Nothing else is raised.
     """
     if len(data) > MAX_MANIFEST:
         raise BadMessage(f"a manifest of {len(data)} bytes is over the limit of {MAX_MANIFEST}")

@@ -31,16 +31,16 @@ from p2p.wire import (
 )
 
 BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
-"""Chunks, from the sender that opened the stream."""
+"""Protocol of bulk streams, which carry chunks from the peer that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Most chunks in one `Want`, and waiting for one peer: four times what a node asks of one
+"""Most chunks in one `Want`, and most waiting for one peer: four times what a node asks of one
 holder at a time."""
 INLINE_INDEX: Final = 16 * KI
 """Bytes of index that travel with a gossiped manifest: 440 spans. A longer one is asked for
 once, of a neighbour, instead of crossing every edge of the gossip mesh."""
 NO_STRIPE: Final = 0xFFFF
-"""The stripe of a chunk that was asked for: it is not passed on."""
+"""Stripe number of a chunk that was requested. Such a chunk is not passed on."""
 MAX_CONTROL: Final = MAX_ROSTER_BYTES + 4 * KI
 """Bytes of a control message outside bulk streams: a roster is the largest, a manifest with an
 inline index has 20 KiB, a have-list 4."""
@@ -54,15 +54,15 @@ _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
 CHUNK_KIND: Final = 0
-"""First byte of a bulk frame with a chunk."""
+"""First byte of a bulk frame that carries a chunk."""
 MESSAGE_KIND: Final = 1
-"""First byte of a bulk frame with a control message."""
+"""First byte of a bulk frame that carries a control message."""
 BULK_OVERHEAD: Final = 1 + _HEADER.size
-"""Bytes of a bulk frame before the chunk: its kind and its header."""
+"""Bytes in front of a chunk's own bytes."""
 MAX_BULK: Final = MAX_WIRE + BULK_OVERHEAD
 """Most bytes of a bulk frame with a chunk."""
 MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
-"""Bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
+"""Most bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
 
 
 def _same(value: Any) -> Any:
@@ -74,9 +74,9 @@ class _Field:
     """Encoding of a message's field."""
 
     kind: type
-    """Its msgpack type."""
+    """Type of the field in msgpack."""
     decode: Callable[[Any], Any] = _same
-    """Converts the msgpack value; may raise `BadMessage`."""
+    """Converts the msgpack value to the field's value; may raise `BadMessage`."""
     encode: Callable[[Any], Any] = _same
 
 
@@ -156,7 +156,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PolicyNews:
-    """A signed manifest, with its index if that is short or was asked for (else empty)."""
+    """A signed manifest. Its index follows if it is short or was asked for; otherwise that is
+    empty."""
 
     KIND: ClassVar = "policy"
     manifest: _Signed = field(repr=False)
@@ -192,7 +193,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """Chunks that the sender now holds."""
+    """Names chunks that the sender now holds."""
 
     KIND: ClassVar = "have"
     policy: _Policy
@@ -201,7 +202,8 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Chunks that the sender has asked another peer for: the receiver need not send them."""
+    """Names chunks that the sender has requested from another peer, so that the receiver need
+    not send them."""
 
     KIND: ClassVar = "taken"
     policy: _Policy
@@ -210,9 +212,11 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Chunks of a stripe that the sender holds and does not push, since the receiver's line is
-    behind or it gets them elsewhere. The receiver fetches what it lacks, and passes all of them
-    on along the stripe."""
+    """Names chunks of a stripe that the sender holds and does not push, because the receiver's
+    line is behind or the receiver gets them elsewhere.
+
+    The receiver fetches those that it lacks, and passes all of them on along the stripe.
+    """
 
     KIND: ClassVar = "skipped"
     policy: _Policy
@@ -223,7 +227,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Asks for these chunks."""
+    """Asks the receiver to send these chunks."""
 
     KIND: ClassVar = "want"
     policy: _Policy
@@ -232,8 +236,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """To the origin: of its hand-out the sender received ``received`` chunks, and may be given
-    ``granted`` in all."""
+    """Tells the origin that the sender received ``received`` chunks of its hand-out, and may be
+    given ``granted`` in all."""
 
     KIND: ClassVar = "credit"
     policy: _Policy
@@ -243,7 +247,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """To the origin: `peer` sent the sender a wrong chunk of this policy."""
+    """Tells the origin that `peer` sent the sender a wrong chunk of this policy."""
 
     KIND: ClassVar = "blame"
     policy: _Policy
@@ -252,8 +256,8 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """To the origin: the sender has the whole policy, which took so many milliseconds from the
-    first chunk to the last. ``rows`` count chunks by (roster epoch, stripe)."""
+    """Tells the origin that the sender has the whole policy, and how many milliseconds passed
+    from the first chunk to the last. ``rows`` count chunks by (roster epoch, stripe)."""
 
     KIND: ClassVar = "receipt"
     policy: _Policy
@@ -279,8 +283,8 @@ Message = (
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Precedes a chunk's bytes: which chunk, and the stripe and roster along which it
-    travels."""
+    """Precedes a chunk's bytes with its policy, its number, and the stripe and roster along
+    which it travels."""
 
     policy: bytes
     index: int
@@ -289,7 +293,8 @@ class ChunkHeader:
 
 
 def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf) -> PolicyNews:
-    """A manifest with its index, unless that is unknown or longer than ``max_index`` bytes."""
+    """Return the message for a manifest. The index is included if it is known and has at most
+    ``max_index`` bytes."""
     data = index.data if index is not None else b""
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
@@ -303,13 +308,13 @@ _KINDS: Final[Mapping[str, type[Message]]] = {kind.KIND: kind for kind in get_ar
 
 
 def encode_message(message: Message) -> bytes:
-    """The wire bytes of a control message."""
+    """Return the wire bytes of a control message."""
     parts = _FIELDS[type(message)].items()
     return pack([message.KIND, *(part.encode(getattr(message, name)) for name, part in parts)])
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a control message. Raise `BadMessage`, and nothing else, whatever the bytes."""
     value = unpack_untrusted(data)
     if not isinstance(value, list) or not value:
         raise BadMessage("a shardcast message is a list that starts with its kind")
@@ -324,20 +329,20 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """The header that precedes a chunk's bytes in its frame."""
+    """Return the header that precedes a chunk's bytes in its frame."""
     return bytes((CHUNK_KIND,)) + _HEADER.pack(
         header.policy, header.index, header.epoch, header.stripe
     )
 
 
 def encode_bulk_message(message: Message) -> bytes:
-    """A control message as a bulk frame."""
+    """Return a control message as a bulk frame."""
     return bytes((MESSAGE_KIND,)) + encode_message(message)
 
 
 def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
-    """Decode the head of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
-    `BadMessage`."""
+    """Decode the header of a chunk: `BULK_OVERHEAD` bytes, the kind included. Raise
+    `BadMessage` if it is malformed."""
     if len(data) != BULK_OVERHEAD or data[0] != CHUNK_KIND:
         raise BadMessage("not the head of a chunk")
     policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
@@ -345,8 +350,8 @@ def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
 
 
 def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:
-    """A whole frame: a message, or a chunk's header and bytes. Raise `BadMessage`, and nothing
-    else."""
+    """Decode a whole bulk frame into a message, or a chunk's header and bytes. Raise
+    `BadMessage`, and nothing else."""
     if not data:
         raise BadMessage("an empty bulk frame")
     if data[0] == MESSAGE_KIND:

@@ -34,19 +34,20 @@ from p2p.shardcast.index import (
 from p2p.wire import MIB
 
 MAX_RUN: Final = 8 * MIB
-"""Raw bytes of one run: the old and the new of it are in memory, per core, while it is coded.
-Two segments of bf16; half of it costs nothing yet, a quarter 2.5 % more bytes."""
+"""Most raw bytes of one run. Each core has the old and the new bytes of a run in memory while
+it codes the run. It is two segments of bf16; half of it costs nothing yet, a quarter 2.5 % more
+bytes."""
 _ROW: Final = struct.Struct(">II")
 _TAIL: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 TAIL_BYTES: Final = _TAIL.size
 MAX_TABLE: Final = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL_BYTES
-"""Bytes of the longest table: 3.1 MiB."""
+"""Most bytes of a patch's table: 3.1 MiB."""
 
 ENCODE_RUN_RATE: Final = 900e6
-"""Bytes of policy per second of `encode_run`, one core: its modelled cost."""
+"""Modelled cost of `encode_run`: bytes of policy per second on one core."""
 APPLY_RATE: Final = 1200e6
-"""Bytes of policy per second of `apply_run_untrusted`, hashes included, one core: its modelled
-cost."""
+"""Modelled cost of `apply_run_untrusted`, hashes included: bytes of policy per second on one
+core."""
 
 Bytes = bytes | memoryview
 
@@ -57,14 +58,14 @@ class SpanRun:
 
     first: int
     end: int
-    """One beyond its last span."""
+    """One beyond the last span of the run."""
     size: int
     kind: int
 
 
 @dataclass(frozen=True, slots=True)
 class PatchRun:
-    """A run, and where its delta is in the patch."""
+    """A run of spans, and the place of its delta in the patch."""
 
     run: SpanRun
     offset: int
@@ -73,25 +74,26 @@ class PatchRun:
 
 @dataclass(frozen=True, slots=True)
 class PatchTable:
-    """The parts of a patch."""
+    """The table of a patch: its base, the index that it leads to, and its runs."""
 
     base: bytes
-    """Digest of the index of the policy that it starts from."""
+    """Digest of the index of the base policy."""
     index: bytes
-    """The index of the policy that it leads to, not yet judged."""
+    """Encoded index of the policy that the patch leads to, not yet validated."""
     rows: tuple[tuple[int, int], ...]
-    """Spans and wire bytes of each run."""
+    """Number of spans and of wire bytes of each run."""
 
 
 def is_alike(one: Index, other: Index) -> bool:
-    """Return True if there can be a delta between two policies."""
+    """Return True if the two policies are laid out alike, so that a delta between them can
+    exist."""
     return one.files == other.files and [(span.size, span.kind) for span in one.spans] == [
         (span.size, span.kind) for span in other.spans
     ]
 
 
 def runs_of(index: Index) -> list[SpanRun]:
-    """The spans of a policy in runs as long as they may be."""
+    """Group the spans of a policy into runs as long as allowed."""
     runs: list[SpanRun] = []
     starts = set(index.starts)
     for number, span in enumerate(index.spans):
@@ -109,8 +111,8 @@ def runs_of(index: Index) -> list[SpanRun]:
 
 
 def encode_run(run: SpanRun, spans: Sequence[Span], old: Bytes, new: Bytes) -> bytes | None:
-    """The delta of one run; None if ``old`` is not what ``spans`` of the base say, or one of
-    the two was cut short meanwhile."""
+    """Return the delta of one run; None if ``old`` does not match the ``spans`` of the base, or
+    if either file was cut short meanwhile."""
     if (
         len(old) != run.size
         or len(new) != run.size
@@ -123,14 +125,15 @@ def encode_run(run: SpanRun, spans: Sequence[Span], old: Bytes, new: Bytes) -> b
 def encode_table(
     base: Index, index: Index, runs: Sequence[SpanRun], wires: Sequence[int]
 ) -> bytes:
-    """The table behind the deltas, whose sizes are ``wires``."""
+    """Return the table that follows the deltas, whose sizes are ``wires``."""
     rows = [_ROW.pack(run.end - run.first, wire) for run, wire in zip(runs, wires, strict=True)]
     tail = _TAIL.pack(base.digest, len(runs), len(index.data))
     return b"".join([*rows, index.data, tail])
 
 
 def table_bytes_untrusted(tail: bytes, size: int) -> int:
-    """Bytes of the table of a patch of ``size`` bytes, tail included. Raise `BadMessage`."""
+    """Return the bytes of the table, tail included, of a patch of ``size`` bytes. Raise
+    `BadMessage` if it can have none."""
     if len(tail) != TAIL_BYTES:
         raise BadMessage("a patch is cut off")
     _, runs, length = _TAIL.unpack(tail)
@@ -141,7 +144,8 @@ def table_bytes_untrusted(tail: bytes, size: int) -> int:
 
 
 def decode_table_untrusted(data: bytes) -> PatchTable:
-    """The table of a patch, as long as `table_bytes_untrusted` says. Raise `BadMessage`."""
+    """Decode the table of a patch, as long as `table_bytes_untrusted` says. Raise `BadMessage`
+    if it is malformed."""
     base, runs, length = _TAIL.unpack(data[-TAIL_BYTES:])
     if len(data) != runs * _ROW.size + length + TAIL_BYTES:
         raise BadMessage("a patch's table is cut off")
@@ -151,8 +155,8 @@ def decode_table_untrusted(data: bytes) -> PatchTable:
 
 
 def patch_runs_untrusted(table: PatchTable, index: Index, room: int) -> list[PatchRun]:
-    """The runs of a patch to the policy of ``index``, whose deltas have ``room`` bytes. Raise
-    `BadMessage`."""
+    """Return the runs of a patch to the policy of ``index``, whose deltas have ``room`` bytes.
+    Raise `BadMessage` if the table does not fit them."""
     found: list[PatchRun] = []
     first = offset = 0
     starts = set(index.starts)
@@ -177,8 +181,8 @@ def apply_run_untrusted(
 ) -> tuple[bytes, int]:
     """Apply a run; return its bytes, and the mask of ``spans`` that are right.
 
-    All are wrong if the delta is malformed: its publisher signed nonsense, or the base is not
-    what it was. That is found out once more by those who pull the spans themselves.
+    All spans are wrong if the delta is malformed, because its publisher signed nonsense or the
+    base has changed. Nodes that then pull the spans themselves find out which.
     """
     try:
         raw = decode_delta_untrusted(old, wire, run.size, run.kind)

@@ -58,22 +58,22 @@ from p2p.wire import MIB
 from p2p.world import DiskEntry, World
 
 PACKED_AHEAD: Final = 16 * MIB
-"""Raw bytes at the front of a version that are packed before it is signed, so that the manifest
-says what it weighs on its way, and the first chunks wait for no core."""
+"""Raw bytes at the front of a version that are packed before it is signed. From them the
+manifest estimates the bytes on the wire, and the first chunks wait for no core."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """A version, or a patch, to be published: its index, and the chunks packed already."""
+    """A version or patch to be published: its index, and the chunks that are packed already."""
 
     index: Index
     wires: dict[int, bytes]
 
     @property
     def wire(self) -> int:
-        """Bytes that all chunks will have, if the others pack like these."""
+        """Estimated bytes of all chunks, if the others pack as well as these."""
         packed = sum(map(len, self.wires.values()))
         raw = sum(self.index.spans[chunk].size for chunk in self.wires)
         return max(1, packed * self.index.size // raw)
@@ -82,8 +82,8 @@ class Digested:
 def encode_spans(
     raw: bytes, cuts: Sequence[Span], packed: int
 ) -> list[tuple[Span, bytes | None]]:
-    """The spans that lie end to end in ``raw``, with digests, and the chunks of the first
-    ``packed``."""
+    """Hash the spans that lie end to end in ``raw``, and pack the first ``packed`` of them.
+    Return both."""
     made: list[tuple[Span, bytes | None]] = []
     view, at = memoryview(raw), 0
     for number, cut in enumerate(cuts):
@@ -99,7 +99,7 @@ def _join(root: str, path: str) -> str:
 
 
 class Digester:
-    """From files to their index. What is published stays where it is."""
+    """Makes the index of files to be published. The files stay where they are."""
 
     def __init__(self, world: World, config: ShardcastConfig, cores: Cores) -> None:
         self._disk = world.disk
@@ -107,8 +107,12 @@ class Digester:
         self._cores = cores
 
     async def digest(self, path: str) -> Digested:
-        """Cut what is at ``path`` in spans and hash them; pack those at the front. Raises
-        `LocalProtocolError`, `LimitExceeded`."""
+        """Cut the files at ``path`` into spans and hash them; pack those at the front.
+
+        Raises:
+            LocalProtocolError: The files cannot be a version, or change meanwhile.
+            LimitExceeded: There are too many files or bytes.
+        """
         found = await self._list(path)
         files = [PolicyFile(entry.path, entry.size) for entry in found]
         size = sum(file.size for file in files)
@@ -162,7 +166,8 @@ class Digester:
         return Digested(Index.of(files, spans), wires)
 
     async def _list(self, path: str) -> Sequence[DiskEntry]:
-        """The files to publish. Raises `LocalProtocolError` if they can be no version."""
+        """Return the files to publish. Raise `LocalProtocolError` if they cannot be a
+        version."""
         found = await self._disk.walk(path, MAX_FILES + 1)
         where = self._disk.locate(path)
         if not sum(entry.size for entry in found):
@@ -206,8 +211,8 @@ class PolicyPublisher:
         roster: Callable[[], Sequence[RosterEntry]],
         believe: Callable[[Sequence[RosterEntry]], Sequence[RosterEntry]],
     ) -> None:
-        """``roster`` tells who is there and what each claims; ``believe`` what to think of
-        that."""
+        """Publish for one node. ``roster`` returns the peers and their claims; ``believe``
+        returns the claims that are believed."""
         self._statements = statements
         self._world = world
         self._disk = world.disk
@@ -290,7 +295,7 @@ class PolicyPublisher:
             )
 
     async def regroup(self) -> Roster | None:
-        """A new roster in the middle of a hand-out, durable; None if it would be the old
+        """Return a new, durable roster in the middle of a hand-out; None if it equals the old
         one."""
         async with self._turn:
             return await self._make_roster()
@@ -316,7 +321,8 @@ class PolicyPublisher:
     async def _make_patch(
         self, newest: Manifest | None, digested: Digested, path: str, draft: str
     ) -> Digested | None:
-        """Make the patch from the version before, if that is here and the patch is worth it."""
+        """Make the patch from the version before, if that version is here and the patch saves
+        enough."""
         entry = self._store.stored(newest.version) if newest is not None else None
         if newest is None or entry is None or entry.manifest.publisher != newest.publisher:
             return None
@@ -339,8 +345,8 @@ class PolicyPublisher:
     async def _make_adapter(
         self, path: str, version: PolicyVersion, digested: Digested, draft: str
     ) -> Digested | None:
-        """Make the adapter at ``path`` what travels, if what it leads to is what is published
-        and it is worth it."""
+        """Take the adapter at ``path`` as what travels, if it leads to the published weights
+        and saves enough."""
         base, index = self._store.stored(version), digested.index
         entries = await self._disk.walk(path, 1)
         if base is None or not entries or not is_alike(base.index, index):
@@ -378,8 +384,8 @@ class PolicyPublisher:
     async def _write_patch(
         self, base: StoredPolicy, index: Index, root: str, draft: str, most: int
     ) -> int | None:
-        """Write the patch from ``base`` to what is at ``root``; gives its bytes. None if there
-        can be none, or it would have over ``most``."""
+        """Write the patch from ``base`` to the files at ``root``, and return its size in bytes.
+        Return None if there can be no patch, or if it would have more than ``most`` bytes."""
         if not is_alike(base.index, index):
             return None
         deltas: dict[int, bytes | None] = {}
@@ -421,8 +427,8 @@ class PolicyPublisher:
 async def publish_next(
     publish: Callable[[PolicyVersion], Awaitable[PolicyVersion]], last: PolicyVersion
 ) -> PolicyVersion:
-    """Publish what is there: as the ``last`` version that it was, or as the next one if it has
-    changed. ``publish`` raises `LocalProtocolError` if it has."""
+    """Publish the present files: again as the ``last`` version if they are unchanged, else as
+    the next. ``publish`` raises `LocalProtocolError` if they have changed."""
     if last != NO_POLICY:
         try:
             return await publish(last)
@@ -435,8 +441,11 @@ async def publish_next(
 async def publish_alone(
     world: World, config: ShardcastConfig, run: bytes, path: str
 ) -> AsyncIterator[StoredPolicy]:
-    """Sign what is at ``path`` as `publish_next` does, for a program without a swarm; hold the
-    store for the length of the block. Raises what `PolicyPublisher.prepare` does."""
+    """Sign the files at ``path`` as `publish_next` does, for a program without a swarm. The
+    store stays open for the length of the block.
+
+    Raises what `PolicyPublisher.prepare` raises.
+    """
     local = world.signer.peer_id
     store = PolicyStore(world, config, run)
     statements = Statements(run, local.__eq__, world.verify)

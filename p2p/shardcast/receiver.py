@@ -38,27 +38,28 @@ from p2p.wire import MIB, decode_varint_untrusted
 from p2p.world import OFF_LOOP, World, dawdle
 
 MAX_UNFINISHED: Final = 64 * MIB
-"""Bytes of unfinished frames of all peers: eight parents and as many holders with a largest
-chunk each. Without it 200 peers held 800 MB."""
+"""Most bytes of unfinished frames of all peers: eight parents and as many holders with a
+largest chunk each. Without it 200 peers held 800 MB."""
 
 logger = logging.getLogger(__name__)
 
 
 class FrameBudget:
-    """The bytes of unfinished frames, all peers together."""
+    """Bounds the bytes of unfinished frames of all peers together."""
 
     def __init__(self, limit: int = MAX_UNFINISHED) -> None:
         self._limit = limit
         self._frames: dict[trio.CancelScope, tuple[bool, int]] = {}
-        """By frame: True if its sender is expected to send it, and the bytes that came."""
+        """Maps each unfinished frame to whether its sender is expected, and the bytes that have
+        come."""
         self.held = 0
-        """Bytes held now."""
+        """Bytes held now by unfinished frames."""
 
     @contextmanager
     def frame(self, *, trusted: bool) -> Iterator[Callable[[int], None]]:
-        """Count a frame for the length of the block; gives what counts its bytes.
+        """Count a frame for the length of the block; yield the function that counts its bytes.
 
-        The block is cancelled if the frame must make room for others: frames of senders that
+        The block is cancelled if the frame must make room for others. Frames of senders that
         are not ``trusted`` go first.
         """
         with trio.CancelScope() as scope:
@@ -92,10 +93,11 @@ class BulkReader:
         self._data: bytes | bytearray = b""
         self._at = 0
         self.unbroken = 0
-        """Frames begun since the stream last had to wait."""
+        """Number of frames begun since the stream last had to wait."""
 
     async def begin(self) -> int | None:
-        """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""
+        """Return the bytes of the next frame; None if the stream has ended. Raise `BadMessage`
+        if a frame is too long."""
         self.unbroken += 1
         # Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
         # messages.
@@ -114,11 +116,13 @@ class BulkReader:
         return length
 
     def has(self, count: int) -> bool:
-        """Return True if the next ``count`` bytes are here: taking them does not wait."""
+        """Return True if the next ``count`` bytes are buffered, so that taking them does not
+        wait."""
         return len(self._data) - self._at >= count
 
     async def take(self, count: int, hold: Callable[[int], None] | None = None) -> bytes:
-        """The next ``count`` bytes; ``hold`` hears how many of them came."""
+        """Return the next ``count`` bytes. ``hold`` is called with the number of bytes as they
+        come."""
         parts = []
         while count:
             await self._fill()
@@ -131,7 +135,7 @@ class BulkReader:
         return b"".join(parts)  # the only copy between the stream and the decoder
 
     async def skip(self, count: int) -> None:
-        """Throw the next ``count`` bytes away as they come."""
+        """Discard the next ``count`` bytes as they come."""
         while count:
             await self._fill()
             here = min(count, len(self._data) - self._at)
@@ -139,7 +143,8 @@ class BulkReader:
             count -= here
 
     async def _fill(self) -> None:
-        """Return when there is a byte to take. Raises `BadMessage` if there never is."""
+        """Return when there is at least one byte to take. Raise `BadMessage` if the stream ends
+        first."""
         if self._at == len(self._data):
             self._data, self._at = b"", 0  # not kept while more is waited for
             self._data = await self._receive()
@@ -152,7 +157,8 @@ class BulkReader:
 
 
 class Receiver:
-    """Bulk streams that peers open. The core says of each chunk's head whether it is wanted."""
+    """Reads the bulk streams that peers open. The core decides by each chunk's header whether
+    to read the chunk."""
 
     def __init__(
         self,
@@ -163,12 +169,15 @@ class Receiver:
         cores: Cores,
         throttle: Throttle,
     ) -> None:
-        """``handle`` gets what came; ``written`` is awaited after each chunk of a policy;
-        chunks are unpacked on ``cores``, and none is read before ``throttle`` was paid for the
-        last."""
+        """Read streams for a core.
+
+        ``handle`` is called with what came, and ``written`` is awaited after each chunk of a
+        policy. Chunks are unpacked on ``cores``. The next chunk is not read before ``throttle``
+        has paid for the last.
+        """
         self.budget = FrameBudget()
         self.in_hand: tuple[bytes, bytes | memoryview] = b"", b""
-        """The chunk that is being reported to the core, packed and unpacked."""
+        """The chunk that is being reported to the core: its wire bytes and its raw bytes."""
         self._world = world
         self._core = core
         self._handle = handle
@@ -176,7 +185,7 @@ class Receiver:
         self._cores = cores
         self._throttle = throttle
         self._readers: dict[PeerId, trio.CancelScope] = {}
-        """The one stream that is read of each peer."""
+        """Maps each peer to the cancel scope of the one stream that is read."""
 
     @property
     def streams(self) -> int:
@@ -184,9 +193,8 @@ class Receiver:
         return len(self._readers)
 
     async def read_bulk(self, stream: Stream) -> None:
-        """A `StreamHandler`: take chunks as fast as the disk does, on a peer's newest
-        stream.
-        """
+        """Read a peer's bulk stream, in place of any earlier one, as fast as the disk takes the
+        chunks. This is a `StreamHandler`."""
         before = self._readers.pop(stream.peer, None)
         if before is not None:
             before.cancel()
@@ -205,7 +213,8 @@ class Receiver:
         stream.reset()
 
     async def _read_frame(self, peer: PeerId, reader: BulkReader, length: int) -> bool:
-        """Take one frame. False if the stream is of no more use. Raises `BadMessage`."""
+        """Read one frame. Return False if the stream is of no more use. Raise `BadMessage` if
+        the frame is malformed."""
         kind = (await reader.take(1))[0] if length else None
         if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
             message = None
@@ -255,8 +264,8 @@ class Receiver:
         return True
 
     async def _unpack(self, span: Span, data: bytes) -> bytes | memoryview | None:
-        """Unpack a chunk and compare its digest before any other node hears of it; None if it
-        is wrong."""
+        """Unpack a chunk and compare its digest before any other node hears of the chunk.
+        Return None if it is wrong."""
         try:
             if span.size <= OFF_LOOP:
                 return decode_chunk_untrusted(span, data)

@@ -43,13 +43,14 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
-"""Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
-asks."""
+"""Most items that may wait: one chunk (the core gives no more), and answers to a peer that asks
+repeatedly."""
 
 
 UNSENT: Final = 16 * KI
-"""Bytes of a chunk that may still wait for the line when it is reported as gone: what keeps the
-line busy while the next chunk is chosen. 16 KiB are 45 ms of a seventh of 20 Mbit/s."""
+"""Bytes of a chunk that may still wait for the line when the chunk is reported as sent. They
+keep the line busy while the next chunk is chosen. 16 KiB are 45 ms of a seventh of 20
+Mbit/s."""
 LOST: Final = (
     PeerUnreachable,
     WrongPeer,
@@ -58,12 +59,12 @@ LOST: Final = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""Exceptions that end a bulk stream without a bug: the peer gets nothing for now."""
+"""Exceptions that end a bulk stream without a bug. The peer then gets nothing for now."""
 
 
 class Throttle:
-    """Waits so long that no more than ``rate`` bytes a second move, a second's worth at once
-    after a pause; 0 is no limit."""
+    """Limits bytes to ``rate`` a second, with a second's worth at once after a pause. A rate of
+    0 is no limit."""
 
     def __init__(self, world: World, rate: float) -> None:
         self._world = world
@@ -71,7 +72,7 @@ class Throttle:
         self._bucket = TokenBucket(rate, world.now())
 
     def take(self, size: int) -> None:
-        """Charge ``size`` bytes that have left already: chunks wait for them."""
+        """Charge ``size`` bytes that have already left; later chunks wait for them."""
         self._bucket.refill(self._world.now(), self._rate)
         self._bucket.take(size if self._rate else 0)
 
@@ -98,14 +99,15 @@ class Sender:
         self._some = AutoResetEvent()
 
     def push_nowait(self, item: Message | ChunkHeader) -> None:
-        """Queue an item. A peer that lets `MAX_WAITING` of them pile up is given up."""
+        """Queue an item. A peer for which `MAX_WAITING` items pile up is given up."""
         self._items.append(item)
         self._some.set()
         if len(self._items) > MAX_WAITING:
             self.scope.cancel()
 
     async def run(self, host: Host, report: Callable[[ev.Event], object]) -> bool:
-        """Send until the peer is lost; True then. Cancelled when the peer is dropped."""
+        """Send until the peer is lost, and return True then. The task is cancelled when the
+        peer is dropped."""
         with self.scope:
             try:
                 async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:
@@ -127,7 +129,7 @@ class Sender:
         item: Message | ChunkHeader,
         report: Callable[[ev.Event], object],
     ) -> None:
-        """Send one item; a chunk's 4 MiB are let go of when this returns."""
+        """Send one item. A chunk's 4 MiB are released when this returns."""
         if not isinstance(item, ChunkHeader):
             message = frame(encode_bulk_message(item))
             if len(message) > INLINE_INDEX:  # a long index has mebibytes
@@ -150,7 +152,7 @@ class Sender:
         report(ev.ChunkSent(self.peer, len(data or b"")))
 
     async def _read(self, chunk: ChunkHeader) -> bytes | None:
-        """The chunk's bytes; None if they are gone or cannot be read."""
+        """Return the chunk's bytes; None if they are gone or cannot be read."""
         try:
             return await self._store.chunk(chunk.policy, chunk.index)
         except StorageError as error:

@@ -88,21 +88,22 @@ class Shardcast:
             world, core, self._driver.feed, self._wait_written, store.cores, download
         )
         self._writers: dict[bytes, Notifier] = {}
-        """Policies whose spans a task writes down; it notifies when it has written some."""
+        """Maps each policy whose spans a task is writing to a notifier, which fires when some
+        are written."""
         self._disk = DiskHealth(world, store.folder)
         self._room = trio.CancelScope()
         """Cancels the task that waits for room for the newest version."""
         self.trouble: StorageError | None = None
-        """Why the disk refuses, while it does."""
+        """The error with which the disk refuses data; None while it works."""
         self._unfinished: list[_Job] = []
-        """Whole policies that the disk would not take: to be finished, or made of patches, when
-        it does."""
+        """Complete policies that the disk would not take. They are finished, or made from
+        patches, once it takes data."""
         self._nursery = nursery
         self._announce = announce
         self._whole_one = Notifier()
-        """A version has become whole."""
+        """Notified when a version becomes complete."""
         self._written = Notifier()
-        """Spans have been written, or an index has come."""
+        """Notified when spans have been written or an index has come."""
         # One job per policy that is fetched or dropped, and the core fetches two at a time.
         self._jobs, self._jobs_out = trio.open_memory_channel[_Job](math.inf)
 
@@ -110,26 +111,27 @@ class Shardcast:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
 
     def charge_upload(self, size: int) -> None:
-        """Count ``size`` bytes that another service of this node has sent as upload."""
+        """Count ``size`` bytes as upload that another service of this node has sent."""
         self._upload.take(size)
 
     # What roles use
 
     @property
     def newest(self) -> PolicyVersion:
-        """The newest version that is whole here; `NO_POLICY` (-1) if there is none."""
+        """The newest version that is complete here; `NO_POLICY` (-1) if there is none."""
         return self._core.newest.version if self._core.newest is not None else NO_POLICY
 
     @property
     def signed(self) -> PolicyVersion:
-        """The newest version that this node has published, also if its files are gone here and
-        it is fetched from peers; `NO_POLICY` if there is none."""
+        """The newest version that this node has published, even if its files are gone here and
+        peers send it back; `NO_POLICY` if there is none."""
         own = self._store.newest_own
         return own.version if own is not None else NO_POLICY
 
     @property
     def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version on its way and its share that is here; None if there is none."""
+        """The newest version on its way, and the fraction of it that is here; None if there is
+        none."""
         coming = self._coming
         return (coming.manifest.version, coming.share) if coming is not None else None
 
@@ -145,29 +147,29 @@ class Shardcast:
 
     @property
     def arriving(self) -> int:
-        """Bytes of chunks of which not all has come yet."""
+        """Bytes of chunks that have only partly arrived."""
         return self._receiver.budget.held
 
     @property
     def fetching_index(self) -> Index | None:
-        """The files of the version that `fetching` names, once they are known."""
+        """The index of the version that `fetching` names, once it is known."""
         return None if self._coming is None else self._coming.index
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """Damage of files that peers asked for, by absolute path: ``changed``, or why they
-        cannot be read."""
+        """Maps the absolute path of each damaged file that peers asked for to ``changed`` or to
+        the error that reading it gives."""
         return self._store.damaged
 
     @property
     def _coming(self) -> Download | None:
-        """The newest version on its way."""
+        """The download of the newest version on its way; None if there is none."""
         coming = [download for download in self._core.downloads if not download.stored]
         return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
     def flows(self) -> dict[str, dict[str, int]]:
-        """Bytes of chunks ``from`` and ``to`` peers, as plain values for people."""
+        """Bytes of chunks ``from`` and ``to`` peers, as plain values for display."""
         return self._core.flows.health()
 
     @property
@@ -177,13 +179,13 @@ class Shardcast:
 
     @property
     def uplink_rate(self) -> float:
-        """Bytes per second that this node's uplink carries, as measured while it relayed; 0 if
-        that is unknown."""
+        """Bytes per second that this node's uplink carries, measured while it relayed; 0 if
+        unknown."""
         return self._core.uplink_rate
 
     @property
     def halted(self) -> dict[PeerId, Equivocation[Manifest]]:
-        """Publishers convicted of equivocation, with the proof."""
+        """Maps each publisher convicted of equivocation to the proof."""
         return dict(self._core.statements.halted)
 
     def _entry(self, version: PolicyVersion) -> StoredPolicy:
@@ -193,25 +195,27 @@ class Shardcast:
         return entry
 
     def manifest(self, version: PolicyVersion) -> Manifest:
-        """The manifest of a version that is whole here. Raises `KeyError` if it is not."""
+        """Return the manifest of a version that is complete here. Raise `KeyError` if it is
+        not."""
         return self._entry(version).manifest
 
     def index(self, version: PolicyVersion) -> Index:
-        """The files and spans of a version that is whole here. Raises `KeyError`."""
+        """Return the index of a version that is complete here. Raise `KeyError` if it is
+        not."""
         return self._entry(version).index
 
     @property
     def held(self) -> tuple[PolicyVersion, ...]:
-        """Versions that are whole here, newest first."""
+        """Return the versions that are complete here, newest first."""
         return self._store.versions
 
     def holds(self, version: PolicyVersion) -> bool:
-        """Return True if a version is whole here."""
+        """Return True if a version is complete here."""
         return self._store.stored(version) is not None
 
     def weights(self, version: PolicyVersion) -> str:
-        """The path (for `World.disk`) of a version's file, or of the folder of its files.
-        Raises `KeyError` if it is not here.
+        """Return the path (for `World.disk`) of a version's file, or of the folder of its
+        files. Raise `KeyError` if it is not here.
 
         They stay while the version is among the newest `ShardcastConfig.keep_versions`, or
         pinned.
@@ -221,13 +225,13 @@ class Shardcast:
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[str]:
         """Keep a version on disk for the length of the block, and yield its weights' path.
-        Raises `KeyError`."""
+        Raise `KeyError` if it is not here."""
         entry = self._entry(version)
         with entry.pin():
             yield entry.weights
 
     async def check_weights(self, version: PolicyVersion) -> str:
-        """Compare a version's weights with their digests before an engine loads them; return
+        """Read a version's weights and compare their digests before an engine uses them; return
         their path.
 
         A core reads 2 to 4 GB/s, which takes much less time than loading. With weights that
@@ -239,14 +243,14 @@ class Shardcast:
         return entry.weights
 
     async def wait_policy(self, at_least: PolicyVersion) -> PolicyVersion:
-        """Return the newest version here once it is ``at_least``."""
+        """Return the newest version here, once that is ``at_least`` or newer."""
         while self.newest < at_least:
             await self._whole_one.wait()
         return self.newest
 
     async def wait_selected(self, version: PolicyVersion) -> tuple[Manifest, Index, str]:
-        """Return when the selected files of ``version`` are here and durable, with the path
-        that they are below. Raises `StorageError`."""
+        """Return the path of the selected files of ``version`` once they are durable here.
+        Raise `StorageError` if the disk refuses."""
         while True:
             entry = await self._store.selected(version)
             if entry is not None:
@@ -282,13 +286,14 @@ class Shardcast:
         return event.manifest
 
     def receive_announcement(self, peer: PeerId, data: bytes) -> bool:
-        """Take a gossiped announcement that ``peer`` wrote. Return True if it is valid and new,
-        so that it is passed on. Return False if it is old, or if this node does not know (yet)
-        that its author may publish.
+        """Take an announcement that ``peer`` wrote and gossip brought.
 
-        Raises `BadMessage` if no node can find it valid: it is malformed, forged, of another
-        run, or no news. (Every node would answer, and dial, the author of any other kind of
-        message.)
+        Return True if it is valid and new, so that gossip passes it on. Return False if nothing
+        is wrong with it, but it is old, or its author is not (yet) known as a publisher.
+
+        Raise `BadMessage` if it can be valid for no node: malformed, forged, of another run, or
+        no news. (The author of another kind of message would be answered, and dialled for it,
+        by every node.)
         """
         if len(data) > MAX_CONTROL:
             raise BadMessage(
@@ -344,7 +349,7 @@ class Shardcast:
                 pass  # read from the list by `receive_announcement`
 
     def on_peer(self, event: PeerEvent) -> None:
-        """A `Host` listener."""
+        """Pass a change of connection to the core. This is a `Host` listener."""
         if event.state is PeerState.CONNECTED:
             self._driver.feed(ev.PeerUp(event.peer))
         else:
@@ -352,13 +357,15 @@ class Shardcast:
             self._driver.feed(ev.PeerLost(event.peer))
 
     def on_message(self, peer: PeerId, data: bytes) -> None:
-        """A `MessageHandler`."""
+        """Decode a control message and pass it to the core. This is a `MessageHandler`."""
         self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def _wait_written(self, policy: bytes) -> None:
-        """Return when fewer spans of a policy are only in memory than streams bring some: one
-        each is what a kill may cost. To wait until none is would make all streams wait for each
-        other: with six nodes on two busy cores, versions of 13 small chunks took twice as long.
+        """Return when the spans of a policy that are only in memory are no more than the
+        streams being read: a kill may cost one span for each stream.
+
+        Waiting until no span is only in memory would make all streams wait for each other: with
+        six nodes on two busy cores, versions of 13 small chunks took twice as long.
         """
         while self._store.unwritten(policy) >= max(1, self._receiver.streams):
             done = self._writers.get(policy)
@@ -367,7 +374,7 @@ class Shardcast:
             await done.wait()
 
     async def _write(self, policy: bytes) -> None:
-        """Write down what came, and what comes meanwhile."""
+        """Write the spans that have come, and those that come meanwhile, to disk."""
         try:
             while self._store.unwritten(policy):
                 await self._store.flush(policy)
@@ -381,7 +388,7 @@ class Shardcast:
             self._writers.pop(policy).notify_all()
 
     async def _cannot_hold(self, policy: bytes, error: NoRoom | Unnameable) -> None:
-        """Give a version up that a disk that otherwise works cannot hold, until it can."""
+        """Give up a version for which a working disk has no room, until it has."""
         entry = self._store.entry(policy)
         if not await self._disk.takes_data():
             self._disk_refused(error)
@@ -395,8 +402,8 @@ class Shardcast:
                 self._nursery.start_soon(self._wait_room, policy, entry.manifest, error)
 
     async def _wait_room(self, policy: bytes, manifest: Manifest, error: NoRoom) -> None:
-        """Fetch a version again when there is room for it: files are removed, versions that
-        were pinned are pruned."""
+        """Fetch a version again once the disk has room, because files are removed or unpinned
+        versions are pruned."""
         self._room.cancel()  # an older version need not be fetched any more
         with trio.CancelScope() as self._room:
             await self._disk.wait_room(error.needed)
@@ -409,7 +416,8 @@ class Shardcast:
         self._written.notify_all()
 
     def _disk_refused(self, error: StorageError) -> None:
-        """Serve what is held and fetch nothing until `_mend_disk` finds room."""
+        """Serve what this node holds, and fetch nothing until `_mend_disk` finds the disk
+        working."""
         self._note_trouble(error)
         self.stats.disk_refuses = True
         self.stats.disk_failures += 1
@@ -507,8 +515,8 @@ class Shardcast:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take up what the disk holds, then work and hear peers for the length of the block.
-        Entered by `open_shardcast`; gossip, which outlives it, goes on to bring
+        """Take up what the disk holds, then work and listen to peers for the length of the
+        block. `open_shardcast` enters it. Gossip outlives the block and goes on to bring
         announcements."""
         statements = self._core.statements
         with self._driver.running():

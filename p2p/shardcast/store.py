@@ -82,11 +82,11 @@ from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from p2p.world import OFF_LOOP, Disk, World
 
 HASH_RATE: Final = 3e9
-"""Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
+"""Modelled cost of reading spans back: bytes of BLAKE3 per second on one core."""
 _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
 DRAFT: Final = "publishing"
-"""Folder of a publisher's patches that no manifest names yet."""
+"""Folder of a publisher's patches that are not yet named by a manifest."""
 _LOCK: Final = "lock"
 _T = TypeVar("_T")
 
@@ -94,9 +94,9 @@ logger = logging.getLogger(__name__)
 
 
 class Cores:
-    """Work in threads, on as many of them at a time as there are cores.
+    """Runs work in threads, at most as many at a time as there are cores.
 
-    More would only take turns, each with 4 MiB of raw and as much packed in memory. A
+    More would only take turns, each with 4 MiB of raw bytes and as much packed in memory. A
     simulation models one core.
     """
 
@@ -105,15 +105,15 @@ class Cores:
         self._limit = trio.CapacityLimiter(world.cores)
 
     async def run(self, function: Callable[..., _T], *args: object, cost: float) -> _T:
-        """`World.run_blocking`, when a core is free."""
+        """Call `World.run_blocking` when a core is free."""
         async with self._limit:
             return await self._world.run_blocking(function, *args, cost=cost)
 
     async def for_each(
         self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]]
     ) -> None:
-        """Await ``work`` for each item, for two per core at a time: while one reads, another
-        computes."""
+        """Await ``work`` for each item, for two items per core at a time: while one reads,
+        another computes."""
         left, errors = iter(items), []
 
         async def take() -> None:
@@ -145,7 +145,7 @@ class PolicyStore:
         self._selection = selection
         # Versions whose selected spans are remembered: two are fetched at once.
         self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(4)
-        """The spans of the selected files: looked at after each write."""
+        """Spans of the selected files, by policy. They are looked up after each write."""
         self._disk = world.disk
         self._config = config
         self._run = run
@@ -157,27 +157,31 @@ class PolicyStore:
         self._cached = 0
         # Damaged files that are remembered: more are not worth naming to a person.
         self.damaged: BoundedDict[str, str] = BoundedDict(64)
-        """Problem of each file that differs from what was published or fetched, by absolute
-        path."""
+        """Maps the absolute path of each file that differs from what was published or fetched
+        to the problem."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
-        """Chunks that a task packs: others that want them wait for it."""
+        """Chunks that a task is packing, with the event for which others that want them
+        wait."""
         self._preparing = trio.Lock()
 
     def __repr__(self) -> str:
         return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
     def holding(self) -> AbstractContextManager[None]:
-        """Keep other processes from these policies for the length of the block: two that wrote
-        one ``NAME.part`` would each believe what the other moves away. Raises `StorageError`.
+        """Keep other processes from these policies for the length of the block. Two processes
+        that write one ``NAME.part`` would each believe what the other moves away.
+
+        Raises:
+            StorageError: Another process holds them.
         """
         return self._disk.holding(f"{self.folder}/{_LOCK}")
 
     def entry(self, policy: bytes) -> StoredPolicy | None:
-        """A policy that is here, whole or not."""
+        """Return a policy that is here, complete or not; None if it is not here."""
         return self._entries.get(policy)
 
     def stored(self, version: PolicyVersion) -> StoredPolicy | None:
-        """A whole version."""
+        """Return a complete version; None if it is not here."""
         return next((e for e in self._policies if e.stored and e.version == version), None)
 
     @property
@@ -186,13 +190,13 @@ class PolicyStore:
 
     @property
     def versions(self) -> tuple[PolicyVersion, ...]:
-        """Versions that are whole, newest first."""
+        """Versions that are complete, newest first."""
         versions = dict.fromkeys(e.version for e in self._policies if e.stored)
         return tuple(sorted(versions, reverse=True))
 
     @property
     def newest_own(self) -> Manifest | None:
-        """The newest version that this node has signed, here or not."""
+        """The newest version that this node has signed, whether or not it is here."""
         local = self._world.signer.peer_id
         own = [e.manifest for e in self._entries.values() if e.manifest.publisher == local]
         return max(own, key=lambda manifest: manifest.version, default=None)
@@ -200,12 +204,12 @@ class PolicyStore:
     # Fetching
 
     def begin(self, manifest: Manifest, index: Index) -> None:
-        """Expect a policy that will come chunk by chunk."""
+        """Start to store a policy that will come chunk by chunk."""
         entry = StoredPolicy(manifest, index, self.folder)
         self._entries.setdefault(entry.name, entry)
 
     def keep_nowait(self, policy: bytes, chunk: int, wire: bytes, raw: Bytes) -> None:
-        """Take a verified chunk into memory, as it came and unpacked."""
+        """Keep a verified chunk in memory, packed and unpacked."""
         entry = self._entries.get(policy)
         if entry is not None:
             entry.add(chunk, raw)
@@ -217,8 +221,12 @@ class PolicyStore:
         return len(entry.unwritten) if entry is not None else 0
 
     async def flush(self, policy: bytes) -> None:
-        """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
-        would not fit."""
+        """Write the spans that wait in memory to their places.
+
+        Raises:
+            StorageError: The disk refused.
+            NoRoom: The whole policy would not fit.
+        """
         entry = self._entries.get(policy)
         if entry is None or not entry.unwritten:
             return
@@ -233,7 +241,8 @@ class PolicyStore:
         await self._remove_if_forgotten(entry)
 
     async def _make_room(self, entry: StoredPolicy) -> None:
-        """Write its head, and files as long as they will be. Raises `StorageError`."""
+        """Write the head, and files of the final length. Raise `StorageError` if the disk
+        refuses."""
         async with self._preparing:
             if not entry.has_head:
                 await self._write_head(entry)
@@ -260,8 +269,8 @@ class PolicyStore:
         return self._selection.files(index)
 
     async def selected(self, version: PolicyVersion) -> StoredPolicy | None:
-        """A version of which all that this node fetches is in its place; None if there is
-        none. Raises `StorageError`."""
+        """Return a version of which all selected files are written; None if there is none.
+        Raise `StorageError` if the disk refuses."""
         for entry in self._policies:
             if entry.version != version or self._selection is None:
                 continue
@@ -279,17 +288,18 @@ class PolicyStore:
         return None
 
     async def _write_head(self, entry: StoredPolicy) -> None:
-        """Without an fsync, for which every stream would wait: `finish` does it. But what this
-        node has signed must be known in every later life."""
+        """Write the head of a policy. Only a head that this node has signed is fsynced, since
+        later lives must know it; for others `finish` does it, since every stream would wait."""
         if entry.manifest.publisher == self._world.signer.peer_id:
             await self._disk.replace(entry.head, entry.encode_head())
         else:
             await self._disk.write(entry.head, entry.encode_head())
 
     async def finish(self, policy: bytes) -> bool:
-        """Make a whole policy durable, under its final name. False if it is not whole.
+        """Make a complete policy durable, under its final name. Return False if it is
+        incomplete.
 
-        Raises `StorageError`.
+        Raise `StorageError` if the disk refuses.
         """
         entry = self._entries.get(policy)
         if entry is None or not entry.is_whole:
@@ -309,8 +319,8 @@ class PolicyStore:
     # Patching
 
     async def patch(self, patch: bytes) -> StoredPolicy | None:
-        """Apply a patch to its base as far as the result is right. None if one is gone or they
-        do not belong together. Raises `StorageError`."""
+        """Apply a patch to its base as far as the result is right. Return None if one of the
+        two is gone or they do not match. Raise `StorageError` if the disk refuses."""
         entry = self._entries.get(patch)
         base = self.stored(entry.encoding.base) if entry is not None else None
         if entry is None or base is None or not entry.stored:
@@ -339,7 +349,8 @@ class PolicyStore:
     async def _read_patch(
         self, entry: StoredPolicy, base: StoredPolicy
     ) -> tuple[Index, list[PatchRun]]:
-        """Return the index that a patch leads to, and its runs. Raises `BadMessage`."""
+        """Return the index that a patch leads to, and its runs. Raise `BadMessage` if it is
+        malformed."""
         size = entry.index.size
         tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
         room = size - table_bytes_untrusted(tail, size)
@@ -352,8 +363,13 @@ class PolicyStore:
         return index, patch_runs_untrusted(table, index, room)
 
     async def read_adapter(self, path: str, size: int, base: StoredPolicy) -> AdapterFile:
-        """The adapter in the first ``size`` bytes at ``path``, judged by the policy that it
-        adds to. Raises `BadMessage`, `FileNotFoundError`."""
+        """Read the adapter in the first ``size`` bytes at ``path``, and check it against the
+        policy that it adds to.
+
+        Raises:
+            BadMessage: The adapter is malformed or does not fit the policy.
+            FileNotFoundError: A file is gone.
+        """
         found = await tensors_of(self._disk, path, size)
         terms = b""
         for one in found:
@@ -368,7 +384,7 @@ class PolicyStore:
     async def merge_run(
         self, adapter: AdapterFile, base: StoredPolicy, index: Index, run: SpanRun
     ) -> tuple[bytes, int]:
-        """The bytes of a run of the policy ``index``, and the mask of its spans that are
+        """Return the bytes of a run of the policy ``index``, and the mask of its spans that are
         right."""
         place = index.place(run.first)
         first, end = place.offset, place.offset + run.size
@@ -440,7 +456,8 @@ class PolicyStore:
     # Serving
 
     async def chunk(self, policy: bytes, chunk: int) -> bytes | None:
-        """The wire bytes of a chunk; None if they are no longer here. Raises `StorageError`."""
+        """Return the wire bytes of a chunk; None if they are no longer here. Raise
+        `StorageError` if the disk cannot be read."""
         key = policy, chunk
         while key in self._packing:
             await self._packing[key].wait()
@@ -462,8 +479,8 @@ class PolicyStore:
         return wire
 
     async def _pack(self, entry: StoredPolicy, chunk: int) -> bytes | None:
-        """The wire bytes of a span that is here. A peer that got another would take us for a
-        liar, so what was read is compared with its digest."""
+        """Pack a span that is here. The bytes are compared with the digest first, since a peer
+        that received wrong ones would convict this node of lying."""
         span, raw = entry.index.spans[chunk], entry.unwritten.get(chunk)
         path = self._disk.locate(entry.file(entry.index.place(chunk).file))
         try:
@@ -509,7 +526,8 @@ class PolicyStore:
             self._cached -= len(old)
 
     async def check_weights(self, entry: StoredPolicy) -> None:
-        """Make sure that its files are what they were. Raises `StorageError`."""
+        """Check that the files of a version are unchanged. Raise `StorageError` if they are
+        not."""
         if len(await self._good_spans(entry)) == len(entry.index):
             return
         raise StorageError(
@@ -518,7 +536,7 @@ class PolicyStore:
         )
 
     async def _good_spans(self, entry: StoredPolicy) -> ChunkSet:
-        """The spans that are in their place and hash right."""
+        """Return the spans that are written and match their digests."""
         good = EMPTY
 
         async def judge(batch: tuple[int, int]) -> None:
@@ -537,7 +555,7 @@ class PolicyStore:
         return good
 
     async def forget(self, policy: bytes) -> None:
-        """Remove a policy, whole or not; files that this node published it from stay."""
+        """Remove a policy, complete or not. Files that this node published it from stay."""
         entry = self._entries.pop(policy, None)
         if entry is None:
             return
@@ -555,7 +573,7 @@ class PolicyStore:
                 await self._disk.remove(entry.final)
 
     async def prune(self) -> list[bytes]:
-        """Remove the oldest whole policies beyond the limits; returns their names."""
+        """Remove the oldest complete policies beyond the limits; return their names."""
         kept = sorted(
             (e for e in self._policies if e.stored), key=lambda e: e.version, reverse=True
         )
@@ -592,7 +610,8 @@ class PolicyStore:
     # Publishing
 
     async def commit_own(self, manifest: Manifest, index: Index, source: str) -> None:
-        """Take a policy whose files are at ``source``, durably. Raises `StorageError`."""
+        """Store, durably, a policy whose files are at ``source``. Raise `StorageError` if the
+        disk refuses."""
         entry = StoredPolicy(manifest, index, self.folder, source)
         entry.verified |= ChunkSet.below(len(index))
         entry.stored = True
@@ -603,8 +622,8 @@ class PolicyStore:
         await self._disk.remove(entry.part)  # of a version whose files had been lost
 
     async def commit_patch(self, manifest: Manifest, index: Index, draft: str) -> None:
-        """Take a patch of our own, whose file is at ``draft``, durably. Raises
-        `StorageError`."""
+        """Store, durably, a patch of our own whose file is at ``draft``. Raise `StorageError`
+        if the disk refuses."""
         entry = StoredPolicy(manifest, index, self.folder)
         entry.verified |= ChunkSet.below(len(index))
         await self._disk.fsync(draft)
@@ -615,24 +634,26 @@ class PolicyStore:
         self._entries[entry.name] = entry
 
     def cache_nowait(self, policy: bytes, wires: Mapping[int, bytes]) -> None:
-        """Keep chunks of our own in memory: they are about to be sent to all roots."""
+        """Keep chunks of our own in memory, since they are about to be sent to all roots."""
         for chunk, wire in wires.items():
             self._remember(policy, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
-        """Store durably whom we feed, for the next life. Raises `StorageError`."""
+        """Store our roster durably for the next life. Raise `StorageError` if the disk
+        refuses."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
     async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:
-        """Remember durably which publishers contradicted themselves. Raises `StorageError`."""
+        """Store durably which publishers equivocated. Raise `StorageError` if the disk
+        refuses."""
         pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
         await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
 
     # Resuming
 
     async def load_convictions(self) -> list[Equivocation[Manifest]]:
-        """The publishers that an earlier life convicted, as far as the proof still is one: a
-        disk is not believed more than a peer."""
+        """Return the publishers that an earlier life convicted. The proofs are verified again,
+        since the disk is trusted no more than a peer."""
         path = f"{self.folder}/{_CONVICTIONS}"
         found: list[Equivocation[Manifest]] = []
         try:
@@ -660,7 +681,7 @@ class PolicyStore:
         return Equivocation(first, second)
 
     async def load_roster(self) -> Roster | None:
-        """The last roster that an earlier life signed."""
+        """Return the last roster that an earlier life signed."""
         try:
             data = await self._disk.read(f"{self.folder}/{_ROSTER}")
             return decode_roster_untrusted(data, self._run, self._world.verify)
@@ -671,7 +692,8 @@ class PolicyStore:
             return None
 
     async def load(self) -> list[StoredPolicy]:
-        """Read what an earlier life left, and believe what hashes right. Oldest first."""
+        """Read what an earlier life left, and keep the spans that match their digests. Return
+        the policies, oldest first."""
         found = []
         for name in await self._disk.list(self.folder):
             if not name.endswith(HEAD):
@@ -705,7 +727,8 @@ class PolicyStore:
         return entry
 
     async def _demote(self, entry: StoredPolicy) -> None:
-        """A policy that was whole is not any more: under its final name nothing is wrong."""
+        """Give a policy that is no longer complete its temporary name: no file with a final
+        name may be wrong."""
         path = self._disk.locate(entry.weights)
         if entry.source:  # its owner has changed it since, which is no damage
             logger.info("source_changed path=%s: it is version %d no more", path, entry.version)
@@ -722,7 +745,8 @@ class PolicyStore:
         entry.stored = False
 
     async def _remove_orphans(self) -> None:
-        """Files whose head is gone or void: a crash came between two removals."""
+        """Remove files whose head is gone or void, because a crash came between two
+        removals."""
         known = {path for e in self._entries.values() for path in (e.weights, e.head)}
         for name in await self._disk.list(self.folder):
             path = f"{self.folder}/{name}"
@@ -735,7 +759,8 @@ class PolicyStore:
 
 
 async def tensors_of(disk: Disk, path: str, size: int) -> list[Tensor]:
-    """The tensors of a safetensors file; none of any other. Raises `BadMessage`."""
+    """Return the tensors of a safetensors file; none of any other file. Raise `BadMessage` if
+    it is cut short."""
     length = header_bytes(await disk.read(path, 0, LENGTH_BYTES + 1), size)
     return (
         tensors_untrusted(await disk.read(path, LENGTH_BYTES, length), size) if length else []
@@ -743,7 +768,7 @@ async def tensors_of(disk: Disk, path: str, size: int) -> list[Tensor]:
 
 
 def batches(index: Index) -> Iterator[tuple[int, int]]:
-    """Runs of spans (first, behind the last) of one file, of about 4 Mi bytes."""
+    """Group spans of one file into batches (first, one beyond the last) of about 4 Mi bytes."""
     first = size = 0
     starts = set(index.starts)
     for span, row in enumerate(index.spans):
@@ -757,7 +782,7 @@ def batches(index: Index) -> Iterator[tuple[int, int]]:
 
 
 def _runs(entry: StoredPolicy, spans: dict[int, Bytes]) -> Iterator[tuple[str, int, Bytes]]:
-    """Group spans into writes: neighbours in one file together."""
+    """Group spans into writes: neighbours in one file are written together."""
     parts: list[Bytes] = []
     path, start, end = "", 0, -1
     for span, raw in spans.items():
@@ -777,5 +802,5 @@ def _joined(parts: list[Bytes]) -> Bytes:
 
 
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
-    """The chunk of a span; None if ``raw`` is not that span."""
+    """Return the chunk of a span; None if ``raw`` does not match the span."""
     return encode_chunk(span, raw) if digest_of(raw) == span.digest else None

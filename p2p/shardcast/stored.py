@@ -14,38 +14,40 @@ from p2p.shardcast.manifest import Manifest, PolicyVersion, decode_manifest_untr
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 HEAD: Final = ".policy"
-"""Manifest and index of a policy, and where its files are if this node published it."""
+"""Suffix of the file with a policy's manifest and index, and with its files' path if this node
+published it."""
 PART: Final = ".part"
-"""Suffix of its files while spans are missing: one file, or a folder."""
+"""Suffix of a policy's file or folder while spans are missing."""
 WHOLE: Final = (".safetensors", ".files")
-"""Suffix of its complete files: one file, or a folder."""
+"""Suffixes of a complete policy: of one file, and of a folder."""
 PATCH_FILE: Final = ".patch"
-"""The file of a patch when nothing is missing."""
+"""Suffix of the file of a complete patch."""
 
 Bytes = bytes | memoryview
 
 
 class StoredPolicy:
-    """A whole or partial policy on this disk."""
+    """A policy on this disk, complete or not."""
 
     def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
-        """``source`` is the path that this node published it from, if it did."""
+        """Describe a policy. ``source`` is the path from which this node published it, if it
+        did."""
         self.manifest = manifest
         self.index = index
         self.source = source
         self.encoding = manifest.encoding_of(index)
-        """Its encoding; the anchor stands for the policy itself."""
+        """The stored encoding; the anchor stands for the policy itself."""
         self.stem = f"{folder}/v{manifest.version:016d}-{self.name.hex()[:8]}"
         self.verified = EMPTY
-        """Spans that were judged right, in memory or on disk."""
+        """Spans that were verified, in memory or on disk."""
         self.stored = False
-        """True if it is whole, durable and under its final name."""
+        """True if the policy is complete, durable and under its final name."""
         self.has_head = False
-        """True if its head is on the disk."""
+        """True if the head is on the disk."""
         self.has_room = False
-        """True if its files are, with room for every span."""
+        """True if the files are on the disk, with room for every span."""
         self.unwritten: dict[int, Bytes] = {}
-        """Verified spans that are not yet in their place."""
+        """Maps each verified span that is not yet written to its bytes."""
         self._busy: dict[int, None] = {}
         """Spans that are being written."""
         self._idle = Notifier()
@@ -56,7 +58,7 @@ class StoredPolicy:
 
     @property
     def version(self) -> PolicyVersion:
-        """The version it is."""
+        """The version of the policy."""
         return self.manifest.version
 
     @property
@@ -66,24 +68,24 @@ class StoredPolicy:
 
     @property
     def is_patch(self) -> bool:
-        """True if it is no policy, but what makes one of another."""
+        """True if it is a patch or an adapter, which turns another policy into this one."""
         return not self.encoding.is_anchor
 
     # Where it is
 
     @property
     def head(self) -> str:
-        """File with the manifest."""
+        """The path of the head file."""
         return self.stem + HEAD
 
     @property
     def part(self) -> str:
-        """The path of its files while spans are missing."""
+        """The path of its file or folder while spans are missing."""
         return self.stem + PART
 
     @property
     def final(self) -> str:
-        """The path of its files once nothing is missing."""
+        """The path of its file or folder once nothing is missing."""
         if self.is_patch:
             return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
@@ -94,11 +96,11 @@ class StoredPolicy:
         return self.final if self.stored else self.part
 
     def file(self, number: int) -> str:
-        """The current path of one of its files."""
+        """Return the current path of one of its files."""
         return self._inside(self.weights, number)
 
     def final_file(self, number: int) -> str:
-        """The final path of one of its files."""
+        """Return the final path of one of its files."""
         return self._inside(self.final, number)
 
     def _inside(self, weights: str, number: int) -> str:
@@ -107,34 +109,34 @@ class StoredPolicy:
 
     @property
     def files(self) -> list[str]:
-        """The current path of each file."""
+        """Return the current path of each file."""
         return [self.file(number) for number in range(len(self.index.files))]
 
     @property
     def footprint(self) -> int:
-        """Bytes that it occupies."""
+        """Return the bytes that it occupies on disk."""
         return self.index.size + len(self.index.data)
 
     def encode_head(self) -> bytes:
-        """The bytes of its head."""
+        """Return the bytes of its head."""
         return pack([self.manifest.encode(), self.index.data, self.source])
 
     # What is here
 
     @property
     def is_whole(self) -> bool:
-        """True if every span was judged right."""
+        """True if every span was verified."""
         return len(self.verified) == len(self.index)
 
     def add(self, span: int, raw: Bytes) -> None:
-        """A verified span is to be written."""
+        """Add a verified span, which is to be written."""
         self.verified = self.verified.including(span)
         self.unwritten[span] = raw
 
     @contextmanager
     def writing(self) -> Iterator[dict[int, Bytes]]:
-        """The unwritten spans that no other task writes; theirs is the block's task until it
-        ends. If it ends well, they are in their place."""
+        """Yield the unwritten spans that no other task is writing. They count as written if the
+        block ends without an exception."""
         mine = {s: raw for s, raw in sorted(self.unwritten.items()) if s not in self._busy}
         self._busy |= dict.fromkeys(mine)
         try:
@@ -153,15 +155,15 @@ class StoredPolicy:
             await self._idle.wait()
 
     def disown(self) -> None:
-        """Forget the files it was published from, which are gone or changed: it is fetched like
-        any other."""
+        """Forget the files from which this node published it, because they are gone or changed.
+        It is then fetched like any other policy."""
         self.source, self.stored, self.has_head, self.verified = "", False, False, EMPTY
 
     # Who needs it
 
     @contextmanager
     def pin(self) -> Iterator[None]:
-        """Keep it for the length of the block."""
+        """Keep the policy on disk for the length of the block."""
         self.pins += 1
         try:
             yield
@@ -170,8 +172,8 @@ class StoredPolicy:
 
 
 def decode_head_untrusted(data: bytes, run: bytes, verify: Verify, folder: str) -> StoredPolicy:
-    """The policy that a head describes. Raise `BadMessage`, and nothing else: the head may be
-    torn, or of an older Shoal."""
+    """Decode the policy that a head describes. Raise `BadMessage`, and nothing else: the head
+    may be torn, or of an older Shoal."""
     fields = fields_untrusted(unpack_untrusted(data), bytes, bytes, str, what="policy's head")
     manifest = decode_manifest_untrusted(fields[0], run, verify)
     return StoredPolicy(manifest, manifest.index_untrusted(fields[1]), folder, fields[2])

@@ -59,54 +59,53 @@ from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
 PUNCH_TIMEOUT: Final = 5.0
-"""Seconds of one try to punch: a packet and its repetitions after one and three seconds."""
+"""Seconds of one attempt to punch: a packet and its repetitions after one and three seconds."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
 and network (`DialTargets`)."""
 MAX_WAITING_DIALS: Final = 256
-"""Dials on hearsay that may wait for a slot; one more fails at once. Two minutes' worth of
-silent ones.
-"""
+"""Most dials on hearsay that wait for a slot. One more fails at once. They are two minutes'
+worth of silent addresses."""
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds for a handshake: four round trips at half a second, with a busy machine on each
-side.
-"""
+"""Seconds for a handshake: four round trips of half a second, with a busy machine on each
+side."""
 DIAL_TIMEOUT: Final = 20.0
-"""Seconds for all addresses of a peer together: one that takes all of its time (a connection 5,
-a handshake 10) leaves 5 for others, which are tried beside it."""
+"""Seconds for all addresses of a peer together. An address that takes all of its time (a
+connection 5, a handshake 10) leaves 5 for others, which are tried beside it."""
 HEARSAY_TIMEOUT: Final = 8.0
-"""The same on a stranger's word, which may name addresses where no machine is: a connection
-that takes its whole 5 s leaves 3 s for a handshake, four round trips of 0.75 s."""
+"""Seconds for all addresses of a peer known by hearsay, which may name addresses where no
+machine is. A connection that takes its whole 5 s leaves 3 s for a handshake, four round trips
+of 0.75 s."""
 FIRST_READ: Final = 4096
-"""Bytes read at the beginning of an incoming handshake; a whole one has about 500."""
+"""Bytes read at the beginning of an incoming handshake. A whole one has about 500."""
 SWEEP: Final = 15.0
-"""Seconds between two looks for connections that are of no use: half of `UNUSED_TIMEOUT`, so an
-unused one goes after 30 to 45 s. A look costs a pass over all connections, and a timer for each
-of 1,024 would cost more."""
+"""Seconds between two sweeps for unused connections: half of `UNUSED_TIMEOUT`, so an unused
+connection goes after 30 to 45 s. A sweep costs a pass over all connections; a timer for each of
+1,024 would cost more."""
 UNUSED_TIMEOUT: Final = 30.0
-"""Seconds after which a connection is closed over which nothing was ever asked or said: who
-connects has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace,
-rust-libp2p 10."""
+"""Seconds after which a connection is closed if neither side ever used it. A peer that connects
+has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace, rust-libp2p
+10."""
 IDLE_TIMEOUT: Final = 300.0
-"""Seconds without a message or a stream after which a connection is closed; the next message
-opens it again for four round trips. Everything that a node does regularly with a peer
+"""Seconds without a message or a stream after which a connection is closed. The next message
+opens it again, for four round trips. Everything that a node does regularly with a peer
 (heartbeats every few seconds, the DHT's pings, the mesh's) happens more often."""
 MAX_REPLACED: Final = 16.0
-"""Replaced connections of one identity, halved every minute, beyond which a newer one is kept
-waiting unheard. Waiting costs less than closing: who is closed dials again at once."""
+"""Replaced connections of one identity, halved every minute, beyond which a newer connection is
+kept waiting unheard. Waiting costs less than closing, since a peer that is closed dials again
+at once."""
 REPLACED_HALF_LIFE: Final = 60.0
-"""Seconds. With `MAX_REPLACED` an identity may replace 11 connections a minute for ever: what
-fades of 16 in a minute is 16 ln 2."""
+"""Seconds in which the count of replaced connections halves. With `MAX_REPLACED` an identity
+may replace 11 connections a minute for ever: what fades of 16 in a minute is 16 ln 2."""
 HANDSHAKE_RATE: Final = 700.0
-"""Incoming handshakes computed in a second, at most: at 1.1 ms each, with all that a connection
-brings, three quarters of a core."""
+"""Most incoming handshakes computed in a second. At 1.1 ms each, with all that a connection
+brings, they take three quarters of a core."""
 OVERLOADED: Final = 0.4
-"""Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
-"""
+"""Seconds that the oldest queued handshake may wait before the newest has its turn first."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
-the scheduler, in which the peers that are here already have their turn as well."""
+the scheduler, in which the connected peers have their turn as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,17 +116,20 @@ Spawn = Callable[..., None]
 @dataclass(slots=True, eq=False)
 class _Dial:
     trusted: bool
-    """True if the address is sure, or the peer protected: which slots it takes."""
+    """True if the address is sure or the peer is protected. It decides which slots the dial
+    takes."""
     done: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = field(
         default_factory=lambda: PeerUnreachable("the dial was given up")
     )
-    """Why there is no connection. The first value stands for a dial that a bug ended."""
+    """The reason why there is no connection. The first value stands for a dial that a bug
+    ended."""
 
 
 @dataclass(slots=True)
 class _Punched:
-    """A hole that we punch as a client: who is there, and how many may still come of it."""
+    """A hole that this node punches as a client: the peer, and how many connections may still
+    come through it."""
 
     peer: PeerId
     # Accepted connections that are taken for those of one punch.
@@ -150,19 +152,20 @@ class Callbacks:
     """Callbacks of a `Connector` to its host; none may block."""
 
     serves: Callable[[ProtocolId], bool]
-    """True if an incoming stream of the protocol is welcome."""
+    """Returns True if incoming streams of the protocol are served."""
     on_stream: Callable[[MuxedStream], None]
-    """An incoming stream knows its protocol."""
+    """Called when the protocol of an incoming stream is known."""
     on_connection: Callable[[Connection], None]
-    """A connection was adopted."""
+    """Called when a connection was adopted."""
     on_lost: Callable[[Connection], None]
-    """A connection is over."""
+    """Called when a connection is over."""
     on_cut: Callable[[PeerId], None]
-    """A peer broke a protocol, or is refused: nothing more is done for it."""
+    """Called when a peer broke a protocol or is refused, so that nothing more is done for
+    it."""
     on_sweep: Callable[[], None]
     """Called every `SWEEP` seconds while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
-    """Return True if a stream to or from the peer is in use, apart from message streams."""
+    """Returns True if a stream to or from the peer is in use, apart from message streams."""
 
 
 class _Turns:
@@ -180,30 +183,31 @@ class _Turns:
     """
 
     def __init__(self, many: int) -> None:
-        """More than ``many`` that wait are a crowd."""
+        """Start empty. If more than ``many`` handshakes wait, they count as a crowd."""
         self._many = many
         self.waiting: dict[str, dict[str, dict[trio.Event, PendingHandshake]]] = {}
         """Waiting handshakes by network and host, oldest first."""
         self._networks: Counter[str] = Counter()
         self.calling = False
-        """True if a timer is set that calls the next."""
+        """True if a timer is set that calls the next handshake."""
         self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
 
     def take(self, now: float) -> float:
-        """Take a turn if one is left, and return 0; else return how long until there is one."""
+        """Take a turn if one is left, and return 0; else return the seconds until there is
+        one."""
         if self._limit.allows(1.0, now):
             return 0.0
         return (1.0 - self._limit.level) / HANDSHAKE_RATE + 1e-6
 
     def wait(self, pending: PendingHandshake) -> trio.Event:
-        """Join the queue."""
+        """Add a handshake to the queue, and return the event that is set at its turn."""
         turn, group = trio.Event(), pending.group
         self.waiting.setdefault(group.network, {}).setdefault(group.host, {})[turn] = pending
         self._networks[group.network] += 1
         return turn
 
     def leave(self, group: NetGroup, turn: trio.Event) -> None:
-        """Leave the queue; harmless when called already."""
+        """Remove a handshake from the queue. Nothing happens if it was called already."""
         hosts = self.waiting.get(group.network, {})
         turns = hosts.get(group.host, {})
         if turn in turns:
@@ -215,9 +219,9 @@ class _Turns:
                 del self.waiting[group.network], self._networks[group.network]
 
     def call(self, now: float) -> None:
-        """Let the next one go on, and those before it whose dialers have gone: 2,000 a second
-        that hang up behind their first words would have three turns of four.
-        """
+        """Let the next handshake continue, and those before it whose dialers have gone.
+        Otherwise dialers that hang up right after their first message, 2,000 a second, would
+        take three turns of four."""
         while self.waiting:
             hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
             turns = min(hosts.values(), key=len)
@@ -268,7 +272,7 @@ class Connector:
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
         self._punched: dict[str, _Punched] = {}
-        """Hosts that we punch a hole to as a client."""
+        """Hosts to which this node punches a hole as a client."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
@@ -280,7 +284,8 @@ class Connector:
         return tuple(self._connections)
 
     def live(self, peer: PeerId) -> Connection | None:
-        """The newest connection that takes streams; a direct one if there is one."""
+        """Return the newest connection to ``peer`` that takes streams, preferably a direct one;
+        None if there is none."""
         found = None
         for connection in reversed(self._connections.get(peer, ())):
             if connection.is_open:
@@ -296,43 +301,42 @@ class Connector:
             self.watchers.tell(PeerEvent(peer, state, dialled))
 
     def drop(self, peer: PeerId) -> list[Connection]:
-        """Begin to close all connections of ``peer``; returns them."""
+        """Begin to close all connections of ``peer``, and return them."""
         connections = list(self._connections.get(peer, ()))
         for connection in connections:
             connection.close()
         return connections
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
-        """Add penalty points; at the limit the peer is dropped."""
+        """Add penalty points to a peer, which is dropped at the limit."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
         if self.gater.scores.penalise(peer, points, self._world.now()):
             self._refuse(peer)
 
     def ban(self, peer: PeerId) -> None:
-        """Refuse for as long as this host lives."""
+        """Refuse ``peer`` for as long as this host lives."""
         self.gater.scores.ban(peer)
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
-        """End at once what we do for ``peer``, and begin to close its connections; returns
-        them.
-        """
+        """End at once all work for ``peer``, begin to close its connections, and return
+        them."""
         self._callbacks.on_cut(peer)
         return self.drop(peer)
 
     def _refuse(self, peer: PeerId) -> None:
-        """End what we do for a peer that is refused from now on, and remember its host."""
+        """End all work for a peer that is refused from now on, and remember its host."""
         groups = [group_of(connection.remote_addr) for connection in self.cut(peer)]
         for host in dict.fromkeys(group.host for group in groups if group.limited):
             self._offences.add(host, self._world.now())
 
     def is_refused(self, peer: PeerId) -> bool:
-        """Return True if we want nothing to do with ``peer`` for now."""
+        """Return True if this node refuses to deal with ``peer`` for now."""
         return self.gater.scores.is_refused(peer, self._world.now())
 
     def may_send(self, peer: PeerId) -> bool:
-        """Return True if a message to ``peer`` may leave: over a connection, or one to be
-        made."""
+        """Return True if a message to ``peer`` may leave, over an existing connection or a new
+        one."""
         if self.closing:
             return False
         if self.live(peer) is not None:
@@ -346,7 +350,7 @@ class Connector:
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:
-        """A stream was opened, or messages came or went."""
+        """Record that a stream to ``peer`` was opened, or that messages came or went."""
         usage = self._usage.get(peer)
         if usage is not None:
             usage.used_at = self._world.now()
@@ -357,7 +361,8 @@ class Connector:
     # Dialling.
 
     async def connect(self, peer: PeerId) -> None:
-        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        """Connect to ``peer`` if there is no connection. Raise `PeerUnreachable`,
+        `WrongPeer`."""
         await trio.lowlevel.checkpoint()
         if self.live(peer):
             return
@@ -446,8 +451,8 @@ class Connector:
         return _Ready(raw, secured)
 
     async def dial_direct(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
-        """Dial ``addrs`` beside a circuit that there is. Return True if there is a direct
-        connection; the caller sets the deadline."""
+        """Dial ``addrs`` beside an existing circuit. Return True if there is a direct
+        connection. The caller sets the deadline."""
         try:
             ready, addr = await race(peer, addrs, partial(self._dial_addr, peer))
         except (*DIAL_FAILURES, WrongPeer) as error:
@@ -482,8 +487,8 @@ class Connector:
         return self.is_direct(peer)
 
     async def dial_from_port(self, peer: PeerId, addr: Multiaddr) -> bool:
-        """Add a connection to ``peer``, from the port at which we listen. Return True if there
-        is one."""
+        """Dial ``peer`` from the port at which we listen. Return True if there is a
+        connection."""
         return await self._punch_addr(peer, addr, True)
 
     async def _punch_addr(self, peer: PeerId, addr: Multiaddr, is_client: bool) -> bool:
@@ -534,14 +539,14 @@ class Connector:
             logger.debug("an accepted punch failed: %s", error)
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Return True if there is a connection to ``peer`` that needs no relay."""
+        """Return True if there is a connection to ``peer`` without a relay."""
         connection = self.live(peer)
         return connection is not None and not connection.is_circuit
 
     # Accepting.
 
     async def accept_from(self, listener: Listener) -> None:
-        """Accept and greet connections for as long as we listen."""
+        """Accept connections and start their handshakes for as long as we listen."""
         while True:
             try:
                 raw = await listener.accept()
@@ -629,9 +634,8 @@ class Connector:
                 await trio.aclose_forcefully(raw)
 
     async def _wait_turn(self, pending: PendingHandshake) -> bool:
-        """Return when there is CPU time for one more incoming handshake. Whether its dialer is
-        still there.
-        """
+        """Wait for CPU time for one more incoming handshake. Return True if its dialer is still
+        there."""
         pending.heard = True
         if pending.has_gone():
             return False
@@ -770,7 +774,7 @@ class Connector:
             self._world.call_at(self._sweep_due, self._sweep)
 
     def _sweep(self) -> None:
-        """Close connections without use."""
+        """Close connections that are of no use."""
         self._callbacks.on_sweep()
         now = self._world.now()
         # We stood still: what came over these connections meanwhile is yet to be read.
@@ -799,6 +803,7 @@ class Connector:
 
 
 def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
-    """Return the address with the peer's id, which a relay needs, and a name of many."""
+    """Return the address with the peer's id, which a relay needs, and which a name of many
+    peers needs."""
     is_whole = addr.relay is None and addr.parts[0][0] != "dnsaddr"
     return addr if is_whole else addr.with_peer(peer)

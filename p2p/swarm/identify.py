@@ -23,23 +23,23 @@ PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
 AGENT: Final = "shoal/0.1"
 PROTOCOL_VERSION: Final = "ipfs/0.1.0"
 MAX_INFO: Final = 8 * KI
-"""Bytes of an identify message, as in go-libp2p."""
+"""Most bytes of an identify message, as in go-libp2p."""
 PING_BYTES: Final = 32
-"""Bytes of a ping, by the specification: random, and echoed."""
+"""Bytes of a ping, by the specification. They are random, and echoed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A peer's claims about itself; only the connection proves anything."""
+    """A peer's claims about itself. Only the connection proves anything."""
 
     agent: str
     protocols: tuple[ProtocolId, ...]
     listen_addrs: tuple[Multiaddr, ...]
     observed_addr: Multiaddr | None
-    """Our address as the peer sees it."""
+    """This node's address as the peer sees it."""
 
     def updated(self, news: PeerInfo) -> PeerInfo:
-        """The same, with what ``news`` says."""
+        """Return this info with the fields that ``news`` contains replaced."""
         return PeerInfo(
             news.agent or self.agent,
             news.protocols or self.protocols,
@@ -54,7 +54,7 @@ def encode_info(
     listen_addrs: Sequence[Multiaddr],
     observed: Multiaddr | None,
 ) -> bytes:
-    """Our own identify message."""
+    """Encode our own identify message."""
     public_key = field(1, 1) + field(2, peer.public_key)
     parts = [field(1, public_key)]
     parts += [field(2, addr.transport.to_bytes()) for addr in listen_addrs]
@@ -65,10 +65,10 @@ def encode_info(
 
 
 def decode_info_untrusted(data: bytes) -> PeerInfo:
-    """Raise `BadMessage`, and nothing else, whatever the bytes.
+    """Decode an identify message. Raise `BadMessage`, and nothing else, whatever the bytes.
 
-    Left out is what no host can use: addresses that cannot be dialled, protocols that are not
-    ASCII (one character from another plane makes Python hold four bytes for each of the
+    What no host can use is left out: addresses that cannot be dialled, and protocols that are
+    not ASCII (one character from another plane makes Python hold four bytes for each of the
     others).
     """
     agent = ""
@@ -108,7 +108,8 @@ def _dialable(data: bytes) -> Multiaddr | None:
 
 
 async def receive_info(stream: Stream) -> PeerInfo:
-    """Read the peer's message. Raises `BadMessage`, `trio.BrokenResourceError`."""
+    """Read the peer's message. Raise `BadMessage` if it is malformed,
+    `trio.BrokenResourceError` if the peer goes away."""
     data = await FrameReader(stream, MAX_INFO).receive()
     if data is None:
         raise BadMessage("the peer did not identify itself")
@@ -121,7 +122,7 @@ async def send_info(stream: Stream, info: bytes) -> None:
 
 
 async def serve_ping(stream: Stream) -> None:
-    """Send back what comes, for as long as it comes.
+    """Echo pings for as long as they come.
 
     In the pieces in which it comes: cut into 32 bytes, 3 MB/s of pings took a core. A piece is
     let go before the next is waited for: the stream counts what its application has until that
@@ -134,20 +135,18 @@ async def serve_ping(stream: Stream) -> None:
 
 
 class TimedHost(Host, Protocol):
-    """A host that shows the machine it runs on, and so a clock: `swarm.SwarmHost` is
-    one.
-    """
+    """A host that exposes the machine it runs on, and so a clock. `swarm.SwarmHost` is one."""
 
     @property
     def world(self) -> World:
-        """The machine."""
+        """The machine on which the host runs."""
         ...
 
 
 async def ping(host: TimedHost, peer: PeerId) -> float:
-    """Seconds to ``peer`` and back. The caller sets the deadline.
+    """Return the seconds to ``peer`` and back. The caller sets the deadline.
 
-    Raises `PeerUnreachable`, `ProtocolNotSupported`, `BadMessage` if the echo differs.
+    Raises `PeerUnreachable`, `ProtocolNotSupported`, or `BadMessage` if the echo differs.
     """
     check_host(host)
     async with await host.open_stream(peer, PING_ID) as stream:

@@ -23,17 +23,16 @@ from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI, MIB
 
 MAX_IDLE: Final = 16
-"""Tasks of one host that wait for a stream. Requests that follow each other need one; two
+"""Most tasks of one host that wait for a stream. Requests that follow each other need one. Two
 records of eight streams each, which is what one pass of the scheduler may bring, need 16."""
 
 Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]
-"""Serves one stream. Raises nothing that is the peer's doing, or of a bug that the peer can
-trigger.
-"""
+"""Serves one stream. Neither a peer nor a bug that a peer can trigger makes it raise."""
 
 
 class Server:
-    """A task that serves streams. Its owner starts `run` after the first `begin`."""
+    """A task that serves streams, one after the other. Its owner starts `run` after the first
+    `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 
@@ -44,7 +43,8 @@ class Server:
         self._work: tuple[MuxedStream, ServedStream] | None = None
 
     def begin(self, stream: MuxedStream, served: ServedStream) -> bool:
-        """Serve ``stream``. Whether there is a task already; if not, `run` must be started."""
+        """Serve ``stream``. Return False if there is no task yet, so that `run` must be
+        started."""
         self._work = (stream, served)
         if self._task is None:
             return False
@@ -53,12 +53,13 @@ class Server:
         return True
 
     def abort(self, stream: MuxedStream) -> None:
-        """End the service of ``stream``; harmless when it is over."""
+        """End the service of ``stream``. Nothing happens if it is over."""
         if self._work is not None and self._work[0] is stream:
             self._scope.cancel()
 
     async def run(self, serve: Serve, idle: list[Server]) -> None:
-        """Serve what `begin` names, and wait among the ``idle`` ones in between."""
+        """Serve each stream given to `begin`, and wait among the ``idle`` servers in
+        between."""
         self._task = trio.lowlevel.current_task()
         with self._scope:
             while self._work is not None:
@@ -71,13 +72,12 @@ class Server:
 
 
 MAX_WAITING: Final = 24 * MIB
-"""Bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only:
+"""Most bytes of messages that may wait over all peers. Beyond it, a peer has `MIN_OUTBOX` only:
 peers that never read cost each other messages, not those that do. A node has 60 MiB, and stays
 under 150 with 16 more queued on streams and 32 unread."""
 MIN_OUTBOX: Final = 16 * KI
-"""Bytes of messages that may always wait for one peer: with 1,024 connections two thirds of
-`MAX_WAITING`.
-"""
+"""Bytes of messages that may always wait for one peer. With 1,024 connections they are two
+thirds of `MAX_WAITING`."""
 
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
@@ -102,21 +102,22 @@ class Lane:
         self.protocol = protocol
         self.connection: Connection | None = None
         self.is_running = False
-        """True if a task carries what waits."""
+        """True if a task is sending the waiting messages."""
         self.scope = trio.CancelScope()
-        """Scope of the task, while there is one."""
+        """Cancel scope of that task, while there is one."""
         self.waiting: list[bytes] = []
         self.sweeps = 0
-        """Calls of `Outbox.sweep` since a message has left."""
+        """Number of `Outbox.sweep` calls since a message has left."""
         self._stream: MuxedStream | None = None
 
     @property
     def is_broken(self) -> bool:
-        """True if the peer has ended the stream: the next message needs a new one."""
+        """True if the peer has ended the stream, so that the next message needs a new one."""
         return self._stream is not None and not self._stream.is_open
 
     def try_send(self, framed: bytes) -> bool:
-        """Queue on the stream at once, if it exists and nothing waits before."""
+        """Queue a message on the stream at once, if the stream exists and nothing waits. Return
+        True if it was queued."""
         if self._stream is None or self.is_running or self._is_replaced:
             return False
         if not self._stream.try_send(framed):
@@ -125,7 +126,8 @@ class Lane:
         return True
 
     async def run(self, open_lane: OpenLane, sent: Callable[[int], None]) -> None:
-        """Carry what waits, then return. Raises what opening or sending raises."""
+        """Send the waiting messages, then return. Raise what opening the stream or sending
+        raises."""
         with self.scope:
             while True:
                 if self._stream is not None and self._is_replaced:
@@ -146,7 +148,7 @@ class Lane:
         return self.connection is not None and self.connection.is_replaced
 
     async def _leave(self, stream: MuxedStream) -> None:
-        """End the stream when the peer has read all of it, so that nothing on the next one
+        """End the stream when the peer has read all of it, so that nothing on the next stream
         overtakes what is still in the relay."""
         self.connection = self._stream = None
         try:
@@ -160,18 +162,16 @@ class Lane:
             stream.reset()
 
     def end(self) -> None:
-        """Let go of the stream; a task that uses it ends first, and `Outbox.stopped` comes back
-        here.
-        """
+        """Release the stream. If a task uses it, the task ends first, and `Outbox.stopped`
+        calls this again."""
         if self.is_running:
             self.scope.cancel()
         elif self._stream is not None:
             self._stream.reset()
 
     def _next_batch(self) -> list[bytes]:
-        """Messages to be sent together. They wait until the stream has taken them: of the last
-        one up to a megabyte does, for a peer that reads nothing.
-        """
+        """Return the messages to be sent together. They stay queued until the stream has taken
+        them: up to a megabyte of the last one does, for a peer that reads nothing."""
         count = size = 0
         # Bytes of waiting messages joined for one send: a full record, beyond which joining
         # saves no seal.
@@ -185,16 +185,17 @@ class Outbox:
     """All lanes of a host."""
 
     def __init__(self, start: Callable[[Lane], None]) -> None:
-        """``start`` runs a lane in the background and calls `stopped` when its task ends."""
+        """Start without lanes. ``start`` runs a lane in the background and calls `stopped` when
+        its task ends."""
         self._start = start
         self._lanes: dict[tuple[PeerId, ProtocolId], Lane] = {}
         self._bytes: dict[PeerId, int] = {}
         self._total = 0
         self.dropped = 0
-        """Messages that were lost here: the peer was gone or too slow."""
+        """Number of messages that were lost here because the peer was gone or too slow."""
 
     def put(self, peer: PeerId, protocol: ProtocolId, framed: bytes) -> bool:
-        """Take a message, or drop it and return False when too much waits for the peer."""
+        """Take a message. Return False, and drop it, if too much waits for the peer."""
         lane = self._lanes.get((peer, protocol))
         if lane is not None and lane.is_broken:
             self.close(lane)
@@ -219,18 +220,19 @@ class Outbox:
         return True
 
     def has_lane(self, peer: PeerId, protocol: ProtocolId) -> bool:
-        """Return True if a stream is open, or being opened."""
+        """Return True if a stream to the peer is open, or being opened."""
         return (peer, protocol) in self._lanes
 
     def sent(self, peer: PeerId, count: int) -> None:
-        """Note that ``count`` bytes have left the queue."""
+        """Record that ``count`` bytes have left the queue."""
         self._total -= count
         left = self._bytes.pop(peer, 0) - count
         if left > 0:
             self._bytes[peer] = left
 
     def stopped(self, lane: Lane) -> None:
-        """The lane's task has ended: when all was sent, the lane waits for more."""
+        """Handle the end of a lane's task. If all was sent, the lane waits for more
+        messages."""
         lane.is_running = False
         if (
             lane.scope.cancel_called
@@ -241,7 +243,7 @@ class Outbox:
             self.close(lane)
 
     def close(self, lane: Lane) -> None:
-        """The lane is over; what waited is lost."""
+        """Close a lane. Its waiting messages are lost."""
         lane.end()
         self.dropped += len(lane.waiting)
         self.sent(lane.peer, sum(map(len, lane.waiting)))
@@ -250,9 +252,8 @@ class Outbox:
             del self._lanes[(lane.peer, lane.protocol)]
 
     def sweep(self) -> list[PeerId]:
-        """End the lanes that have been stuck for long; returns the peers that took a message
-        since last.
-        """
+        """End the lanes that have been stuck for long. Return the peers that took a message
+        since the last sweep."""
         taken: dict[PeerId, None] = {}
         for lane in list(self._lanes.values()):
             if not lane.sweeps:
@@ -266,7 +267,7 @@ class Outbox:
         return list(taken)
 
     def count(self, peer: PeerId) -> int:
-        """Lanes to ``peer``."""
+        """Return the number of lanes to ``peer``."""
         return sum(lane.peer == peer for lane in self._lanes.values())
 
     def lost(self, connection: Connection) -> None:

@@ -76,23 +76,23 @@ from p2p.wire import frame
 from p2p.world import World
 
 TURN_MESSAGES: Final = 64
-"""The same, in messages: 0.4 ms of the cheapest, 6 µs each."""
+"""Messages that one turn takes from a stream: 0.4 ms of the cheapest, 6 µs each."""
 MESSAGE_RATE: Final = 4000.0
-"""Messages a second that are taken from one stream; a peer that sends more waits, as with any
-slow reader. Each costs at least 6 µs however empty it is, so one stream has 2.5 % of a core;
-ours carry a few a second."""
+"""Messages a second taken from one stream. A peer that sends more waits, as with any slow
+reader. Each costs at least 6 µs however empty it is, so one stream has 2.5 % of a core; ours
+carry a few a second."""
 MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
 of a core."""
 FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16, identify.PUSH_ID: 2}
-"""Incoming streams of one peer served at a time, for protocols that need few; one more is
+"""Incoming streams of one peer served at a time, for protocols that need few. One more is
 reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
 end."""
 PUSH_PAUSE: Final = 5.0
-"""Seconds between two pushes of ours at least. Half of it between two of one peer: the net may
-bring them closer together."""
+"""Least seconds between two of our identify pushes. Half of it is the least between two pushes
+of one peer, since the network may bring them closer together."""
 IDENTIFY_TIMEOUT: Final = 10.0
-"""Seconds for the peer to identify itself; without it we just know less."""
+"""Seconds for the peer to identify itself. Without its answer this node just knows less."""
 
 logger = logging.getLogger(__name__)
 
@@ -127,15 +127,14 @@ class SwarmConfig:
 
 
 class SwarmHost:
-    """The local endpoint that owns all connections (a `p2p.host.Host`). Open it with
-    `open_host`.
-    """
+    """The local endpoint that owns all connections (a `p2p.host.Host`). `open_host` opens
+    it."""
 
     def __init__(
         self, world: World, network: Network, key: KeyPair, config: SwarmConfig
     ) -> None:
         self.world = world
-        """The machine this host runs on."""
+        """The machine on which this host runs."""
         self._config = config
         self._static = StaticKey.create(key, world.entropy(32))
         self.news = Notifier()
@@ -147,17 +146,17 @@ class SwarmHost:
         self._mapped: tuple[Multiaddr, ...] = ()
         self._standing: dict[Multiaddr, bool | None] = {}
         self._seen: BoundedDict[PeerId, Multiaddr] = BoundedDict(2)
-        """Where peers see what comes from the port at which we listen."""
+        """Addresses at which peers see connections from the port at which we listen."""
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._pushed: BoundedDict[PeerId, float] = BoundedDict(4096)
-        """When peers last pushed."""
+        """Maps peers to the time of their last identify push."""
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
         self.network = CircuitNetwork(world, self, network)
-        """Network that this host dials and listens on."""
+        """The network on which this host dials and listens."""
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
             on_stream=self._serve_soon,
@@ -188,7 +187,7 @@ class SwarmHost:
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own name."""
+        """This host's own peer id."""
         return self._static.peer_id
 
     @property
@@ -217,10 +216,10 @@ class SwarmHost:
         return any(one.addr.relay is None for one in self._listeners)
 
     def set_standing(self, standing: Mapping[Multiaddr, bool | None]) -> None:
-        """Say which of our addresses others can dial, as far as that is known.
+        """Record which of our addresses others can dial, as far as that is known.
 
-        One that they can dial is told to others; one that they cannot comes behind the rest: it
-        is kept, because peers that lie must not be able to take an address from us.
+        An address that they can dial is told to others. One that they cannot is moved behind
+        the rest, but kept, because lying peers must not be able to take an address from us.
         """
         door.check("standing", standing, Mapping)
         if standing != self._standing:
@@ -228,7 +227,7 @@ class SwarmHost:
             self.news.notify_all()
 
     def set_mapped(self, addr: Multiaddr | None) -> None:
-        """Tell others that a router forwards ``addr`` to us, or that none does any more."""
+        """Announce that a router forwards ``addr`` to this host, or that none does any more."""
         if addr is not None:
             door.check("addr", addr, Multiaddr)
         mapped = () if addr is None else (addr,)
@@ -238,8 +237,8 @@ class SwarmHost:
 
     @property
     def port_to_map(self) -> int | None:
-        """The TCP port that a router would have to forward: of the first listener at a private
-        address, unless there are addresses to announce."""
+        """The TCP port that a router would have to forward: that of the first listener at a
+        private address. It is None if the owner sets the announced addresses."""
         for addr in () if self._config.announce else [one.addr for one in self._listeners]:
             if addr.relay is None and addr.parts[0][0] == "ip4" and reach_of(addr) == PRIVATE:
                 return addr.host_port[1]
@@ -251,19 +250,19 @@ class SwarmHost:
         return self._connector.connected
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Return True if there is a connection to ``peer`` that needs no relay."""
+        """Return True if there is a connection to ``peer`` without a relay."""
         door.check("peer", peer, PeerId)
         return self._connector.is_direct(peer)
 
     def remote_addr(self, peer: PeerId) -> Multiaddr | None:
-        """The address from which a connected peer comes, or at which we dialled it; a direct
-        one if there is one."""
+        """Return the address from which a connected peer comes, or at which we dialled it,
+        preferably of a direct connection."""
         door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         return None if connection is None else connection.remote_addr
 
     def has_dialled(self, peer: PeerId) -> bool:
-        """Return True if there is a connection to ``peer`` that we dialled without a relay."""
+        """Return True if we dialled ``peer`` without a relay, and are connected."""
         door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         return connection is not None and connection.dialer and not connection.is_circuit
@@ -276,9 +275,9 @@ class SwarmHost:
 
     @property
     def observed(self) -> tuple[Multiaddr, ...]:
-        """Our own addresses as others may see them: the hosts at which peers see us, with the
-        ports at which we listen, which most routers keep; first, if it is known, where they
-        see what comes from there."""
+        """Return our own addresses as others may see them: the hosts at which peers see us,
+        with the ports at which we listen, which most routers keep. The address at which peers
+        see connections from our listening port comes first, if it is known."""
         ports = [
             listener.addr.host_port[1]
             for listener in self._listeners
@@ -297,13 +296,13 @@ class SwarmHost:
 
     @property
     def is_symmetric(self) -> bool:
-        """True if a router gives each connection from our port another one, as far as
-        `look_from` has shown: no two of such hosts can punch."""
+        """True if a router maps each connection from our port to another port, as far as
+        `look_from` has shown. Two such hosts cannot punch."""
         return len(set(self._seen.values())) > 1
 
     async def look_from(self, peer: PeerId) -> None:
         """Connect to ``peer`` once more for a moment, from the port at which we listen, to
-        learn where it sees us there."""
+        learn at which address it sees us."""
         door.check("peer", peer, PeerId)
         places = [one for one in self.addrs_of(peer) if one.relay is None]
         with trio.move_on_after(IDENTIFY_TIMEOUT):
@@ -323,9 +322,9 @@ class SwarmHost:
                 connection.close()
 
     async def dial_direct(self, peer: PeerId) -> bool:
-        """Dial the public addresses that a peer names, beside a circuit that there is. Return
-        True if there is a direct connection; the caller sets the deadline. No name server is
-        asked on a stranger's word."""
+        """Dial the public addresses that a peer names, beside an existing circuit. Return True
+        if there is a direct connection. The caller sets the deadline. No name server is asked
+        on a stranger's word."""
         door.check("peer", peer, PeerId)
         info = self.info(peer)
         named = () if info is None else info.listen_addrs
@@ -340,7 +339,7 @@ class SwarmHost:
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Try for a few seconds to make a direct connection from the port at which we listen.
-        Return True if there is one. Names no place that is nearer than ours."""
+        Return True if there is one. No address is dialled that is nearer than our own."""
         door.check("peer", peer, PeerId)
         addrs = door.check_each("addrs", addrs, Multiaddr)
         door.check("is_client", is_client, bool)
@@ -350,17 +349,17 @@ class SwarmHost:
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
-        """The protocols that we serve."""
+        """The protocols that this host serves."""
         return tuple(self._handlers)
 
     @property
     def dropped_messages(self) -> int:
-        """Messages that `send` took, or refused, and that never left."""
+        """Number of messages that `send` took or refused and that never left."""
         return self._outbox.dropped
 
     @property
     def budget(self) -> Budget:
-        """Resources that peers hold on this host."""
+        """The account of resources that peers hold on this host."""
         return self._connector.budget
 
     @property
@@ -369,7 +368,7 @@ class SwarmHost:
         return self._connector.memory
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
-        """A connected peer's claims about itself, once it has sent them."""
+        """Return a connected peer's claims about itself; None until it has sent them."""
         door.check("peer", peer, PeerId)
         return self._infos.get(peer)
 
@@ -397,10 +396,10 @@ class SwarmHost:
         *,
         max_message: int = hosts.MAX_MESSAGE,
     ) -> Iterator[None]:
-        """Take incoming messages of ``protocol``, of at most ``max_message`` bytes, for the
+        """Deliver incoming messages of ``protocol``, of at most ``max_message`` bytes, for the
         length of the block.
 
-        A peer has one stream for them: when it opens another, the newest counts, as in
+        A peer has one stream for them. When it opens another, the newest counts, as in
         go-libp2p-pubsub.
         """
         self._check_open()
@@ -445,35 +444,34 @@ class SwarmHost:
         addrs: Sequence[Multiaddr],
         source: hosts.AddrSource = hosts.AddrSource.OWNER,
     ) -> None:
-        """Remember where ``peer`` may be dialled. Hearsay names no place that is nearer than
-        ours.
-        """
+        """Remember addresses of ``peer``. Of hearsay, none is kept that is nearer than our
+        own."""
         door.check("peer", peer, PeerId)
         addrs = door.check_each("addrs", addrs, Multiaddr)
         self._connector.gater.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """The last known addresses of ``peer``."""
+        """Return the last known addresses of ``peer``."""
         door.check("peer", peer, PeerId)
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
-        """Return how far we can be seen: a host with public addresses has no neighbours at
-        private ones."""
+        """Return the widest scope of our addresses. A host with public addresses has no
+        neighbours at private ones."""
         return min(map(reach_of, self.addrs), default=LOOPBACK)
 
     # Talking.
 
     async def connect(self, peer: PeerId) -> None:
-        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        """Connect to ``peer`` if there is no connection. Raise `PeerUnreachable`,
+        `WrongPeer`."""
         door.check("peer", peer, PeerId)
         self._check_open()
         await self._connector.connect(peer)
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
-        """Dial an address (or its text) that ends in ``/p2p/``; else `ConfigError`, or as
-        `connect`.
-        """
+        """Dial an address (or its text) that ends in ``/p2p/`` and an id. Raise `ConfigError`
+        if it does not, or what `connect` raises."""
         addr = as_multiaddr(addr, "dial")
         peer = addr.peer_id
         if peer is None:
@@ -483,7 +481,8 @@ class SwarmHost:
         return peer
 
     async def disconnect(self, peer: PeerId) -> None:
-        """Close the connections, if there are any, and wait until they are."""
+        """Close the connections to ``peer``, if there are any, and wait until they are
+        closed."""
         door.check("peer", peer, PeerId)
         for connection in self._connector.drop(peer):
             await connection.wait_closed()
@@ -500,9 +499,8 @@ class SwarmHost:
         return stream
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
-        """Queue a message, connecting in the background if need be. False if it was dropped at
-        once.
-        """
+        """Queue a message, connecting in the background if need be. Return False if it was
+        dropped at once."""
         hosts.check_message(peer, protocol, message)
         self._check_open()
         lane = ProtocolId(protocol)
@@ -518,9 +516,8 @@ class SwarmHost:
         self._connector.gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
-        """The network that a connected peer is in, for limits; empty on loopback, or if it is
-        unknown.
-        """
+        """Return the network of a connected peer, for limits; empty on loopback, or if it is
+        unknown."""
         door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         group = UNKNOWN if connection is None else group_of(connection.remote_addr)
@@ -533,7 +530,7 @@ class SwarmHost:
         self._connector.penalise(peer, points, reason)
 
     def ban(self, peer: PeerId) -> None:
-        """Disconnect and refuse for as long as this host lives."""
+        """Disconnect ``peer``, and refuse it for as long as this host lives."""
         door.check("peer", peer, PeerId)
         self._connector.ban(peer)
 
@@ -617,11 +614,11 @@ class SwarmHost:
     async def _on_behalf(
         self, peer: PeerId | None, work: Callable[..., Awaitable[object]], *args: object
     ) -> None:
-        """The border: everything that is done for a peer, or because of it, ends here and
-        nowhere else.
+        """Run work that is done for a peer, or because of it, and handle its errors. No other
+        place does.
 
-        What goes wrong costs that peer its stream, and a broken protocol its connections; never
-        the node.
+        An error costs that peer its stream, and a broken protocol its connections. The node
+        goes on.
         """
         try:
             await work(*args)
@@ -650,9 +647,8 @@ class SwarmHost:
     # Messages.
 
     async def _take_messages(self, max_message: int, stream: hosts.Stream) -> None:
-        """Hand over what comes on one stream, a turn at a time, no faster than
-        `MESSAGE_RATE`.
-        """
+        """Deliver the messages of one stream, a turn at a time, no faster than
+        `MESSAGE_RATE`."""
         receiver = hosts.FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
         now = self.world.now
@@ -740,8 +736,8 @@ class SwarmHost:
                 )
 
     def _learn(self, connection: Connection, info: identify.PeerInfo) -> bool:
-        """Take what a peer says of itself. Return False if it has gone meanwhile, and
-        `_forget` will not be called again."""
+        """Record a peer's claims about itself. Return False if it has gone meanwhile, in which
+        case `_forget` will not be called again."""
         peer, seen = connection.peer, connection.remote_addr
         connection.learn(info.protocols)
         if self._connector.usage(peer) is None:
@@ -755,7 +751,8 @@ class SwarmHost:
         return True
 
     async def _take_push(self, stream: hosts.Stream) -> None:
-        """A peer says that something of it has changed. What it leaves out has not."""
+        """Apply an identify push, with which a peer says what has changed. Missing fields are
+        unchanged."""
         with trio.move_on_after(IDENTIFY_TIMEOUT):
             news = await identify.receive_info(stream)
             known, connection = self._infos.get(stream.peer), self._connector.live(stream.peer)
@@ -766,7 +763,8 @@ class SwarmHost:
             self._learn(connection, news if known is None else known.updated(news))
 
     async def _push(self) -> None:
-        """Tell connected peers whenever our addresses change, until cancelled."""
+        """Send an identify push to connected peers whenever our addresses change, until
+        cancelled."""
         told = self.addrs
         while True:
             while told == self.addrs:
@@ -788,11 +786,11 @@ class SwarmHost:
     async def listen(
         self, addr: Multiaddr, source: hosts.AddrSource = hosts.AddrSource.OWNER
     ) -> Listener:
-        """Accept connections at ``addr`` as well, until the listener is closed. Raises
-        `ConfigError`.
+        """Accept connections at ``addr`` as well, until the listener is closed. Raise
+        `ConfigError` if the address cannot be had.
 
-        At ``/…/p2p/RELAY/p2p-circuit`` that is a reservation at a relay, which ends when the
-        relay renews it no more; ``source`` says on whose word the relay is there.
+        At ``/…/p2p/RELAY/p2p-circuit`` this is a reservation at a relay, which ends when the
+        relay no longer renews it. ``source`` says on whose word the relay is there.
         """
         door.check("addr", addr, Multiaddr)
         door.check("source", source, hosts.AddrSource)

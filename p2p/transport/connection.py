@@ -73,11 +73,11 @@ from p2p.wire import KI
 from p2p.world import Timer, World
 
 STALLS: Final = 2
-"""Looks (one each 15 s) at which a served stream may be found to wait for the same room; at the
-next it is given up. A peer that takes nothing of an answer for so long holds a task, its
-question and the answer."""
+"""Looks (one each 15 s) at which a served stream may be found waiting for the same room before
+it is given up. A peer that takes nothing of an answer for so long holds a task, its question
+and the answer."""
 OVER: Final = ProtocolError("the stream is over")
-"""Both sides have ended it: nothing that was sent is lost."""
+"""The error of a stream that both sides have ended. Nothing that was sent is lost."""
 _UNKNOWN: Final = ProtocolId("")
 _UNNAMED_COST: Final = 4 * KI
 """Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
@@ -86,9 +86,8 @@ keep-alive intervals."""
 
 
 class MuxedStream(Stream):
-    """An ordered byte stream to one peer, for one protocol. Left by an exception, it is
-    reset.
-    """
+    """An ordered byte stream to one peer, for one protocol. An exception that leaves its block
+    resets it."""
 
     def __init__(
         self, owner: Connection, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
@@ -112,9 +111,10 @@ class MuxedStream(Stream):
         self._failure: Exception | None = None
         self._credit = owner.yield_every
         self.held = 0
-        """Bytes of the peer's that we keep, as the budget counts them."""
+        """Bytes from the peer that this node keeps, as the budget counts them."""
         self.since = 0.0
-        """When the application last took some of them, or when the first came."""
+        """Time at which the application last took some of those bytes, or at which the first
+        came."""
         self._kept = 0  # of them, what a `p2p.wire.FrameReader` has
         self._taken = 0  # of them, what the application received last, until it asks for more
         self._answer(negotiation.data_to_send())
@@ -128,7 +128,7 @@ class MuxedStream(Stream):
 
     @property
     def is_open(self) -> bool:
-        """True if `try_send` has a chance."""
+        """True if `try_send` can succeed."""
         return not (self._closed or self._sent_end or self._failure)
 
     # trio's interface.
@@ -175,8 +175,8 @@ class MuxedStream(Stream):
     async def drained(self, at_most: int = 0) -> None:
         """Return once at most `at_most` bytes of what was sent are still on this node.
 
-        What other streams of the connection had sealed before counts too; what they say later
-        does not.
+        The count includes what other streams of the connection had sealed before, and excludes
+        what they send later.
         """
         check_number("at_most", at_most)
         if self._sending:
@@ -208,7 +208,7 @@ class MuxedStream(Stream):
             raise trio.BrokenResourceError(str(self._failure)) from self._failure
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return when `send_all` would take at least one byte at once."""
+        """Return when `send_all` would accept at least one byte at once."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
@@ -225,7 +225,7 @@ class MuxedStream(Stream):
             self._sending = False
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent; receiving goes on."""
+        """Announce that nothing more will be sent. Receiving goes on."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         if not self._sent_end or self._closed:
@@ -236,13 +236,13 @@ class MuxedStream(Stream):
         await self._checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """The next bytes, or ``b""`` when the peer has ended the stream.
+        """Return the next bytes, or ``b""`` when the peer has ended the stream.
 
-        They count as held until the next call: an echo, or a service whose answers the peer
-        does not take, holds what it received for as long as it waits, 64 KiB for each of 4,096
-        streams. What a task still names while it waits in the next call is in no account:
-        readers ``del`` it. Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`,
-        `trio.BusyResourceError`.
+        The bytes count as held until the next call: an echo, or a service whose answers the
+        peer does not take, holds what it received for as long as it waits, 64 KiB for each of
+        4,096 streams. Bytes to which a task still refers while it waits in the next call are
+        not counted, so readers ``del`` them. Raises `trio.BrokenResourceError`,
+        `trio.ClosedResourceError`, `trio.BusyResourceError`.
         """
         if max_bytes is not None and operator.index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
@@ -271,7 +271,8 @@ class MuxedStream(Stream):
         return chunk
 
     async def _wait_readable(self) -> None:
-        """Return, after a checkpoint, once there is a chunk or the end. Raises otherwise."""
+        """Return, after a checkpoint, once a chunk or the end has arrived. Raise if the stream
+        is broken."""
         self._receiving = True
         try:
             if self._is_readable():
@@ -301,7 +302,7 @@ class MuxedStream(Stream):
             raise trio.BrokenResourceError(str(self._failure)) from self._failure
 
     async def aclose(self) -> None:
-        """End both directions; sent bytes still arrive."""
+        """End both directions. Bytes that were sent still arrive."""
         if not self._closed:
             self._owner.mux.send_end(self._id)
             self._owner.mux.stop_receiving(self._id, unread=bool(self._chunks))
@@ -309,9 +310,8 @@ class MuxedStream(Stream):
         await self._checkpoint()
 
     async def _checkpoint(self) -> None:
-        """A cancellation point, and a schedule point once in a while: a request has five of its
-        own.
-        """
+        """Run a cancellation point, and now and then a schedule point: a request has five of
+        its own."""
         if self._credit > 0:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -352,9 +352,8 @@ class MuxedStream(Stream):
     # What the connection tells us.
 
     def try_send(self, data: bytes) -> bool:
-        """Queue all of ``data`` if there is room at once, else nothing. Never raises for what a
-        peer did.
-        """
+        """Queue all of ``data`` if there is room at once, else nothing. Return True if it was
+        queued. Nothing that a peer does raises an exception here."""
         try:
             if self._sending or not self.is_open or self._owner.mux.room(self._id) < len(data):
                 return False
@@ -365,8 +364,11 @@ class MuxedStream(Stream):
         return True
 
     async def wait_negotiated(self) -> None:
-        """Return once `protocol` is agreed. Raises `ProtocolNotSupported` or
-        `trio.BrokenResourceError`.
+        """Return once `protocol` is agreed.
+
+        Raises:
+            ProtocolNotSupported: The peer refuses the protocol.
+            trio.BrokenResourceError: The stream ended first.
         """
         while self._negotiation is not None:
             if isinstance(self._failure, ProtocolNotSupported):
@@ -378,10 +380,10 @@ class MuxedStream(Stream):
             await self._readable.wait()
 
     def feed(self, data: bytearray) -> None:
-        """Bytes from the peer. Raises `RemoteProtocolError` when it garbles the negotiation.
+        """Take bytes from the peer. Raise `RemoteProtocolError` if they garble the negotiation.
 
-        What is kept takes at most a quarter more memory than it has bytes: a record that was
-        cut in front may still own all of its memory, and is copied then.
+        The stored bytes take at most a quarter more memory than their number: a record that was
+        cut in front may still own all of its memory, and is then copied.
         """
         if self._closed or self._failure is not None:
             return
@@ -403,7 +405,8 @@ class MuxedStream(Stream):
         self._owner.budget.hold(self, size)
 
     def keep(self, count: int) -> None:
-        """The reader keeps ``count`` bytes of an unfinished frame (a `p2p.wire.Holds`)."""
+        """Count ``count`` bytes of an unfinished frame that the reader keeps (see
+        `p2p.wire.Holds`)."""
         if not self._closed and self._failure is None:
             if self._taken:  # it says itself what it keeps of that
                 self._owner.budget.release(self, self._taken)
@@ -415,9 +418,8 @@ class MuxedStream(Stream):
                 self._owner.budget.release(self, -more)
 
     def evict(self) -> None:
-        """Our host holds too much: the application sees a broken stream and the peer a
-        reset.
-        """
+        """Give up the stream because the host holds too much. The application sees a broken
+        stream, and the peer a reset."""
         self._owner.mux.reset(self._id)
         self._ended = False
         self.fail(
@@ -427,14 +429,14 @@ class MuxedStream(Stream):
         self._owner.flush()
 
     def feed_end(self) -> None:
-        """The peer will send no more."""
+        """Record that the peer will send no more."""
         if isinstance(self._negotiation, Chooser):
             self.reset()
         self._ended = True
         self._readable.set()
 
     def fail(self, error: Exception) -> None:
-        """The stream, or its connection, is broken."""
+        """Break the stream with ``error``, which its readers and writers then see."""
         if self._failure is None:
             self._failure = error
         if isinstance(self._negotiation, Chooser):
@@ -443,18 +445,17 @@ class MuxedStream(Stream):
         self._writable.set()
 
     def has_stalled(self) -> bool:
-        """Asked once in a while: whether a `send_all` waited in vain at the last `STALLS`
-        looks.
-        """
+        """Return True if a `send_all` has waited in vain at the last `STALLS` looks. This is
+        called at regular intervals."""
         self._stalls = self._stalls + 1 if self._sending else 0
         return self._stalls > STALLS
 
     def wake_sender(self) -> None:
-        """Wake the sender: there may be room again."""
+        """Wake the sender, since there may be room again."""
         self._writable.set()
 
     def _answer(self, data: bytes) -> None:
-        """Our part of a negotiation."""
+        """Send our part of a negotiation."""
         if data:
             self._owner.mux.answer(self._id, data)
             self._owner.flush()
@@ -491,28 +492,27 @@ class MuxedStream(Stream):
 
 
 BATCH: Final = 4
-"""Records sealed for one send; more measured no faster."""
+"""Number of records sealed for one send. More measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
-"""Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
+"""Bytes of a sealing buffer, 256 KiB: those records with their lengths."""
 _POOL: Final = 4
-"""Sealing buffers kept for reuse; as many connections can be sending at full speed on one
-core.
-"""
+"""Number of sealing buffers kept for reuse. As many connections can send at full speed on one
+core."""
 _buffers: list[bytearray] = []
 READ_BYTES: Final = 512 * KI
-"""Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
-one after the other without another system call."""
+"""Bytes requested from the raw stream at once: eight full records, two of the peer's batches,
+which are opened one after the other without another system call."""
 _CAUTIOUS_READ: Final = 16 * KI
-"""Bytes read at a time from a peer that last sent small frames: 1,260 empty ones take 3 ms,
+"""Bytes read at a time from a peer that last sent small frames: 1,260 empty ones take 3 ms.
 `READ_BYTES` of them would hold up all others for 90 ms."""
 MAX_FRAME_RATE: Final = 25_000
 """Frames and records a second, beyond one per KiB, that a connection may send before its reader
-pauses. One costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
+pauses. Each costs 2 to 4 µs whatever it carries, so this is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
-"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: about
-a millisecond of work. The short end of a record of bulk is no crowd."""
+"""Number of frames (a new stream counts as `STREAM_WORK`) after which other tasks have their
+turn: about a millisecond of work. The short end of a record of bulk stays below it."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush a connection, or all of a host, when it closes: the 8 MiB that they may hold
 together leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
@@ -526,7 +526,8 @@ class ConnectionConfig:
     """Pacing and patience of one connection."""
 
     keepalive: float = 30.0
-    """Seconds without a byte from the peer before we ask for one; two more, and it is gone."""
+    """Seconds without a byte from the peer after which this side pings it. After two more such
+    intervals the peer counts as gone."""
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""
@@ -538,7 +539,7 @@ class ConnectionConfig:
 
 
 class _Pace(TokenBucket):
-    """Rate at which a peer may make us work: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
+    """Limits the work that a peer may cause: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """
@@ -551,9 +552,8 @@ class _Pace(TokenBucket):
         self._charged = 0
 
     def charge(self, size: int, frames: int, now: float) -> float:
-        """Seconds to wait: the peer sent ``size`` bytes, and we looked at so many things of its
-        in all.
-        """
+        """Return the seconds to pause, after the peer sent ``size`` bytes. ``frames`` is the
+        total number of frames and records looked at so far."""
         excess = frames - self._charged - size // KI
         self._charged = frames
         self.refill(now, MAX_FRAME_RATE)
@@ -567,11 +567,11 @@ class _Pace(TokenBucket):
 
 
 class _Tail:
-    """Bytes of a connection beside its streams, as the host's budget counts them.
+    """Counts in the host's budget the bytes of a connection that belong to no stream.
 
-    That is the unfinished record, and, while the reader waits, the whole ones that it has yet
-    to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up what
-    we had read when we stopped makes us keep them, 0.4 MiB for each of 768 connections.
+    These are the unfinished record and, while the reader waits, the whole records that it has
+    yet to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up
+    what we had read when we stopped makes us keep them, 0.4 MiB for each of 768 connections.
     """
 
     __slots__ = ("_connection", "held", "peer", "since")
@@ -583,33 +583,36 @@ class _Tail:
         self.since = 0.0
 
     def count(self, pending: int, *, progress: bool) -> None:
-        """Note ``pending`` bytes, of which new ones came after ``progress``."""
+        """Count ``pending`` bytes of a record. With ``progress`` the record before is
+        complete."""
         if progress:
             self.let_go()
         if pending > self.held:
             self._connection.budget.hold(self, pending - self.held)
 
     def wait(self, count: int) -> None:
-        """``count`` bytes of whole records wait as well."""
+        """Count ``count`` more bytes, of whole records that wait."""
         self._connection.budget.hold(self, count)
 
     def go_on(self, count: int) -> None:
-        """``count`` of the waiting bytes went on, unless they were given up."""
+        """Release ``count`` of the waiting bytes, unless they were given up."""
         self._connection.budget.release(self, min(count, self.held))
 
     def let_go(self) -> None:
-        """Release everything: the record is complete, or the connection over."""
+        """Release everything, because the record is complete or the connection is over."""
         self._connection.budget.forget(self)
 
     def evict(self) -> None:
-        """The budget needs the bytes: without the record there is no connection."""
+        """Abort the connection, because the budget needs its bytes and it cannot go on without
+        its record."""
         logger.info("gave up the connection to %r: the host holds too much", self.peer)
         self.let_go()
         self._connection.abort()
 
 
 class _Drains:
-    """Streams that wait until what they sent has left this machine (`Stream.drained`)."""
+    """The streams that wait until their sent bytes have left this machine
+    (`Stream.drained`)."""
 
     __slots__ = ("_meter", "given", "looking", "sealed", "waiting")
 
@@ -620,13 +623,14 @@ class _Drains:
         self.given = 0
         """Bytes that the raw stream has taken."""
         self.waiting: dict[MuxedStream, int] = {}
-        """Which of the bytes have to leave for each."""
+        """Maps each waiting stream to the number of bytes of the connection that have to
+        leave."""
         self.looking: trio.CancelScope | None = None
         """Scope to cancel if there is something to send while the writer waits for the line."""
 
     @property
     def left(self) -> int:
-        """Bytes that are on the line, as far as the raw stream says."""
+        """Bytes that have left for the line, as far as the raw stream can tell."""
         return self.given - (0 if self._meter is None else self._meter.unsent)
 
     def unsent(self, mark: int) -> int:
@@ -634,18 +638,18 @@ class _Drains:
         return max(0, mark - self.left)
 
     def keep_short(self, burst: int) -> None:
-        """Let the kernel hold no more than is sealed at a time."""
+        """Let the kernel hold no more than is sealed at a time, ``burst`` bytes."""
         if self._meter is not None:
             self._meter.keep_short(burst)
 
     def wake(self) -> None:
-        """Something has left: let all waiters look again."""
+        """Wake all waiting streams, since bytes have left."""
         waiting, self.waiting = self.waiting, {}
         for stream in waiting:
             stream.wake_sender()
 
     async def wait(self) -> None:
-        """Return when a stream has something to look at, or `looking` was cancelled."""
+        """Return when some waiting stream may be done, or when `looking` was cancelled."""
         if self._meter is not None:
             at_most = self.given - min(self.waiting.values())
             with trio.CancelScope() as self.looking:
@@ -657,9 +661,8 @@ class _Drains:
 
 
 class Connection:
-    """Streams to one authenticated peer. Run `run` in a nursery; it returns when all is
-    over.
-    """
+    """The streams to one authenticated peer. Start `run` in a nursery; it returns when the
+    connection is over."""
 
     def __init__(
         self,
@@ -674,10 +677,11 @@ class Connection:
         budget: HostBudget | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """``on_stream`` gets every incoming stream whose protocol ``serves`` accepts; it must
-        not block.
+        """Carry streams over ``secured``.
 
-        ``budget`` and ``turns`` are the host's, shared by all of its connections.
+        ``on_stream`` is called with every incoming stream whose protocol ``serves`` accepts; it
+        must not block. ``budget`` and ``turns`` are the host's, shared by all of its
+        connections.
         """
         self.peer: PeerId = secured.peer
         self.dialer = dialer
@@ -685,15 +689,15 @@ class Connection:
         self.mux = Mux(dialer=dialer, budget=self.budget)
         self.mux.allowance = _CROWD
         self.remote_addr: Multiaddr | None = None
-        """Address of the peer, as dialled or seen."""
+        """Address of the peer, as dialled or seen by the listener."""
         self.is_circuit = False
-        """True if it runs through a relay."""
+        """True if the connection runs through a relay."""
         self.is_replaced = False
-        """True if a direct connection has come in its place."""
+        """True if a direct connection has replaced this one."""
         self.spoken: dict[ProtocolId, None] = {}
-        """Protocols that the peer is known to speak: streams of these open without waiting."""
+        """Protocols that the peer is known to speak. Streams of these open without waiting."""
         self.failure: RemoteProtocolError | None = None
-        """How the peer broke the protocol, if that ended the connection."""
+        """The error by which the peer broke the protocol, if that ended the connection."""
         self._world = world
         self._raw = raw
         self._direct = raw if isinstance(raw, DirectStream) else None
@@ -724,18 +728,17 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """True if streams can be opened."""
+        """True if new streams can be opened."""
         return not (self._closing or self._over) and self.mux.may_open
 
     @property
     def stream_count(self) -> int:
-        """Streams that are open, of either side."""
+        """Number of open streams, of either side."""
         return len(self._streams)
 
     async def run(self) -> None:
-        """Carry bytes until either side closes. Raises nothing: how it ended is in
-        `failure`.
-        """
+        """Carry bytes until either side closes. Nothing is raised; `failure` says how the
+        connection ended."""
         self._schedule_tick()
         try:
             with self._scope:
@@ -750,9 +753,11 @@ class Connection:
                 self._closed.set()
 
     def open_stream(self, protocol: ProtocolId) -> MuxedStream:
-        """A stream whose protocol the peer has yet to agree to.
+        """Open a stream for a protocol to which the peer has yet to agree.
 
-        Raises `LimitExceeded`, or `trio.BrokenResourceError` when the connection is over.
+        Raises:
+            LimitExceeded: Too many streams are open.
+            trio.BrokenResourceError: The connection is over.
         """
         if self._over or self._closing:
             raise trio.BrokenResourceError("the connection is closed")
@@ -763,7 +768,7 @@ class Connection:
         return stream
 
     def learn(self, protocols: Iterable[ProtocolId]) -> None:
-        """The peer speaks these."""
+        """Remember protocols that the peer speaks."""
         for protocol in protocols:
             # Protocols remembered of one peer: what it may tell by identify (128), twice, as a
             # program that is updated tells others.
@@ -771,7 +776,7 @@ class Connection:
                 self.spoken[protocol] = None
 
     def close(self, code: int = NORMAL) -> None:
-        """Say goodbye, flush the queue, and end."""
+        """Announce the end, flush the queue, and close."""
         if not self._closing and not self._over:
             self._closing = True
             self.mux.go_away(code)
@@ -780,26 +785,27 @@ class Connection:
             self.flush()
 
     async def wait_closed(self) -> None:
-        """Return when nothing is left of the connection."""
+        """Return when the connection has ended and its raw stream is closed."""
         await self._closed.wait()
 
     def flush(self) -> None:
-        """The mux has something for the peer."""
+        """Wake the writer, since the mux has data for the peer."""
         self._work.set()
         if self.drains.looking is not None:
             self.drains.looking.cancel()
 
     def drain(self, stream: MuxedStream, mark: int) -> None:
-        """Wake ``stream`` when the first ``mark`` bytes have left, or sooner."""
+        """Wake ``stream`` when the first ``mark`` bytes have left, or earlier."""
         self.drains.waiting[stream] = mark
         self.flush()
 
     def abort(self) -> None:
-        """End at once."""
+        """End the connection at once."""
         self._scope.cancel()
 
     def let_go(self, stream_id: int) -> None:
-        """The application has closed a stream: the mux alone waits for the peer to end it."""
+        """Forget a stream that the application has closed. The mux alone waits for the peer to
+        end it."""
         self._streams.pop(stream_id, None)
 
     def __repr__(self) -> str:
@@ -855,7 +861,7 @@ class Connection:
         self.mux.allowance = _CROWD
 
     async def _take(self, opened: list[bytearray]) -> None:
-        """Hand on records, piece by piece, and let go of them."""
+        """Process records piece by piece, and release each."""
         self.budget.time = self._world.now()
         size = sum(map(len, opened))
         while opened:
@@ -896,14 +902,13 @@ class Connection:
         self._shorten()
 
     def _shorten(self) -> None:
-        """Commit to no more than the line empties soon."""
+        """Limit what is sealed at a time to what the line empties soon."""
         self.mux.shorten(min(MAX_PLAINTEXT, self._burst.size))
         self.drains.keep_short(self._burst.size)
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
-        """The next bytes, in memory that all connections share: use them before the next
-        checkpoint.
-        """
+        """Return the next bytes, in memory that all connections share. They must be used before
+        the next checkpoint."""
         if self._direct is None:
             return await self._raw.receive_some(self._pace.read_bytes)
         return _scratch[: await self._direct.receive_into(_scratch[: self._pace.read_bytes])]
@@ -941,9 +946,8 @@ class Connection:
         self.drains.given = self.drains.sealed
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
-        """Send what the network does not take at once; meanwhile ``held`` bytes count as
-        queued.
-        """
+        """Send what the network does not take at once. Meanwhile ``held`` bytes count as
+        queued."""
         self.mux.seal(held)
         since = self._world.now()
         try:
@@ -957,7 +961,7 @@ class Connection:
     # What the peer does.
 
     def _receive(self, plaintext: bytearray) -> bool:
-        """Carry out what the peer says. Whether there is something to send."""
+        """Process a record of the peer. Return True if there is data to send."""
         mux, streams = self.mux, self._streams
         for event in mux.receive_data(plaintext):
             # by far the most frequent, and `match` takes ten times as long
@@ -994,7 +998,7 @@ class Connection:
                 raise RemoteProtocolError(reason)
 
     def _settle(self) -> None:
-        """Tell streams what the mux found out about them."""
+        """Wake the streams that may send again, and end those that are over."""
         for stream_id in self.mux.take_writable():
             if stream := self._streams.get(stream_id):
                 stream.wake_sender()
@@ -1026,9 +1030,8 @@ class Connection:
             self._timers = [self._world.call_at(self._tick_due, self._tick)]
 
     def _tick(self) -> None:
-        """Once per interval: ask a silent peer for a sign of life; drop streams that never got
-        a protocol.
-        """
+        """Ping a silent peer, and drop streams that never got a protocol. This runs once per
+        interval."""
         if self._closing or self._over:
             return
         if self._world.now() - self._tick_due > self._config.keepalive / 2:

@@ -18,18 +18,16 @@ from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 
 STAGGER: Final = 0.25
-"""Seconds an address may stay silent before the next is tried beside it (RFC 8305's
-recommendation).
-"""
+"""Seconds that an address may stay silent before the next is tried beside it (recommended by
+RFC 8305)."""
 AT_ONCE: Final = 4
-"""Addresses of one peer tried at the same time: two families, inside and outside. 32 dials: 128
-sockets.
-"""
+"""Most addresses of one peer tried at the same time: two families, inside and outside. 32 dials
+take 128 sockets."""
 
 MAX_NAMED: Final = 2
-"""Addresses that an error names: the surest two. A person mends one at a time."""
+"""Most addresses that an error message names: the surest two. A person mends one at a time."""
 MAX_REASON: Final = 120
-"""Characters of what went wrong at one."""
+"""Most characters of the reason given for one address."""
 
 DIAL_FAILURES: Final = (
     PeerUnreachable,
@@ -38,7 +36,7 @@ DIAL_FAILURES: Final = (
     trio.BrokenResourceError,
     trio.TooSlowError,
 )
-"""Errors of a dial of one address where nobody, or another peer, answers."""
+"""Errors of a dial in which nobody, or another peer, answers at one address."""
 
 D = TypeVar("D", bound=trio.abc.AsyncResource)
 T = TypeVar("T")
@@ -47,9 +45,11 @@ T = TypeVar("T")
 async def race(
     peer: PeerId, addrs: Sequence[Multiaddr], attempt: Callable[[Multiaddr], Awaitable[D]]
 ) -> tuple[D, Multiaddr]:
-    """The first success of ``attempt``, and where. The caller sets the deadline.
+    """Return the first success of ``attempt`` and its address. The caller sets the deadline.
 
-    Raises `WrongPeer` if another peer answered at one of them, else `PeerUnreachable`.
+    Raises:
+        WrongPeer: Another peer answered at an address, and the peer at none.
+        PeerUnreachable: Nobody answered.
     """
     if not addrs:
         raise PeerUnreachable(f"no address of {peer} is known")
@@ -87,8 +87,8 @@ async def race(
 
 
 async def stagger(places: Sequence[T], attempt: Callable[[T], Awaitable[bool]]) -> None:
-    """Call ``attempt`` for all places, one `STAGGER` behind the other or at once behind a
-    failure, at most `AT_ONCE` at a time, until one returns True."""
+    """Call ``attempt`` for all places until one returns True. Each starts a `STAGGER` after the
+    one before, or at once after a failure, at most `AT_ONCE` at a time."""
     if len(places) == 1:
         await attempt(places[0])
         return

@@ -23,36 +23,36 @@ from p2p.multiaddr import MAX_MULTIADDR, Multiaddr
 PTR: Final = 12
 TXT: Final = 16
 MAX_DATAGRAM: Final = 4096
-"""Bytes of a message by UDP."""
+"""Most bytes of a message over UDP."""
 MAX_RECORDS: Final = 64
-"""Records and questions read of one message."""
+"""Most records and questions read of one message."""
 MAX_DEPTH: Final = 4
-"""Names that lead to one another, as in go-libp2p."""
+"""Most names that may lead to one another, as in go-libp2p."""
 MAX_FOUND: Final = 16
-"""Addresses taken of one name."""
+"""Most addresses taken from one name."""
 SECONDS: Final = 1.0
-"""Seconds for the answer of one name server; then the next is asked."""
+"""Seconds to wait for one name server before the next is asked."""
 _HEAD: Final = struct.Struct(">HHHHHH")
 _RECORD: Final = struct.Struct(">HHIH")
 _IN: Final = 1
 _ASKS: Final = 0x0100
-"""Flag: look it up for me. The highest bit of the flags marks an answer."""
+"""Flag that requests a recursive lookup. The highest bit of the flags marks an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DnsMessage:
-    """What a message asks and says."""
+    """The questions and the texts of a message."""
 
     id: int
     is_answer: bool
     questions: tuple[tuple[str, int], ...] = ()
-    """Names, in lower case, and kinds."""
+    """Names, in lower case, and kinds of records asked for."""
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Names and strings of TXT records, in whichever section they are."""
+    """Names and strings of the TXT records, in any section."""
 
 
 def encode_name(name: str) -> bytes:
-    """A name as labels; raises `ValueError` if one is empty or too long."""
+    """Encode a name as labels. Raise `ValueError` if a label is empty or too long."""
     labels = [label.encode("ascii") for label in name.rstrip(".").split(".")]
     if not all(0 < len(label) < 64 for label in labels):
         raise ValueError(f"{name!r} is no name")
@@ -60,7 +60,7 @@ def encode_name(name: str) -> bytes:
 
 
 def encode_question(name: str, kind: int, number: int = 0, flags: int = 0) -> bytes:
-    """A message that asks one thing."""
+    """Return a message with one question."""
     return (
         _HEAD.pack(number, flags, 1, 0, 0, 0)
         + encode_name(name)
@@ -69,12 +69,12 @@ def encode_question(name: str, kind: int, number: int = 0, flags: int = 0) -> by
 
 
 def encode_record(name: str, kind: int, seconds: int, data: bytes) -> bytes:
-    """One record of an answer."""
+    """Return one record of an answer."""
     return encode_name(name) + _RECORD.pack(kind, _IN, seconds, len(data)) + data
 
 
 def decode_dns_untrusted(data: bytes) -> DnsMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a message. Raise `BadMessage`, and nothing else, whatever the bytes."""
     try:
         number, flags, asked, *counts = _HEAD.unpack_from(data)
         if len(data) > MAX_DATAGRAM or asked + sum(counts) > MAX_RECORDS:
@@ -100,8 +100,8 @@ def decode_dns_untrusted(data: bytes) -> DnsMessage:
 
 
 def _name_untrusted(data: bytes, at: int) -> tuple[str, int]:
-    """Return a name and where what follows it begins. Each pointer leads further back than the
-    one before, so that there are no loops."""
+    """Return a name and the offset behind it. Each pointer must lead further back than the one
+    before, so that there are no loops."""
     labels, end, limit, size = list[str](), 0, at, 0
     while True:
         if at >= len(data):
@@ -132,7 +132,7 @@ def _strings(data: bytes) -> tuple[str, ...]:
 
 
 def dnsaddrs_untrusted(strings: Iterable[str]) -> list[Multiaddr]:
-    """Addresses among the strings of texts; others are left out."""
+    """Return the addresses among the strings of texts. Other strings are ignored."""
     found = list[Multiaddr]()
     for text in strings:
         name, _, value = text.partition("=")
@@ -146,7 +146,7 @@ def dnsaddrs_untrusted(strings: Iterable[str]) -> list[Multiaddr]:
 
 
 def name_servers(path: Path = Path("/etc/resolv.conf")) -> list[str]:
-    """The first three name servers of this machine."""
+    """Return the first three name servers of this machine."""
     try:
         lines = [line.split() for line in path.read_text(encoding="latin-1").splitlines()]
     except OSError:
@@ -155,8 +155,8 @@ def name_servers(path: Path = Path("/etc/resolv.conf")) -> list[str]:
 
 
 async def resolve(addr: Multiaddr, servers: Iterable[tuple[str, int]] = ()) -> list[Multiaddr]:
-    """The places of the peer at a ``/dnsaddr/NAME/p2p/ID``. Raises `OSError` if no name server
-    answers, or the name has none of this peer."""
+    """Return the addresses of the peer at a ``/dnsaddr/NAME/p2p/ID``. Raise `OSError` if no
+    name server answers, or if the name has none of this peer."""
     chosen = list(servers) or [(host, 53) for host in name_servers()]
     found, level = list[Multiaddr](), [addr]
     for _ in range(MAX_DEPTH):

@@ -17,9 +17,10 @@ from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI
 
 PIPE_BYTES: Final = 256 * KI
-"""Bytes that wait in one direction of one stream; about what a kernel's socket buffer holds."""
+"""Most bytes that wait in one direction of one stream, about as many as in a kernel's socket
+buffer."""
 BACKLOG: Final = 128
-"""Streams that wait to be accepted; the kernel's default for TCP is 128 too."""
+"""Most streams that wait to be accepted. The kernel's default for TCP is 128 too."""
 
 
 class _Pipe:
@@ -64,11 +65,11 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait in the pipe, which stands for a kernel's buffer."""
+        """Bytes waiting in the pipe, which stands for a kernel's buffer."""
         return len(self._out.buffer)
 
     async def wait_unsent(self, at_most: int) -> None:
-        """Return when the other end has read all but so many bytes."""
+        """Return when the other end has read all but ``at_most`` bytes."""
         with self._sending:
             self._check_open()
             while len(self._out.buffer) > at_most:
@@ -76,7 +77,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
                 self._check_open()
 
     def keep_short(self, low_water: int) -> None:
-        """A pipe is short as it is."""
+        """Do nothing, since a pipe is short anyway."""
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when there is room in the pipe."""
@@ -133,7 +134,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
 
 def memory_pair() -> tuple[MemoryStream, MemoryStream]:
-    """Two connected ends."""
+    """Return two connected ends."""
     one, other = _Pipe(), _Pipe()
     return MemoryStream(one, other), MemoryStream(other, one)
 
@@ -148,11 +149,11 @@ class MemoryListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Address it listens at."""
+        """The address at which it listens."""
         return self._addr
 
     def offer(self, stream: MemoryStream) -> bool:
-        """Put a dialled stream into the backlog, if there is room."""
+        """Put a dialled stream into the backlog. Return False if the backlog is full."""
         try:
             self._send.send_nowait(stream)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -160,7 +161,7 @@ class MemoryListener:
         return True
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
-        """The next incoming stream."""
+        """Return the next incoming stream."""
         try:
             return await self._receive.receive()
         except trio.EndOfChannel:
@@ -188,7 +189,8 @@ class MemoryNetwork:
         self._numbers = itertools.count(1)
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Open a stream to a listener. Raises `PeerUnreachable`."""
+        """Open a stream to a listener. Raise `PeerUnreachable` if there is none or its backlog
+        is full."""
         check("addr", addr, Multiaddr)
         await trio.lowlevel.checkpoint()
         listener = self._listeners.get(addr.transport)
@@ -198,7 +200,8 @@ class MemoryNetwork:
         return ours
 
     async def listen(self, addr: Multiaddr) -> Listener:
-        """Listen at ``/memory/N``; 0 picks a free number. Raises `ConfigError`."""
+        """Listen at ``/memory/N``; 0 picks a free number. Raise `ConfigError` if the number is
+        taken."""
         check("addr", addr, Multiaddr)
         await trio.lowlevel.checkpoint()
         place = addr.transport
@@ -214,6 +217,6 @@ class MemoryNetwork:
         return listener
 
     def forget(self, listener: MemoryListener) -> None:
-        """The listener has closed."""
+        """Free the address of a listener that has closed."""
         if self._listeners.get(listener.addr) is listener:
             del self._listeners[listener.addr]

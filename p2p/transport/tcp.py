@@ -36,21 +36,21 @@ except ImportError:  # Windows: `p2p.node.process.check_platform` says what to d
     fcntl = None  # type: ignore[assignment]
 
 NOT_SENT_LOW_WATER: Final = 128 * KI
-"""Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
-overtaken by a heartbeat any more. Two records keep it busy while we seal the next. Slow lines
-get less (`p2p.transport.core.budget`)."""
+"""Unsent bytes above which the kernel calls a socket full. A heartbeat cannot overtake what is
+in the kernel. Two records keep the kernel busy while we seal the next. Slow lines get less
+(`p2p.transport.core.budget`)."""
 _INT: Final = struct.Struct("i")
 _IFREQ: Final = struct.Struct("16s24s")
-"""Argument of the call: an interface's name, then a sockaddr, whose fifth byte is the IPv4
-address' first."""
+"""Argument of the ioctl: an interface's name, followed by a sockaddr, whose fifth byte is the
+first of the IPv4 address."""
 DNS_THREADS: Final = 4
-"""Concurrent name lookups, in threads of their own: a silent name server holds one for half a
-minute, which must not delay the disk or the proofs."""
+"""Most concurrent name lookups, in threads of their own. A silent name server holds one for
+half a minute, which must not delay the disk or the proofs."""
 DNS_TIMEOUT: Final = 5.0
-"""Seconds for a name to be looked up: the resolver's first question and a repetition."""
+"""Seconds for the lookup of a name: the resolver's first question and a repetition."""
 ACCEPT_BATCH: Final = 64
-"""Connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as trio's
-server does, a backlog of 340 built up in a flood."""
+"""Most connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as in
+trio's server, a backlog of 340 built up in a flood."""
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
@@ -65,7 +65,8 @@ class TcpStream(trio.abc.HalfCloseableStream):
     """A connected socket (a `p2p.transport.wakeup.DirectStream`)."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """``sock`` is connected and non-blocking; the stream owns it from now on."""
+        """Wrap ``sock``, which is connected and non-blocking. The stream owns it from now
+        on."""
         self._sock = sock
         self._sending = ConflictDetector("sending on this stream")
         self._sent_end = False
@@ -73,18 +74,18 @@ class TcpStream(trio.abc.HalfCloseableStream):
         self._low_water = NOT_SENT_LOW_WATER
         self._set_low_water(NOT_SENT_LOW_WATER)
         self.remote_addr = Multiaddr.tcp(*_without_scope(sock.getpeername()))
-        """Address of the other end, by the kernel."""
+        """Address of the other end, according to the kernel."""
 
     def has_gone(self) -> bool:
         """Return True if the other end has closed or reset its direction, as far as the kernel
         knows.
 
-        Where it does not tell before all is read (macOS), only a reset counts.
+        Where the kernel does not tell before all is read (macOS), only a reset counts.
         """
         return self._sock.fileno() < 0 or self._is(getattr(select, "POLLRDHUP", 0))
 
     def has_spoken(self) -> bool:
-        """Return True if there is something to read, if only the end."""
+        """Return True if there is something to read, including the end of the stream."""
         return self._sock.fileno() >= 0 and self._is(select.POLLIN)
 
     def _is(self, state: int) -> bool:
@@ -93,7 +94,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         return bool(asked.poll(0))
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive into ``buffer``; 0 at the end."""
+        """Receive into ``buffer`` and return the number of bytes; 0 at the end."""
         while True:
             await self._wait(trio.lowlevel.wait_readable)
             try:
@@ -119,7 +120,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
                 raise _broken(error) from error
 
     def send_nowait(self, data: memoryview) -> int:
-        """Send what the kernel takes at once."""
+        """Send as much as the kernel takes at once, and return how many bytes that is."""
         if self._sock.fileno() < 0 or self._sent_end:
             raise trio.ClosedResourceError("this socket was closed")
         try:
@@ -131,7 +132,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has taken and never sent; 0 where it does not say."""
+        """Bytes that the kernel has taken and not sent; 0 where it does not tell."""
         if fcntl is None or sys.platform != "linux" or self._sock.fileno() < 0:
             return 0
         try:
@@ -143,10 +144,10 @@ class TcpStream(trio.abc.HalfCloseableStream):
         return int(_INT.unpack(answer)[0])
 
     async def wait_unsent(self, at_most: int) -> None:
-        """Return when the kernel has sent all but so many bytes.
+        """Return when the kernel has sent all but ``at_most`` bytes.
 
-        It calls a socket writable when less is unsent than its low water (since Linux 4.20,
-        than half of it), so that is lowered for the time being.
+        The kernel calls a socket writable when less is unsent than its low water mark (since
+        Linux 4.20, than half of it), so that mark is lowered for the time being.
         """
         if self.unsent <= at_most:
             return
@@ -158,7 +159,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
             self._set_low_water(self._low_water)
 
     def keep_short(self, low_water: int) -> None:
-        """Take no more while ``low_water`` bytes are unsent, from now on."""
+        """Stop taking data while ``low_water`` bytes are unsent, from now on."""
         low_water = min(low_water, NOT_SENT_LOW_WATER)
         if low_water != self._low_water:
             self._low_water = low_water
@@ -203,7 +204,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
             await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Close the socket; what the kernel has taken still goes out."""
+        """Close the socket. What the kernel has taken still goes out."""
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
@@ -226,14 +227,15 @@ def _broken(error: OSError) -> trio.BrokenResourceError | trio.ClosedResourceErr
 
 
 def _without_scope(name: tuple[str, int] | tuple[str, int, int, int]) -> tuple[str, int]:
-    """Host and port of a socket name; IPv4 in IPv6's clothes comes as IPv4."""
+    """Return host and port of a socket name. An IPv4 address mapped into IPv6 is returned as
+    IPv4."""
     host = name[0].partition("%")[0]
     return host.removeprefix("::ffff:") if "." in host else host, name[1]
 
 
 def _outward(wildcard: str) -> str:
-    """This machine's address on the way to the internet; without one, that of its first
-    interface, or loopback. Sends nothing.
+    """Return this machine's address on the way to the internet, without sending anything. If
+    there is no way, return the address of its first interface, or loopback.
 
     Raises `OSError` when the machine is out of sockets.
     """
@@ -249,10 +251,11 @@ def _outward(wildcard: str) -> str:
 
 
 def _of_interface(family: socket.AddressFamily) -> str:
-    """The address of the first interface but loopback that has one, or nothing.
+    """Return the address of the first interface other than loopback that has one; empty if none
+    has.
 
-    For networks without a way out, such as the machines of a laboratory on one switch: by IPv4,
-    on Linux (netdevice(7)).
+    It is for networks without a way out, such as the machines of a laboratory on one switch: by
+    IPv4, on Linux (netdevice(7)).
     """
     if fcntl is None or sys.platform != "linux" or family != socket.AF_INET:
         return ""
@@ -273,7 +276,8 @@ class TcpListener:
     """Accepts connections on one socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """``sock`` listens and is non-blocking; the listener owns it from now on."""
+        """Wrap ``sock``, which listens and is non-blocking. The listener owns it from now
+        on."""
         self._sock = sock
         self._accepted: deque[TcpStream] = deque()
         self._host, self._port = _without_scope(sock.getsockname())
@@ -281,8 +285,8 @@ class TcpListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """The address it really listens at; on all interfaces (``0.0.0.0``), the one this
-        machine sends from."""
+        """The address at which it listens. For all interfaces (``0.0.0.0``) it is the address
+        that this machine sends from."""
         if self._host in _EVERYWHERE:
             # Out of sockets, it is what it was: this is asked in timers, which nothing may end.
             with contextlib.suppress(OSError):
@@ -296,21 +300,22 @@ class TcpListener:
 
     @property
     def family(self) -> socket.AddressFamily:
-        """IPv4 or IPv6."""
+        """The address family, IPv4 or IPv6."""
         return self._sock.family
 
     def share_port(self) -> tuple[str, int]:
-        """Let dials leave from this listener's port; returns where to bind them.
+        """Let dials leave from this listener's port, and return the address to bind them to.
 
-        The option is set after the listener was bound, so a second process that would listen
-        here still fails: it binds without it.
+        The option is set after the listener was bound, so a second process that wants to listen
+        here still fails: it binds without the option.
         """
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         host, port = self._sock.getsockname()[:2]
         return host, port
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
-        """The next connection. Raises `LimitExceeded` while the machine is out of sockets.
+        """Return the next connection. Raise `LimitExceeded` while the machine is out of
+        sockets.
 
         Takes all that wait, up to `ACCEPT_BATCH`: with one in each pass of a busy scheduler, a
         flood fills the kernel's queue, and those that dial honestly wait behind it.
@@ -348,9 +353,8 @@ class TcpListener:
 
 
 def _adopt(stream: trio.SocketStream) -> TcpStream:
-    """Take the plain, non-blocking socket out of trio's stream. Raises `OSError` if it is dead
-    already.
-    """
+    """Take the plain, non-blocking socket out of trio's stream. Raise `OSError` if it is dead
+    already."""
     sock = _detached(stream.socket)
     try:
         return TcpStream(sock)
@@ -369,14 +373,15 @@ class TcpNetwork:
     """The internet."""
 
     def __init__(self, name_servers: Sequence[tuple[str, int]] = ()) -> None:
-        """``name_servers`` resolve ``/dnsaddr``: hosts and ports, by default this machine's."""
+        """Dial and listen on the internet. ``name_servers`` (hosts and ports) resolve
+        ``/dnsaddr``; the default is this machine's."""
         self._name_servers = tuple(name_servers)
         self._name_threads = trio.CapacityLimiter(DNS_THREADS)
         self._listeners: list[TcpListener] = []
 
     @property
     def descriptors(self) -> int:
-        """Files and sockets that this process may have open."""
+        """Number of files and sockets that this process may have open."""
         # not at the top: Windows has none, and is told so by `p2p.node.process`
         import resource
 
@@ -384,9 +389,8 @@ class TcpNetwork:
         return 2**20 if soft == resource.RLIM_INFINITY else soft
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Connect to ``addr``, of a name to the first address that answers. Raises
-        `PeerUnreachable`.
-        """
+        """Connect to ``addr``; for a name, to the first address that answers. Raise
+        `PeerUnreachable` if none does."""
         check("addr", addr, Multiaddr)
         try:
             if addr.parts[0][0] == "dnsaddr":
@@ -398,7 +402,8 @@ class TcpNetwork:
             raise PeerUnreachable(f"{addr} does not answer: {error}") from error
 
     async def _dial_any(self, addrs: Sequence[Multiaddr]) -> trio.abc.HalfCloseableStream:
-        """Connect to the first of the addresses of one peer that answers. Raises `OSError`."""
+        """Connect to the first of the addresses of one peer that answers. Raise `OSError` if
+        none does."""
         for addr in addrs:
             try:
                 return await self.dial(addr)
@@ -407,7 +412,7 @@ class TcpNetwork:
         raise OSError(trouble)
 
     async def _look_up(self, kind: str, host: str, port: int) -> list[str]:
-        """The addresses of a host. Raises `OSError`."""
+        """Return the addresses of a host. Raise `OSError` if the lookup fails."""
         if not kind.startswith("dns"):
             return [host]
         ask = partial(socket.getaddrinfo, host, port, _FAMILY.get(kind, 0), socket.SOCK_STREAM)
@@ -421,7 +426,8 @@ class TcpNetwork:
         raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
 
     async def listen(self, addr: Multiaddr) -> Listener:
-        """Listen on an IP address and port; 0 picks a free port. Raises `ConfigError`."""
+        """Listen on an IP address and port; 0 picks a free port. Raise `ConfigError` if it
+        cannot be had."""
         check("addr", addr, Multiaddr)
         try:
             host, port = addr.host_port
@@ -437,8 +443,8 @@ class TcpNetwork:
         return listener
 
     async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Dial ``addr`` from our listener's port, again while it refuses. The caller sets the
-        deadline. Raises `PeerUnreachable`.
+        """Dial ``addr`` from our listener's port, and again while it refuses. The caller sets
+        the deadline. Raise `PeerUnreachable` if it fails.
 
         A router that gets our first packet before the other side's has left may answer with a
         reset, which closes both holes; the next packet opens them again. The jitter keeps two
@@ -470,7 +476,7 @@ class TcpNetwork:
 
 
 async def _first(hosts: Sequence[str], port: int) -> TcpStream:
-    """Connect to the first of ``hosts`` that answers. Raises `OSError`."""
+    """Connect to the first of ``hosts`` that answers. Raise `OSError` if none does."""
     won: list[trio.SocketStream] = []
     errors: list[OSError] = []
 

@@ -25,7 +25,7 @@ class Secured:
 
     session: NoiseSession
     early: bytes
-    """Opened bytes that came behind the handshake: the muxer's first."""
+    """Decrypted bytes that came behind the handshake: the first of the muxer."""
 
     @property
     def peer(self) -> PeerId:
@@ -42,7 +42,7 @@ async def secure(
     expected: PeerId | None = None,
     first: bytes | bytearray = b"",
 ) -> Secured:
-    """Shake hands on ``raw``, of which ``first`` was read already.
+    """Perform the handshake on ``raw``, of which ``first`` was read already.
 
     The caller sets the deadline, and closes ``raw`` on any error.
 
@@ -93,9 +93,8 @@ async def _negotiate_muxer(
 
 
 def _check_listens(negotiation: Proposer | Chooser) -> None:
-    """Hang up on a dialer that goes on in a protocol that was refused: nothing that it sends is
-    read.
-    """
+    """End the connection of a dialer that continues in a protocol that was refused. Nothing
+    that it sends is read."""
     if negotiation.is_deaf:
         raise ProtocolNotSupported("the peer wants to go on in a protocol that was refused")
 

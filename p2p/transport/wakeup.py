@@ -13,14 +13,15 @@ from p2p.multiaddr import Multiaddr
 
 
 class Turns:
-    """A queue in which one task goes on in each pass of the scheduler, first come, first
+    """A queue from which one task continues in each pass of the scheduler, first come, first
     served.
 
     trio runs every task that can run in each pass. Tasks that only make a checkpoint between
     two pieces of costly work therefore all work in every pass: with 36 peers that opened 256
     streams each a pass took up to a second, and a newcomer's dial, ping and identify take about
     ten passes. A task that waits here between its pieces shares one piece a pass with all
-    others that do, and everything else runs in every pass."""
+    others that do, and everything else runs in every pass.
+    """
 
     __slots__ = ("_taken", "_waiting")
 
@@ -29,7 +30,8 @@ class Turns:
         self._taken = False
 
     async def wait(self) -> None:
-        """Return in a pass in which no other task returns from here; a checkpoint."""
+        """Wait for a turn: return in a pass of the scheduler in which no other task returns
+        from here. This is a checkpoint."""
         if not self._taken:
             self._taken = True
             try:
@@ -46,7 +48,7 @@ class Turns:
                 self._call()
 
     def _call(self) -> None:
-        """Let the next one go on, in the next pass."""
+        """Let the next waiting task continue, in the next pass."""
         for turn in self._waiting:
             del self._waiting[turn]
             turn.set()
@@ -74,7 +76,7 @@ class Wakeup:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def set(self) -> None:
-        """Wake who sleeps."""
+        """Wake the sleeping task, if there is one."""
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None
@@ -91,8 +93,8 @@ class AddressedStream(Protocol):
         ...
 
     def has_gone(self) -> bool:
-        """Return True if the other end has closed its direction, whatever is still to be
-        read."""
+        """Return True if the other end has closed its direction, even if some bytes are still
+        to be read."""
         ...
 
 
@@ -102,33 +104,30 @@ class MeteredStream(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that it has taken and that are not on the line yet."""
+        """Bytes that the stream has taken and that have not left this machine."""
         ...
 
     async def wait_unsent(self, at_most: int) -> None:
-        """Return when there are at most so many. Raises what sending raises."""
+        """Return when at most ``at_most`` bytes have not left. Raise what sending raises."""
         ...
 
     def keep_short(self, low_water: int) -> None:
-        """Take no more while ``low_water`` bytes, or the usual most, are unsent, from now
-        on."""
+        """Stop taking data while ``low_water`` bytes are unsent, or the usual limit if that is
+        lower, from now on."""
         ...
 
 
 @runtime_checkable
 class DirectStream(Protocol):
-    """A raw stream that can spare a connection the copies and scheduler passes of trio's
-    interface.
-    """
+    """A raw stream that saves a connection the copies and scheduler passes of trio's
+    interface."""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Receive into ``buffer``, which is not touched before the last schedule point; 0 at
-        the end.
-        """
+        """Receive into ``buffer`` and return the number of bytes; 0 at the end. The buffer is
+        not touched before the last schedule point."""
         ...
 
     def send_nowait(self, data: memoryview) -> int:
-        """Send what needs no waiting; returns how many bytes. Raises
-        `trio.BrokenResourceError`.
-        """
+        """Send as much as is possible without waiting, and return how many bytes that is. Raise
+        `trio.BrokenResourceError` if the stream is broken."""
         ...

@@ -28,11 +28,12 @@ class _Notices:
     subscribers: dict[PeerId, None] = field(default_factory=dict)
     new: ChunkSet = EMPTY
     withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = field(default_factory=dict)
-    """Chunks that children were not pushed, by (roster epoch, stripe)."""
+    """Maps each child to the chunks that it was not pushed, by (roster epoch, stripe)."""
 
 
 class Announcer:
-    """Have-lists for neighbours, parents and subscribers; `Skipped` for children."""
+    """Collects announcements: have-lists for neighbours, parents and subscribers, `Skipped` for
+    children."""
 
     def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
         self._local = local
@@ -40,15 +41,15 @@ class Announcer:
         self._peers = peers
         self._versions: dict[bytes, _Notices] = {}
         self._due: dict[bytes, float] = {}
-        """When to tell, for the versions of which there is something to tell."""
+        """Maps each version with pending announcements to the time at which they are sent."""
 
     @property
     def next_deadline(self) -> float:
-        """When there is next something to tell."""
+        """Time at which the next announcement is due; infinite if none is pending."""
         return min(self._due.values()) if self._due else math.inf
 
     def note_new(self, policy: bytes, chunk: int, now: float) -> None:
-        """A chunk is here."""
+        """Note a chunk that has arrived, to be announced."""
         notices = self._notices(policy)
         notices.new = notices.new.including(chunk)
         # Seconds for which chunks are collected before they are announced: a fifth of the
@@ -64,7 +65,7 @@ class Announcer:
         self._due.setdefault(header.policy, now + 0.1)
 
     def subscribe(self, policy: bytes, peer: PeerId) -> None:
-        """Tell ``peer`` too what comes from now on."""
+        """Send ``peer`` the announcements of this version from now on."""
         subscribers = self._notices(policy).subscribers
         subscribers.pop(peer, None)
         subscribers[peer] = None
@@ -79,7 +80,8 @@ class Announcer:
         return self._due.get(download.name, math.inf) <= now
 
     def tell(self, download: Download) -> Iterator[ev.Effect]:
-        """Tell what came since the last time, and tell children what they are not pushed."""
+        """Return the pending announcements: have-lists, and to children the chunks not pushed
+        to them."""
         self._due.pop(download.name, None)
         notices = self._notices(download.name)
         new, withheld = notices.new, notices.withheld
@@ -97,7 +99,8 @@ class Announcer:
                     yield ev.Send(child, Skipped(download.name, epoch, stripe, part))
 
     def audience(self, download: Download) -> list[PeerId]:
-        """Neighbours, subscribers and parents, but for the origin, which has everything."""
+        """Return the connected peers that get have-lists: neighbours, subscribers and parents.
+        The origin is left out, since it has everything."""
         origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
@@ -107,7 +110,8 @@ class Announcer:
         return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
 
     def parents(self, download: Download) -> tuple[PeerId, ...]:
-        """The peers that push chunks to this node, but for the origin.
+        """Return the peers that push chunks to this node, without the origin. The origin hears
+        neither `Have` nor `Taken`: this node confirms every chunk from it in any case.
 
         It is not told of haves and takens: what it gives has to be confirmed whatever comes.
         """
@@ -118,11 +122,10 @@ class Announcer:
         return forest.parents(self._local, self._peers.is_gone)
 
     def lose(self, peer: PeerId) -> None:
-        """``peer`` is gone."""
         for notices in self._versions.values():
             notices.subscribers.pop(peer, None)
 
     def forget(self, policy: bytes) -> None:
-        """A version is no longer held."""
+        """Forget a version that this node no longer holds."""
         self._versions.pop(policy, None)
         self._due.pop(policy, None)

@@ -108,7 +108,7 @@ class ShardcastCore:
         self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False
-        """True if a roster for another version of Shoal has come."""
+        """True if this node has received a roster for another version of Shoal."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
         self._own_time = OwnTime()
@@ -121,7 +121,7 @@ class ShardcastCore:
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest policy that is whole here."""
+        """Manifest of the newest policy that is complete on this node."""
         return self._versions.newest
 
     @property
@@ -131,12 +131,12 @@ class ShardcastCore:
 
     @property
     def uplink_rate(self) -> float:
-        """Bytes per second that our uplink carries; 0 while nothing was measured."""
+        """Bytes per second that this node's uplink carries; 0 until it is measured."""
         return self._upload.uplink_rate
 
     @property
     def next_deadline(self) -> float:
-        """When to deliver the next `Tick`; infinite if nothing waits."""
+        """Time at which the driver delivers the next `Tick`; infinite if nothing waits."""
         return self._own_time.deadline(self._soonest_deadline())
 
     def _soonest_deadline(self) -> float:
@@ -149,8 +149,8 @@ class ShardcastCore:
         return due
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Advance by one event and return what to do about it. `BadMessage` is the peer's
-        fault."""
+        """Advance by one event and return the effects. `BadMessage` means that the peer broke
+        the protocol."""
         self._now = self._own_time.at(now, self._soonest_deadline())
         self._out = []
         match event:
@@ -335,7 +335,8 @@ class ShardcastCore:
                     self._out += self._upload.foresee(download)
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
-        """Fetch a version if it is worth it; return its download, if any."""
+        """Start to fetch a version if it is worth fetching; return the downloads that this
+        starts."""
         begun, given_up = self._versions.fetch(manifest, self._now)
         for download in begun:
             for peer in self._versions.take_early(download.name):
@@ -349,7 +350,7 @@ class ShardcastCore:
     # A disk that refuses
 
     def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch a version that was announced while the disk refused, by pulling."""
+        """Fetch, by pulling, the versions that were announced while the disk refused data."""
         for manifest in manifests:
             for download in self._adopt(manifest):
                 download.pull_only = True
@@ -393,7 +394,7 @@ class ShardcastCore:
     # What comes in: chunks
 
     def offer(self, peer: PeerId, header: ChunkHeader) -> ev.Accept | None:
-        """Return what to read of a chunk whose head has come; None to throw it away."""
+        """Return how to read an offered chunk, given its header; None to discard it."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
             return None
@@ -496,11 +497,11 @@ class ShardcastCore:
         self._patch()
 
     def _patch(self) -> None:
-        """Let the driver make what can be made of patches that are here."""
+        """Ask the driver to apply every patch that is complete and has its base here."""
         self._out += [ev.Patch(patch.name) for patch in self._versions.next_patches()]
 
     def _patched(self, event: ev.Patched) -> None:
-        """Take the result of a patch; wrong spans are pulled from the anchor."""
+        """Take the result of a patch. Spans that came out wrong are pulled from the anchor."""
         policy = self._versions.end_patch(event.patch, made=True)
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy) if policy is not None else None
@@ -529,7 +530,7 @@ class ShardcastCore:
         self._out.append(ev.Abandon(download.name))
 
     def _close(self, name: bytes) -> None:
-        """A version is over: it is not fetched again."""
+        """Drop a version and never fetch it again."""
         self._drop(name)
         self._versions.close(name)
 
@@ -555,7 +556,7 @@ class ShardcastCore:
         self._hand_out(event.manifest, resumed=False)
 
     def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
-        """Hand out our own version to the peers that this node feeds."""
+        """Start to hand out one of this node's own versions."""
         download = self._downloads.get(manifest.name_of(manifest.handed_out))
         if download is None:  # an earlier life made the patch, and it is gone
             download = self._downloads[manifest.digest]
@@ -564,7 +565,8 @@ class ShardcastCore:
             self._out += self._upload.foresee(download)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
-        """The peers of our next roster, with what we believe that they can upload."""
+        """Return the entries of the next roster with the upload that this node believes of each
+        peer."""
         return self._origin.believe(entries)
 
     def _regroup(self, roster: Roster) -> None:
@@ -576,7 +578,8 @@ class ShardcastCore:
                 self._out += self._upload.foresee(newest)
 
     def _resume(self, event: ev.Resumed) -> None:
-        """Take up what the disk holds; our own newest policy is announced again."""
+        """Take up a version that the disk holds. This node's own newest version is announced
+        again."""
         self.statements.record(event.manifest)
         download = self._hold(event.manifest, event.index, event.verified, stored=event.stored)
         if download.is_whole and not event.stored:
@@ -662,8 +665,8 @@ class ShardcastCore:
             self._out += self._repair.pull(download, self._now)
 
     def _go_round(self, name: bytes) -> None:
-        """A patch is of no use, or no peer has it, or the rest of a version, any more: fetch
-        the newest version another way."""
+        """Give up a download that cannot be completed, and fetch the newest version another
+        way."""
         lost = self._downloads.get(name)
         if lost is None:
             return

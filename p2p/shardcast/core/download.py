@@ -39,11 +39,12 @@ class Availability:
 
     @property
     def holders(self) -> Mapping[PeerId, ChunkSet]:
-        """Chunks known at each peer, in the order in which peers were first heard of."""
+        """Maps each peer to the chunks that it is known to hold, in the order of first
+        contact."""
         return self._holders
 
     def note_held(self, peer: PeerId, chunks: ChunkSet) -> ChunkSet:
-        """``peer`` holds these; returns those for which that is news.
+        """Record that ``peer`` holds ``chunks``; return those that were not known before.
 
         Beyond `MAX_HOLDERS` no further source is needed. Such a peer still needs no pushing.
         """
@@ -55,19 +56,21 @@ class Availability:
         return chunks - known
 
     def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """``peer`` gets these elsewhere."""
+        """Record that ``peer`` gets these chunks from another peer."""
         if peer in self._takers or len(self._takers) < MAX_REMEMBERED:
             self._takers[peer] = self._takers.get(peer, EMPTY) | chunks
 
     def note_wanted(self, peer: PeerId, chunk: int) -> None:
-        """``peer`` asks this node for a chunk, so it does not get it elsewhere after all."""
+        """Record that ``peer`` asked this node for a chunk, so it does not get that chunk
+        elsewhere."""
         self._takers[peer] = self._takers.get(peer, EMPTY).excluding(chunk)
 
     def note_undelivered(self, peer: PeerId, chunk: int) -> None:
-        """``peer`` was asked for a chunk and did not bring it.
+        """Record that ``peer`` did not deliver a chunk that it was asked for.
 
-        It is not taken for a holder of that chunk until it says so again: a chunk that only a
-        silent peer has would else be asked of it for ever, and never of the origin.
+        The peer no longer counts as a holder of the chunk until it announces the chunk again.
+        Otherwise a chunk that only a silent peer claims would be asked of that peer for ever,
+        and never of the origin.
         """
         self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
 
@@ -78,21 +81,23 @@ class Availability:
         )
 
     def is_rare(self, chunk: int) -> bool:
-        """Return True if at most half of the known holders hold it.
+        """Return True if at most half of the known holders hold the chunk.
 
-        Half, so that one that boasts of all chunks does not keep an origin from giving them
-        once more, and those given last before its death, which few hold, are given, too.
+        The limit is a half so that a peer that claims all chunks does not keep an origin from
+        giving them again, and so that the chunks given last before an origin's crash, which few
+        hold, count as rare.
         """
         return 2 * sum(chunk in held for held in self._holders.values()) <= len(self._holders)
 
     def rare(self, count: int) -> ChunkSet:
-        """Which of the first ``count`` chunks are rare.
+        """Return the rare ones among the first ``count`` chunks.
 
-        Found for all at once: 64 holders asked about each of 64 Ki chunks take 14 s, this 2 ms.
+        All chunks are examined at once: asking 64 holders about each of 64 Ki chunks takes 14
+        s, this takes 2 ms.
         """
         most = len(self._holders) // 2 + 1
         held_by = [ChunkSet.below(count), *[EMPTY] * most]
-        """Chunks that so many holders have at least."""
+        """Entry i has the chunks that at least i holders have."""
         for held in self._holders.values():
             for number in range(most, 0, -1):
                 held_by[number] |= held_by[number - 1] & held
@@ -106,7 +111,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """When, and at which peer, a missing chunk was seen."""
+    """The time at which a missing chunk was first seen at another peer, and that peer."""
 
     when: float
     peer: PeerId
@@ -129,31 +134,32 @@ class LateChunks:
     def __init__(self, now: float, stall: float) -> None:
         self._started, self._stall = now, stall
         self._turn = 0.0
-        """Seconds between two chunks that the origin gave away, in the mean."""
+        """Mean seconds between two chunks that the origin gives away."""
         self.overdue = EMPTY
         """Chunks passed over long enough ago that the origin should be asked."""
         self._passed: dict[int, float] = {}
         self._behind = Patience(ceiling=4 * stall)
-        """Usual lateness of passed-over chunks: roots of unequal strength bring theirs out of
-        order."""
+        """Estimates how late passed-over chunks usually come: roots of unequal strength deliver
+        out of order."""
         self._frontier = 0
-        """One beyond the highest pushed chunk."""
+        """One beyond the highest chunk that was pushed."""
         self.urgent = EMPTY
-        """Chunks to pull now, unless they are asked for already."""
+        """Chunks to pull now, unless they are already requested."""
         # In the order of time, since a chunk is entered once and leaves for good.
         self._seen: dict[int, Sighting] = {}
 
     def note_seen(self, chunk: int, peer: PeerId, now: float) -> None:
-        """``peer`` holds a chunk that is missing here."""
+        """Record that ``peer`` holds a chunk that this node lacks."""
         self._seen.setdefault(chunk, Sighting(now, peer))
 
     def note_withheld(self, chunk: int) -> None:
-        """A parent holds a chunk and will not push it: pull it now."""
+        """Mark a chunk as urgent that a parent holds and will not push."""
         self._seen.pop(chunk, None)
         self.note_urgent(chunk)
 
     def note_pushed(self, chunk: int, missing: ChunkSet, now: float) -> None:
-        """A chunk came along a stripe: the missing ones below it were given away before."""
+        """Record a chunk that came along a stripe. Missing chunks below it were given away
+        earlier, so they are passed over."""
         if chunk >= self._frontier:
             below = ChunkSet.below(chunk) - ChunkSet.below(self._frontier)
             for passed in missing & below:
@@ -162,11 +168,11 @@ class LateChunks:
             self._turn = (now - self._started) / self._frontier
 
     def note_urgent(self, chunk: int) -> None:
-        """Pull this chunk now."""
+        """Mark a chunk as urgent."""
         self.urgent = self.urgent.including(chunk)
 
     def note_arrival(self, chunk: int, now: float) -> Sighting | None:
-        """A chunk is here; returns where it was first seen."""
+        """Record that a chunk has arrived; return where it was first seen."""
         passed = self._passed.pop(chunk, None)
         if passed is not None:
             self._behind.observe(now - passed)
@@ -182,7 +188,7 @@ class LateChunks:
                 self.note_urgent(chunk)
 
     def mark_late(self, now: float, patience: float) -> None:
-        """Mark chunks as late that others have had for ``patience`` seconds."""
+        """Mark the chunks as late that others have had for ``patience`` seconds."""
         while self._seen:
             chunk, seen = next(iter(self._seen.items()))
             if seen.when + patience > now:
@@ -199,7 +205,7 @@ class LateChunks:
         return self._behind.wait(max(self._stall, 3 * IN_FLIGHT * self._turn))
 
     def due(self, patience: float) -> float:
-        """When `mark_late` next has something to do; infinite if it waits for nothing."""
+        """Return the time at which `mark_late` next has something to do; infinite if never."""
         due = math.inf
         if self._seen:
             due = next(iter(self._seen.values())).when + patience
@@ -210,13 +216,14 @@ class LateChunks:
 
 
 _MOST_INQUIRIES: Final = 5
-"""Inquiries in vain after which a patch, or an old version, counts as gone. Each waits twice as
-long as the one before, so during an hour without its origin a node asks some 225 times."""
+"""Number of fruitless inquiries after which a patch, or an old version, counts as gone. Each
+waits twice as long as the one before, so a node asks some 225 times during an hour without its
+origin."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A chunk that was asked of a peer."""
+    """A chunk requested from a peer."""
 
     peer: PeerId
     asked: float
@@ -229,47 +236,50 @@ class Download:
     def __init__(
         self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
     ) -> None:
-        """``encoding`` is fetched; the anchor by default."""
+        """Start with no chunks. ``encoding`` is the encoding to fetch, by default the
+        anchor."""
         self.manifest = manifest
         self.encoding = encoding if encoding is not None else manifest.anchor
         self.count = self.encoding.chunks
         self.index: Index | None = None
         """Index of the version; None until it is known."""
         self.stored = False
-        """True if it is whole, durable and assembled."""
+        """True if the version is complete, durable and assembled."""
         self.pull_only = False
-        """True if no peer pushes it to this node, which pulls what any holder has."""
+        """True if no peer pushes the version to this node, which pulls from any holder
+        instead."""
         self.failed = EMPTY
-        """Chunks that a peer was asked for and did not bring."""
+        """Chunks that some peer was asked for and did not deliver."""
         self.may_ask_origin = False
-        """True if the origin is asked for chunks that no other peer is known to have."""
+        """True if this node asks the origin for chunks that no other peer is known to have."""
         self.name = manifest.name_of(self.encoding)
         """Digest by which messages name the fetched encoding."""
         self.is_patch = not self.encoding.is_anchor
-        """True if it is no policy, but what makes one of another."""
+        """True if the encoding is a patch or an adapter, which turns another policy into this
+        one."""
         self.wire_per_chunk = self.encoding.wire / self.count
-        """Bytes of a chunk on the wire, in the mean."""
+        """Mean bytes of a chunk on the wire."""
         self.all = ChunkSet.below(self.count)
         """All chunks of the version."""
         self.wanted = self.all
         """Chunks that this node fetches."""
         self.verified = EMPTY
-        """Chunks that are here."""
+        """Chunks that have arrived and have the right digest."""
         self._requested = EMPTY
         self._left = self.count
-        """The number of chunks that are not here."""
+        """The number of chunks that have not arrived."""
         self.availability = Availability()
         """Chunks that each peer claims to hold or no longer needs."""
         self.holders = self.availability.holders
-        """Chunks known at each peer."""
+        """Maps each peer to the chunks that it is known to hold."""
         self._lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self.requests: dict[int, Request] = {}
-        """The request under way for each chunk that was asked for."""
+        """Maps each requested chunk to its request."""
         self.inquiries = 0
         """Inquiries among other peers since the last chunk came."""
         self.inquire_at = now + self.patience
-        """When to ask other peers what they have, if nothing comes before."""
+        """Time at which to ask other peers what they have, unless something comes before."""
 
     @classmethod
     def held(
@@ -282,7 +292,8 @@ class Download:
         *,
         stored: bool,
     ) -> Download:
-        """A version of which the disk holds ``verified``; its hand-out is over."""
+        """Return the state of a version of which the disk holds ``verified``. It is not being
+        handed out."""
         download = cls(manifest, now, stall, manifest.encoding_of(index))
         download.index = index
         download.stored = stored
@@ -300,13 +311,13 @@ class Download:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that are still to come, about."""
+        """Bytes still to come, estimated from the mean chunk."""
         return int(self._left * self.wire_per_chunk)
 
     @property
     def is_in_vain(self) -> bool:
-        """Return True if peers and the origin were asked repeatedly, nothing came, and no peer
-        has a missing chunk."""
+        """True if peers and the origin were asked repeatedly, nothing came, and no peer has a
+        missing chunk."""
         needed = self.wanted - self.verified
         return (
             self.inquiries >= _MOST_INQUIRIES
@@ -316,7 +327,7 @@ class Download:
 
     @property
     def missing(self) -> ChunkSet:
-        """Chunks to fetch that are neither here nor asked for."""
+        """Wanted chunks that have neither arrived nor been requested."""
         return self.wanted - self.verified - self._requested
 
     @property
@@ -326,26 +337,26 @@ class Download:
 
     @property
     def is_done(self) -> bool:
-        """Return True if nothing more of it is fetched."""
+        """True if all wanted chunks have arrived."""
         return self.is_whole or (
             self.wanted is not self.all and not self.wanted - self.verified
         )
 
     @property
     def share(self) -> float:
-        """The share of the chunks to fetch that is here."""
+        """Fraction of the wanted chunks that have arrived, from 0 to 1."""
         return len(self.verified & self.wanted) / max(1, len(self.wanted))
 
     # Waiting
 
     @property
     def chunk_time(self) -> float:
-        """Seconds between two chunks that come, lately."""
+        """Recent mean seconds between two chunks that arrive."""
         return self._pace.chunk_time
 
     @property
     def patience(self) -> float:
-        """Seconds for which a chunk may lag behind others' possession before it is pulled."""
+        """Seconds that other peers may hold a chunk before this node pulls it."""
         return self._pace.patience(self._left)
 
     @property
@@ -353,10 +364,11 @@ class Download:
         return self._pace.silence(self._left)
 
     def note_inquiry(self, now: float, *, found: bool) -> bool:
-        """Other peers are asked what they have; ``found`` if there was any peer to ask.
+        """Record that other peers are asked what they have; ``found`` says whether there were
+        any.
 
-        Returns whether to turn to the origin now: there was none, or the last inquiry did not
-        help.
+        Return True if the origin should be asked now: no peer was found, or the last inquiry
+        did not help.
         """
         self.inquiries += 1
         self.inquire_at = now + self._silence * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
@@ -366,7 +378,7 @@ class Download:
 
     @property
     def next_deadline(self) -> float:
-        """When this version next needs a `Tick`."""
+        """Time at which this version next needs a `Tick`."""
         if self.is_done:
             return math.inf
         due = self.inquire_at
@@ -379,26 +391,26 @@ class Download:
         self._lateness.mark_late(now, self.patience)
 
     def late(self, now: float) -> ChunkSet:
-        """The missing chunks to pull now."""
+        """Return the missing chunks to pull now."""
         if self.pull_only or now >= self._pace.pushed_at + self._silence:
             return self.missing
         return self._lateness.urgent & self.missing
 
     @property
     def overdue(self) -> ChunkSet:
-        """Chunks that were passed over long ago: if no other peer has them, the origin is
-        asked."""
+        """Chunks that were passed over long ago. The origin is asked for those that no other
+        peer has."""
         return self._lateness.overdue
 
     @property
     def has_urgent(self) -> bool:
-        """True if some chunk is urgent, asked for or not."""
+        """True if any chunk is urgent, requested or not."""
         return bool(self._lateness.urgent)
 
     # What other peers hold
 
     def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
-        """``peer`` holds these chunks, all of which exist."""
+        """Record that ``peer`` holds these chunks. The caller has checked that they exist."""
         news = self.availability.note_held(peer, chunks)
         if peer == self.manifest.publisher:
             # It has all of them from the start, which says nothing of the forest: a crowd that
@@ -408,12 +420,13 @@ class Download:
             self._lateness.note_seen(chunk, peer, now)
 
     def note_withheld(self, chunk: int, parent: PeerId) -> None:
-        """``parent`` holds a chunk and will not push it: it is asked for it like any holder."""
+        """Record that ``parent`` holds a chunk and will not push it. It can be asked for the
+        chunk like any holder."""
         self.availability.note_held(parent, ChunkSet(1 << chunk))
         self._lateness.note_withheld(chunk)
 
     def lose(self, peer: PeerId) -> None:
-        """Forget `peer`; the chunks that it should bring become urgent."""
+        """Forget `peer`. The chunks that were requested from it become urgent."""
         self.availability.lose(peer)
         for chunk in [c for c, request in self.requests.items() if request.peer == peer]:
             self._give_up(chunk)
@@ -422,23 +435,23 @@ class Download:
     # Requests
 
     def asked_peers(self) -> list[PeerId]:
-        """The peer of each request under way."""
+        """Return the peer of each request under way."""
         return [request.peer for request in self.requests.values()]
 
     def ask(self, chunk: int, peer: PeerId, now: float, deadline: float) -> None:
-        """A chunk is asked of ``peer``, and awaited until ``deadline``."""
+        """Record a request to ``peer`` for a chunk, which expires at ``deadline``."""
         self._requested = self._requested.including(chunk)
         self.requests[chunk] = Request(peer, now, deadline)
 
     def extend_requests(self, peer: PeerId, deadline: float) -> None:
-        """``peer`` has just brought something: await the rest of it until ``deadline`` at
-        least."""
+        """Extend the requests to a peer that has just delivered a chunk to at least
+        ``deadline``."""
         for request in self.requests.values():
             if request.peer == peer:
                 request.deadline = max(request.deadline, deadline)
 
     def expire(self, now: float) -> dict[int, Request]:
-        """Give up requests that are past their deadline; returns them."""
+        """Give up the requests whose deadline has passed, and return them."""
         overdue = {
             c: request for c, request in self.requests.items() if request.deadline <= now
         }
@@ -453,7 +466,8 @@ class Download:
         self.failed = self.failed.including(chunk)
 
     def accept(self, chunk: int, peer: PeerId, now: float, *, pushed: bool) -> None:
-        """Take a chunk with the right digest, the first time; ``pushed`` along a stripe."""
+        """Take the first copy of a chunk with the right digest. ``pushed`` is True if it came
+        along a stripe."""
         self.reject(chunk)
         self.verified = self.verified.including(chunk)
         self._left -= 1
@@ -467,6 +481,6 @@ class Download:
         self.availability.note_held(peer, ChunkSet(1 << chunk))
 
     def reject(self, chunk: int) -> None:
-        """A chunk is no longer asked for."""
+        """End the request for a chunk, if there is one."""
         if self.requests.pop(chunk, None) is not None:
             self._requested = self._requested.excluding(chunk)

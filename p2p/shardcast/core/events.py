@@ -15,7 +15,8 @@ from p2p.shardcast.messages import ChunkHeader, Message
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Our own policy is durable: hand it out, along ``roster`` (None: as the last one)."""
+    """This node's own policy is durable and is handed out along ``roster``, or along the last
+    roster if that is None."""
 
     manifest: Manifest
     index: Index
@@ -26,14 +27,14 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """Our new ``roster`` is signed: hand out along it from now on."""
+    """This node has signed a new ``roster``, which its hand-outs follow from now on."""
 
     roster: Roster
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The disk holds these spans of a policy, or of a patch; ``stored`` if it is whole and
+    """The disk holds these spans of a policy or patch. ``stored`` is True if it is complete and
     durable."""
 
     manifest: Manifest
@@ -44,8 +45,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A control message from ``peer``; ``gossip`` if ``peer`` only wrote it and others passed
-    it on."""
+    """A control message arrived. With ``gossip``, ``peer`` is only its author and other peers
+    passed it on."""
 
     peer: PeerId
     message: Message
@@ -54,15 +55,15 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCame:
-    """A chunk came from ``peer``; if it is right the driver keeps its bytes until the core has
-    spoken."""
+    """A chunk came from ``peer``. The driver keeps the bytes of a right chunk until the core
+    has returned its effects."""
 
     peer: PeerId
     header: ChunkHeader
     size: int
     """Bytes on the wire."""
     is_right: bool = True
-    """True if it unpacks to the span that the index names."""
+    """True if the chunk unpacks to the span that the index names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """A patch was applied: the spans ``verified`` are right."""
+    """A patch was applied, and the spans ``verified`` came out right."""
 
     patch: bytes
     index: Index
@@ -115,22 +116,22 @@ class Patched:
 
 @dataclass(frozen=True, slots=True)
 class PatchFailed:
-    """A patch was of no use: the version must be fetched otherwise."""
+    """A patch could not be applied, so the version must be fetched another way."""
 
     patch: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """This policy cannot be whole here: it is not what its manifest says, or there is no room
-    for it (until `RoomMade`)."""
+    """This policy cannot be completed on this node: its content contradicts its manifest, or
+    the disk has no room for it (until `RoomMade`)."""
 
     policy: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """There is room now for a version that was `Unusable` for lack of it."""
+    """The disk now has room for a version that was `Unusable` for lack of it."""
 
     policy: bytes
     manifest: Manifest
@@ -155,7 +156,7 @@ class Writable:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The core's `next_deadline` has come."""
+    """The time given by the core's `next_deadline` has come."""
 
 
 Event = (
@@ -186,7 +187,7 @@ class Accept:
 
     span: Span
     is_expected: bool
-    """True if it is no surprise: it was asked for, or the roster names its sender."""
+    """True if this node requested the chunk, or the roster makes ``peer`` its sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +216,13 @@ class Gossip:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """Sign a new roster, if it would differ from the last, and report it by `Regrouped`."""
+    """Sign a new roster if it would differ from the last, and report it by `Regrouped`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRoster:
-    """A roster is for another version of Shoal: tell the operator, as ``reason`` says."""
+    """Tell the operator that a roster is for another version of Shoal; ``reason`` has the
+    details."""
 
     reason: str
 
@@ -235,7 +237,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write down the chunk that has just come."""
+    """Write the chunk that has just arrived to disk."""
 
     policy: bytes
     index: int
@@ -250,15 +252,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A patch and the version that it is for are here: make of them what it leads to, and
-    report the right spans by `Patched`."""
+    """Apply a patch whose bytes and base are both here, and report the right spans by
+    `Patched`."""
 
     patch: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """A newer policy made this one pointless before it was whole: remove its chunks."""
+    """Remove the chunks of an incomplete policy that is no longer fetched."""
 
     policy: bytes
 
@@ -273,17 +275,17 @@ class Penalise:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A publisher is convicted: nothing more from it is believed."""
+    """Believe nothing more from a publisher that is convicted of equivocation."""
 
     evidence: Equivocation[Manifest]
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The next version will probably go to ``peer``: open the bulk stream before it is there.
+    """Open the bulk stream to ``peer``, which this node will probably feed in the next version.
 
-    To dial and to open a stream take three to five round trips, in which a small policy could
-    have been everywhere.
+    Dialling and opening a stream take three to five round trips, in which a small policy could
+    already have reached every node.
     """
 
     peer: PeerId
@@ -291,7 +293,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """The gossiped message was valid and new here: other peers should hear it."""
+    """The gossiped message is valid and new, so other peers should receive it."""
 
 
 Effect = (

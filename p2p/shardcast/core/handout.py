@@ -53,17 +53,18 @@ class GiftStage(Enum):
     """Stage of a chunk of a hand-out."""
 
     FRESH = auto()
-    """Never given."""
+    """The chunk was never given."""
     EARLIER = auto()
-    """An earlier life of the origin may have given it."""
+    """The origin may have given the chunk before it restarted."""
     GIVEN = auto()
     CONFIRMED = auto()
     LATE = auto()
-    """Not confirmed in time: to be given again unless its root confirms it."""
+    """The chunk was not confirmed in time. It is given again unless its root confirms it
+    first."""
     AGAIN = auto()
-    """To be given again before new chunks."""
+    """The chunk is given again before new chunks."""
     DOUBTED = auto()
-    """To be given again after all others."""
+    """The chunk is given again after all others."""
 
     @property
     def is_urgent(self) -> bool:
@@ -78,15 +79,15 @@ class GiftEvent(Enum):
     CONFIRM = auto()
     TIME_OUT = auto()
     LOSE = auto()
-    """Its root is gone, and may not have relayed it."""
+    """The root of the chunk is gone, and may not have relayed it."""
     ASK = auto()
-    """Peers ask the origin itself for it."""
+    """Peers ask the origin itself for the chunk."""
     DEMOTE = auto()
-    """Its root lost its stripe."""
+    """The root of the chunk lost its stripe."""
     LACK = auto()
-    """After a restart: most peers lack it."""
+    """Most peers lack the chunk, as found after a restart."""
     HOLD = auto()
-    """After a restart: most peers hold it."""
+    """Most peers hold the chunk, as found after a restart."""
 
 
 _S, _E = GiftStage, GiftEvent
@@ -117,62 +118,65 @@ class Gift:
     root: PeerId
     roster: Roster
     since: float
-    """When it left the origin; until then, when it was queued."""
+    """Time at which the chunk left the origin; until it leaves, time at which it was queued."""
     has_left: bool = False
 
 
 @dataclass(slots=True)
 class GivenChunk:
-    """A chunk of a hand-out."""
+    """A chunk of a hand-out: its stage, its latest gift, and who asked for it."""
 
     stage: GiftStage
     gift: Gift | None = None
-    """The latest."""
+    """The latest gift of the chunk."""
     asker: PeerId | None = None
-    """The first peer that asked the origin itself for it."""
+    """The first peer that asked the origin itself for the chunk."""
     repeated: float = -math.inf
-    """When peers that miss it last had reason to expect it along another stripe."""
+    """Time from which peers that miss the chunk last had reason to expect it along another
+    stripe."""
 
 
 class Root:
     """A root of the forest: chunks given and confirmed, and its speed."""
 
     def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
-        """``rate`` is how many chunks a second its children can take by their classes."""
+        """Start with nothing given. ``rate`` is the chunks per second that its children can
+        take, by their capacity classes."""
         self.stripe: int | None = stripe
-        """Its stripe; None once it is no root, although it still confirms."""
+        """Its stripe; None once it is no longer a root, although it still confirms chunks."""
         self.confirmed = 0
         self.trusted = True
-        """True if it may be given more: not while a chunk of its own is late."""
+        """True if the root may be given more chunks. False while one of its chunks is late."""
         self.patience = patience
-        """Time to wait for its confirmations."""
+        """Estimates how long to wait for its confirmations."""
         self._line = line
         self._rate = rate
         self._granted = MAX_CREDIT
         self.gifts: list[Gift] = []
         self._left = 0
         self._interval = SmoothedAverage()
-        """Seconds between two of its confirmations."""
+        """Mean seconds between two of its confirmations."""
         self._heard_at = -math.inf
 
     @property
     def given(self) -> int:
-        """Chunks that it was given in all."""
+        """Number of chunks that this root was given."""
         return len(self.gifts)
 
     @property
     def pending(self) -> int:
-        """Chunks given and not yet confirmed."""
+        """Number of chunks given and not yet confirmed."""
         return len(self.gifts) - self.confirmed
 
     @property
     def is_open(self) -> bool:
-        """True if it asks for more than it was given."""
+        """True if the root asks for more chunks than it was given."""
         return self.stripe is not None and self.trusted and self.given < self._granted
 
     @property
     def has_credit(self) -> bool:
-        """True if it may be given a chunk more, by its own word and by what its line holds.
+        """True if the root may be given another chunk, by its own request and by what its line
+        holds.
 
         Its class says what the line carries until its confirmations do.
         """
@@ -182,20 +186,23 @@ class Root:
 
     @property
     def finish(self) -> float:
-        """Seconds until it will have confirmed a chunk that it is given now; 0 while it has
-        confirmed none."""
+        """Return the seconds until the root confirms a chunk given now; 0 before its first
+        confirmation."""
         usual = self.patience.usual if self.confirmed else 0.0
         return usual + self.pending * (self._interval.value or usual)
 
     @property
     def relay_time(self) -> float:
-        """Seconds after which a chunk should be with all below it: behind those that it relays
-        first, and over several lines like its own, so four times what it takes for one."""
+        """Seconds after which a chunk should have reached all peers below the root.
+
+        The chunk waits behind those that the root relays first, and crosses several lines like
+        the root's own, so this is four times the time for one chunk.
+        """
         by_class = 1 / self._rate if self._rate else 0.0
         return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
 
     def note_left(self, now: float) -> None:
-        """The first chunk that had not left has left."""
+        """Record that the next queued chunk has left for this root."""
         if self._left < len(self.gifts):
             gift = self.gifts[self._left]
             gift.since, gift.has_left = now, True
@@ -219,25 +226,25 @@ class Root:
 
     @property
     def late_at(self) -> float:
-        """Time at which its first unconfirmed chunk is late; infinite if there is none, or it
-        was late already. Chunks in the origin's own queue do not count."""
+        """Time at which the first unconfirmed chunk is late; infinite if there is none or it
+        was already late. Chunks in the origin's own queue do not count."""
         if not (self.trusted and self.pending):
             return math.inf
         oldest = self.gifts[self.confirmed]
         return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
 
     def distrust(self) -> list[Gift]:
-        """Give it nothing until it has confirmed its chunks; return those."""
+        """Give the root nothing more until it confirms its chunks; return those chunks."""
         self.trusted = False
         return self.gifts[self.confirmed :]
 
     def at_risk(self) -> list[Gift]:
-        """Chunks that it may not have relayed if it is gone: unconfirmed ones and the last
-        ones."""
+        """Return the chunks that the root may not have relayed if it is gone: the unconfirmed
+        and the last ones."""
         return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
 
     def retire(self) -> list[Gift]:
-        """Retire the root; return all that it was given."""
+        """Take the stripe from this root, and return all chunks that it was given."""
         self.stripe = None
         return self.gifts
 
@@ -247,7 +254,7 @@ class Root:
 
 
 class HandOut:
-    """A version on its way out of its origin."""
+    """A version on its way out of its origin, from the first chunk to the last."""
 
     def __init__(
         self,
@@ -260,48 +267,52 @@ class HandOut:
         lines: Lines,
         told: Availability | None = None,
     ) -> None:
-        """``encoding`` of ``version`` is handed out: a patch on the version before, or the
-        anchor. ``stall`` is the shortest wait. ``told`` has what peers hold, if an earlier life
-        began the hand-out."""
+        """Start to hand out ``encoding`` of ``version``.
+
+        The encoding is a patch on the version before, or the anchor. ``stall`` is the shortest
+        wait in seconds. ``told`` says what peers hold; it is given if the hand-out began before
+        a restart.
+        """
         self.version = version
         self.forest = forest
         self.progress = now
-        """When a chunk was last given away."""
+        """Time at which a chunk was last given away."""
         self._count = count = encoding.chunks
         self._told = told
         self._answered: tuple[PeerId, ...] = ()
-        """Peers whose answers `_told` was last computed with."""
+        """Peers whose answers were used when `_told` was last computed."""
         self._next = count if self.is_resumed else 0
-        """The first chunk that was never given."""
+        """The lowest chunk that was never given."""
         self._chunks: dict[int, GivenChunk] = {}
         self._again: dict[int, None] = {}
-        """Chunks that are `LATE` or to be given `AGAIN`, in that order."""
+        """Chunks that are `LATE` or `AGAIN`, in the order in which they became so."""
         self._doubted: dict[int, None] = {}
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
         self._reports: Counter[PeerId] = Counter()
-        """Reports of each root, by peer."""
+        """Number of reports about each root."""
         self._reporters: set[PeerId] = set()
         self.demoted: set[PeerId] = set()
-        """Roots that lost their stripe by reports."""
+        """Roots that lost their stripe because peers reported them."""
         self._roots: dict[PeerId, Root] = {}
-        """Roots, and former roots of earlier rosters."""
+        """Roots of the present roster, and former roots of earlier rosters."""
         self._back: dict[PeerId, None] = {}
-        """Roots that were lost and came again: both sides count from the start."""
+        """Roots that were lost and came back. Both sides count their chunks from zero again."""
         self._began = now
         self._forests = {self.epoch: forest}
         self._opened = now
-        """When a roster last brought peers together that must dial each other first."""
+        """Time of the last roster that brought together peers that must first dial each
+        other."""
         self._given: dict[tuple[int, int], int] = {}
-        """Chunks given, by roster epoch and stripe."""
+        """Number of chunks given, by (roster epoch, stripe)."""
         self._receipts = ReceiptBook(self._chunk_bytes)
         for stripe, peer in enumerate(forest.roots):
             self._add_root(stripe, peer)
 
     @property
     def is_resumed(self) -> bool:
-        """True if an earlier life of the origin began it."""
+        """True if the hand-out began before this origin restarted."""
         return self._told is not None
 
     @property
@@ -315,14 +326,16 @@ class HandOut:
 
     @property
     def exhausted(self) -> bool:
-        """True if nothing is left that has to be given, or no root to give it to."""
+        """True if no chunk is left to give, or no root is left to give it to."""
         return (self._next == self._count and not self._again) or not self._active
 
     @property
     def delays_until(self) -> float:
-        """When it no longer delays the next version: its roots are all dead or stuck if none
-        has taken a chunk for the longest wait, and a newer version is worth more to the
-        others."""
+        """Time until which this hand-out delays the next version.
+
+        If no root has taken a chunk for the longest wait, all are dead or stuck, and a newer
+        version is worth more to the other peers.
+        """
         wait = longest_wait(self._chunk_bytes, self._stall)
         return -math.inf if self.exhausted else self.progress + wait
 
@@ -336,7 +349,7 @@ class HandOut:
         return chunk
 
     def _advance(self, number: int, event: GiftEvent) -> None:
-        """Apply `TRANSITIONS` to a chunk."""
+        """Apply `TRANSITIONS` to a chunk, and update the sets of chunks to give again."""
         chunk = self._chunk(number)
         before = chunk.stage
         chunk.stage = after = TRANSITIONS.get((before, event), before)
@@ -350,7 +363,8 @@ class HandOut:
             self._doubted[number] = None
 
     def _settle(self, gifts: list[Gift], event: GiftEvent) -> None:
-        """An event of one root's gifts; it changes no chunk that another root has got since."""
+        """Apply an event to one root's gifts. Chunks that another root has been given since
+        stay unchanged."""
         for gift in gifts:
             if self._chunk(gift.chunk).gift is gift:
                 self._advance(gift.chunk, event)
@@ -360,7 +374,8 @@ class HandOut:
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
     ) -> tuple[PeerId, int, int] | None:
-        """The next (root, stripe, chunk); None while no root has credit or nothing is left."""
+        """Return the next (root, stripe, chunk) to send; None if no root has credit or nothing
+        is left."""
         number = self._first_chunk()
         if number is None:
             return None
@@ -396,7 +411,8 @@ class HandOut:
     def _choose_root(
         self, had: Gift | None, has_room: Callable[[PeerId], bool], now: float
     ) -> PeerId | None:
-        """The root that will have confirmed a chunk first; None if it is worth waiting.
+        """Return the root that will confirm a chunk first; None if waiting for a better root is
+        faster.
 
         As a receiver asks the holder that would bring a chunk first. A root that has no credit
         now may still be the first; it is waited for if the one that has would be the last to
@@ -427,7 +443,8 @@ class HandOut:
         return None if takers[best].finish > first + left else best
 
     def _rate(self, stripe: int) -> float:
-        """Chunks per second that the children of a stripe's root can take, by their classes."""
+        """Return the chunks per second that the children of a stripe's root can take, by their
+        classes."""
         return self.forest.rate(stripe) / self._chunk_bytes
 
     def _add_root(self, stripe: int, peer: PeerId) -> None:
@@ -438,7 +455,7 @@ class HandOut:
         self._roots[peer] = Root(stripe, self._lines.to(peer), rate, patience)
 
     def regroup(self, forest: Forest, gone: Callable[[PeerId], bool], now: float) -> None:
-        """A new roster: what is given from now on goes along ``forest``.
+        """Give chunks along ``forest``, made from a new roster, from now on.
 
         A root that keeps its place, or comes back to one, goes on counting where it was.
         """
@@ -461,12 +478,13 @@ class HandOut:
     # What roots and their children say
 
     def note_left(self, peer: PeerId, now: float) -> None:
-        """A chunk has left for a root: from now on it may be late."""
+        """Record that a chunk has left for a root. From now on it may become late."""
         if peer in self._roots:
             self._roots[peer].note_left(now)
 
     def confirm(self, peer: PeerId, received: int, granted: int, now: float) -> bool:
-        """A root confirms and asks for more. False if it claims more than it was given."""
+        """Take a root's confirmation and its request for more. Return False if it claims more
+        chunks than it was given."""
         root = self._roots.get(peer)
         if root is None:
             return True
@@ -477,38 +495,40 @@ class HandOut:
         return True
 
     def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
-        """Note that `peer` has the whole version and how much each stripe brought. Return True
-        if that is news of a peer that was to be fed."""
+        """Take a receipt: `peer` has the whole version, and says how much each stripe brought.
+        Return True if it is the first receipt of a peer on a roster."""
         return any(
             peer in forest.roster.positions for forest in self._forests.values()
         ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
-        """Return who carried how much, by the receipts since the last call."""
+        """Return what each peer carried, judged by the receipts since the last call."""
         yield from self._receipts.judge(self._forests, self._given)
 
     def expire(self, now: float) -> None:
-        """Give again what a root has not confirmed in time, and that root nothing until it
-        has."""
+        """Give late chunks to other roots, and give their roots nothing until they confirm."""
         for root in self._roots.values():
             if root.late_at <= now:
                 self._settle(root.distrust(), GiftEvent.TIME_OUT)
 
     @property
     def next_deadline(self) -> float:
-        """When `expire` next has something to do."""
+        """Time at which `expire` next has something to do."""
         return min((root.late_at for root in self._roots.values()), default=math.inf)
 
     def lose(self, peer: PeerId) -> None:
-        """A root is gone: what it may not have relayed goes to others."""
+        """Remove a root that is gone, and give to others the chunks that it may not have
+        relayed."""
         root = self._roots.pop(peer, None)
         if root is not None:
             self._settle(root.at_risk(), GiftEvent.LOSE)
 
     def admit(self, peer: PeerId) -> None:
-        """A peer is here: one that is the root of a stripe, and was lost or had not come yet
-        when it was to be fed, is fed from now on. Once: one that comes and goes would leave
-        chunks behind each time."""
+        """Start to feed a peer that has come, if it is the root of a stripe and is not fed yet.
+
+        Each peer is admitted once: a peer that comes and goes would leave chunks behind each
+        time.
+        """
         roots = self.forest.roots
         is_known = peer in self._roots or peer in self.demoted or peer in self._back
         if peer in roots and not is_known:
@@ -516,10 +536,10 @@ class HandOut:
             self._back[peer] = None
 
     def suspect(self, number: int, by: PeerId, now: float) -> PeerId | None:
-        """The root that ``by`` reports by asking the origin for a chunk.
+        """Return the root that ``by`` implicitly reports by asking the origin for a chunk.
 
-        None if the chunk may still be on its way, or if ``by`` is on no roster under which it
-        was given: a peer that came later asks because it came later.
+        Return None if the chunk may still be on its way, or if ``by`` is on no roster under
+        which it was given: a peer that joined later asks because it joined later.
         """
         gift = self._chunk(number).gift
         root = self._roots.get(gift.root) if gift is not None else None
@@ -532,7 +552,8 @@ class HandOut:
         return gift.root if now >= since + min(most, root.relay_time) else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
-        """``by`` says that a root does not relay. True if that demotes it.
+        """Record that ``by`` says that a root does not relay. Return True if this demotes the
+        root.
 
         A root confirms whatever it likes, so its children have a say too: a peer reports a root
         when it asks the origin itself for a chunk which that root had long ago, or when the
@@ -557,12 +578,13 @@ class HandOut:
         return True
 
     def ask(self, number: int, by: PeerId, now: float, lanes: int) -> bool:
-        """A peer asks the origin itself for a chunk. Something is under way to ``lanes`` peers.
+        """Handle a peer's request to the origin itself for a chunk. ``lanes`` peers have
+        something under way.
 
-        True if the chunk comes along a stripe, which serves every peer that misses it: when a
-        second peer asks it is given again, once. The first is answered directly: mostly the
-        chunk is on its way. What is still to be given is not brought twice by a line that is
-        busy for most roots.
+        Return True if the chunk comes along a stripe, which serves every peer that misses it:
+        when a second peer asks for a chunk, it is given again, once. The first peer is answered
+        directly, since the chunk is mostly on its way. A line that is busy for most roots does
+        not carry a chunk twice that is still to be given.
         """
         chunk = self._chunk(number)
         roster = chunk.gift.roster if chunk.gift is not None else self.forest.roster
@@ -596,8 +618,11 @@ class HandOut:
     # After a restart
 
     def _doubt_what_is_rare(self, told: Availability) -> None:
-        """Give again what most of those lack that have said what they hold. Looked at again
-        when others have answered; the first alone, a liar perhaps, would decide it."""
+        """Queue again the chunks that most responding peers are missing.
+
+        The result is computed again when further peers have answered. Otherwise the first peer
+        to answer, perhaps a liar, would decide alone.
+        """
         answered = tuple(told.holders)
         if answered == self._answered:
             return
@@ -606,7 +631,7 @@ class HandOut:
             self._advance(number, GiftEvent.LACK)
 
     def _drop_settled_doubts(self) -> None:
-        """Leave out what most peers have got since."""
+        """Remove doubted chunks that most peers have received meanwhile."""
         first = next(iter(self._doubted), None)
         if self._told is None or first is None or self._chunk(first).gift is not None:
             return

@@ -25,8 +25,9 @@ from p2p.shardcast.messages import (
 )
 
 _SETTLE: Final = 0.5
-"""Shortest waits after a newcomer's first word, or a peer's receipt, until a new roster is
-signed: others often come with it, as when a machine room starts."""
+"""Time between a newcomer's first message, or a peer's receipt, and the next roster, in
+multiples of the shortest wait. Other peers often follow closely, as when a machine room
+starts."""
 
 
 class Origin:
@@ -59,25 +60,26 @@ class Origin:
         self._next: Download | None = None
         self._resumed = False
         self._unfed: Download | None = None
-        """Version announced while there was no roster, handed out with the first."""
+        """A version that was announced while there was no roster; the first roster hands it
+        out."""
         self._regroup_at = math.inf
-        """When to ask for a new roster."""
+        """Time at which to ask for a new roster because peers came or a root was demoted."""
         self._regrouped_at = -math.inf
         self._reported_at = math.inf
-        """When the peers have reported on a hand-out, as far as they do."""
+        """Time at which to ask for a new roster because peers have reported on a hand-out."""
 
     def publish(self, download: Download, *, resumed: bool) -> None:
-        """Make `download` the next version to hand out; ``resumed`` if an earlier life began
-        it."""
+        """Make `download` the next version to hand out. ``resumed`` is True if its hand-out
+        began before a restart."""
         self._next, self._resumed = download, resumed
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to start and nothing to give."""
+        """True if no version waits to start and no chunk is left to give."""
         return self._next is None and not self._handouts
 
     def start(self, now: float) -> list[ev.Effect]:
-        """Announce and hand out the next version, if it is its turn."""
+        """Announce the next version and start its hand-out, if its turn has come."""
         download = self._next
         if download is None or now < self._turn_at:
             return []
@@ -109,32 +111,32 @@ class Origin:
 
     @property
     def _turn_at(self) -> float:
-        """Time at which the next version starts at the latest."""
+        """Latest time at which the next version starts."""
         return max((h.delays_until for h in self._handouts.values()), default=-math.inf)
 
     def is_resumed(self, policy: bytes) -> bool:
-        """Return True if an earlier life of this node began to hand out ``policy``."""
+        """Return True if the hand-out of ``policy`` began before this node restarted."""
         handout = self._handouts.get(policy)
         return handout is not None and handout.is_resumed
 
     # Rosters
 
     def _learn(self) -> None:
-        """Take what receipts say about the hand-outs that are over."""
+        """Update the peers' believed capacities from the receipts of finished hand-outs."""
         for handout in self._handouts.values():
             for carried in handout.take_receipts() if handout.exhausted else ():
                 self._capacities.note_carried(carried.peer, carried.rates, carried.limit)
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
-        """The same peers, with what this origin believes of their claims. A peer that is gone
-        relays nothing."""
+        """Return the entries with the upload that this origin believes of each peer. A peer
+        that is gone is believed to relay nothing."""
         self._learn()
         present = (e if not self._is_gone(e.peer) else RosterEntry(e.peer) for e in entries)
         return self._capacities.believe(present)
 
     def meet(self, peer: PeerId, now: float) -> None:
-        """``peer`` is here, and is fed if it is a root. If the roster does not name it, a new
-        one soon should."""
+        """Feed a peer that has come if it is a root. Schedule a new roster if the present one
+        lacks it."""
         if not self._handouts and self._unfed is None:
             return
         for handout in self._handouts.values():
@@ -146,7 +148,7 @@ class Origin:
 
     @property
     def _roster_at(self) -> float:
-        """When a new roster is due."""
+        """Time at which a new roster is due."""
         return min(self._regroup_at, self._reported_at)
 
     def is_roster_due(self, now: float) -> bool:
@@ -158,7 +160,7 @@ class Origin:
         return True
 
     def regroup(self, roster: Roster, now: float) -> None:
-        """A new roster is signed: what is given from now on goes along it."""
+        """Hand out along a newly signed roster from now on."""
         download, self._unfed = self._unfed, None
         if download is not None:
             self._hand_out(download, roster, now)
@@ -169,21 +171,21 @@ class Origin:
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
     ) -> Iterator[tuple[PeerId, ChunkHeader]]:
-        """Give chunks to roots with credit. ``has_room`` is asked before each."""
+        """Return chunks for roots with credit. ``has_room`` is called before each chunk."""
         for name, handout in self._handouts.items():
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
                 yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
 
     def note_left(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
-        """A chunk has left this node for ``peer``."""
+        """Record that a chunk has left this node for ``peer``."""
         handout = self._handouts.get(header.policy)
         if handout is not None and header.stripe != NO_STRIPE:
             handout.note_left(peer, now)
 
     def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
-        """Return True if a chunk that ``by`` asks for is given along the forest, not to it
-        alone. Something is under way to ``lanes`` peers."""
+        """Return True if the chunk that ``by`` asks for is given along the forest, not to
+        ``by`` alone. ``lanes`` peers have something under way."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
@@ -213,12 +215,13 @@ class Origin:
         return True
 
     def lose(self, peer: PeerId) -> None:
-        """``peer`` is gone: what it may not have forwarded is given to other roots."""
+        """Handle the loss of ``peer``: other roots are given the chunks that it may not have
+        forwarded."""
         for handout in self._handouts.values():
             handout.lose(peer)
 
     def forget(self, policy: bytes) -> None:
-        """A version is no longer held, or is not to be handed out."""
+        """Forget a version that is no longer held or should not be handed out."""
         self._handouts.pop(policy, None)
         if self._next is not None and self._next.name == policy:
             self._next = None
@@ -226,13 +229,13 @@ class Origin:
             self._unfed = None
 
     def expire(self, now: float) -> None:
-        """Give again what roots have not confirmed in time."""
+        """Give again the chunks that roots have not confirmed in time."""
         for handout in self._handouts.values():
             handout.expire(now)
 
     @property
     def next_deadline(self) -> float:
-        """When `expire` or `start` next has something to do."""
+        """Time at which `expire` or `start` next has something to do."""
         if self.is_idle:
             return self._roster_at
         handouts = self._handouts.values()

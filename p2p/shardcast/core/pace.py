@@ -35,7 +35,7 @@ class SmoothedAverage:
         self.value = value
 
     def observe(self, sample: float) -> None:
-        """Take one more sample into account."""
+        """Add one sample."""
         self.value += SMOOTHING * (sample - self.value)
 
     def __repr__(self) -> str:
@@ -56,18 +56,19 @@ class Patience:
     def __init__(
         self, usual: float = 0.0, floor: float = 0.0, ceiling: float = math.inf
     ) -> None:
-        """``usual`` is a guess, which counts like one sample; 0 if there is none."""
+        """Start with the guess ``usual`` in seconds, which counts like one sample; 0 means no
+        guess."""
         self._floor, self._ceiling = floor, ceiling
         self.reset(usual)
 
     def reset(self, usual: float) -> None:
-        """Forget the samples: ``usual`` is a guess, give or take a half."""
+        """Forget the samples and start from ``usual``, with half of it as the deviation."""
         self.usual = usual
-        """Seconds that it takes, lately; 0 if that is not known."""
+        """Recent mean of the samples in seconds; 0 if it is unknown."""
         self._deviation = usual / 2
 
     def observe(self, sample: float) -> None:
-        """Note that it took ``sample`` seconds."""
+        """Add a sample in seconds."""
         if not self.usual:
             self.reset(sample)
             return
@@ -89,14 +90,19 @@ one waiting. After as many chunk times without a chunk, missing ones are pulled.
 
 
 def shortest_wait(chunk_bytes: float, stall: float) -> float:
-    """Seconds for which any peer is waited for, however fast it has been: ``stall``, or twice
-    the time that a slow link takes for a chunk."""
+    """Return the seconds that any peer is given at least, however fast it has been.
+
+    This is ``stall``, or twice the time that a slow link takes for a chunk.
+    """
     return max(stall, 2 * chunk_bytes / SLOW_LINK)
 
 
 def longest_wait(chunk_bytes: float, stall: float) -> float:
-    """Seconds for which any peer is waited for, however slow it has been: others may have got
-    the chunk meanwhile. 2 s at the usual ``stall``, or 8 chunk times of a slow link."""
+    """Return the seconds that any peer is given at most, however slow it has been. Other peers
+    may have got the chunk meanwhile.
+
+    This is 2 s at the usual ``stall``, or 8 chunk times of a slow link.
+    """
     return 4 * shortest_wait(chunk_bytes, stall)
 
 
@@ -105,10 +111,10 @@ class ChunkPace:
 
     def __init__(self, chunk_bytes: float, now: float, stall: float) -> None:
         self.progress = now
-        """When the last chunk came."""
+        """Time at which the last chunk came."""
         self.pushed_at = now
-        """When one last came along a stripe. Answers do not count: a node to which nothing is
-        pushed must go on pulling."""
+        """Time at which a chunk last came along a stripe. Requested chunks do not count: a node
+        to which nothing is pushed must go on pulling."""
         self._stall = stall
         self._longest = longest_wait(chunk_bytes, stall)
         guess = chunk_bytes / SLOW_LINK
@@ -118,11 +124,12 @@ class ChunkPace:
 
     @property
     def chunk_time(self) -> float:
-        """Seconds between two chunks that come, lately."""
+        """Recent mean seconds between two chunks that arrive."""
         return self._lately.value
 
     def note_arrival(self, now: float, *, pushed: bool) -> None:
-        """A chunk came for the first time; ``pushed`` along a stripe.
+        """Record a chunk that arrived for the first time; ``pushed`` is True if it came along a
+        stripe.
 
         A long pause says nothing about the line: the origin was down, or had nothing to give.
         """
@@ -134,24 +141,26 @@ class ChunkPace:
             self.pushed_at = now
 
     def note_lag(self, lag: float) -> None:
-        """A pushed chunk came ``lag`` seconds after another peer was known to hold it."""
+        """Record that a pushed chunk came ``lag`` seconds after another peer was known to hold
+        it."""
         self._lag.observe(lag)
 
     def silence(self, left: int) -> float:
-        """Seconds without a chunk along a stripe, of ``left`` to come, after which all of them
-        are pulled.
+        """Return the seconds without a pushed chunk after which all ``left`` chunks are pulled.
 
-        Towards the end no more than those that are left could come first. The smaller of the
-        two chunk times counts: a pause at the end stretches the recent one.
+        Towards the end, at most the chunks that are left could come first. The smaller of the
+        two chunk times counts, because a pause at the end stretches the recent one.
         """
         chunks = min(IN_FLIGHT, left + 2)
         return max(self._stall, chunks * min(self._lately.value, self._mean))
 
     def patience(self, left: int) -> float:
-        """Seconds for which others may hold a chunk before it is pulled, with ``left`` to come.
+        """Return the seconds that others may hold a chunk before it is pulled, with ``left`` to
+        come.
 
-        A node may stand behind its neighbours in every stripe and miss nothing: twice its usual
-        lag is waited. Not for the last chunks: the line is about to be idle.
+        A node may stand behind its neighbours in every stripe and miss nothing, so it waits
+        twice its usual lag. It does not wait so long for the last chunks, since the line is
+        about to be idle.
         """
         silence = self.silence(left)
         return max(silence, 2 * self._lag.value) if 2 * left > IN_FLIGHT else silence

@@ -8,35 +8,35 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 MAX_REMEMBERED: Final = 4096
-"""Peers known to be gone, connected or banned: a roster's worth. The oldest is forgotten
-first."""
+"""Most peers remembered as gone, connected or banned: the size of a roster. The oldest is
+forgotten first."""
 
 
 class Peers:
-    """Presence of peers, by the driver and by their messages."""
+    """Tracks which peers are connected, gone or banned, from the driver's events and from
+    messages."""
 
     def __init__(self) -> None:
         self._connected: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._greeted: BoundedDict[PeerId, tuple[bytes, int]] = BoundedDict(MAX_REMEMBERED)
-        """Which manifest was the newest, and how many publishers were convicted, when a peer's
-        `Hello` was answered."""
+        """Maps each peer to what it was last told for its `Hello`: the digest of the newest
+        manifest and the number of convicted publishers."""
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
-        """Peers with a connection."""
+        """Peers that are connected."""
         return tuple(self._connected)
 
     def note_connected(self, peer: PeerId) -> None:
-        """There is a connection."""
         self._lost.pop(peer, None)
         self._connected[peer] = None
 
     def admit(self, peer: PeerId) -> bool:
-        """Return True if a message of `peer` is taken: it is not banned.
+        """Return True if messages of `peer` are accepted, which means that it is not banned.
 
-        A peer that sends is connected, though its bulk stream may have broken a moment ago.
+        A peer that sends is connected, even if its bulk stream broke a moment ago.
         """
         if peer in self._banned:
             return False
@@ -45,11 +45,11 @@ class Peers:
         return True
 
     def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
-        """Return True if `peer` should hear of the manifest ``newest`` (its digest) and of
-        ``convicted`` publishers for its `Hello`: once per connection.
+        """Return True if `peer` should be sent the manifest ``newest`` (a digest) and the
+        ``convicted`` publishers in answer to its `Hello`. Each is sent once per connection.
 
-        A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
-        make this node send 3,600 times what it sends itself.
+        A `Hello` has 50 bytes and the answer up to 180 KiB. Without this limit a peer that
+        repeats it all day would make this node send 3,600 times as much as the peer sends.
         """
         if self._greeted.get(peer) == (newest, convicted):
             return False
@@ -57,13 +57,12 @@ class Peers:
         return True
 
     def lose(self, peer: PeerId) -> None:
-        """``peer`` is gone."""
         self._connected.pop(peer, None)
         self._greeted.pop(peer, None)
         self._lost[peer] = None
 
     def ban(self, peer: PeerId) -> None:
-        """Never deal with ``peer`` again."""
+        """Refuse all further dealings with ``peer``."""
         self._banned[peer] = None
 
     def is_banned(self, peer: PeerId) -> bool:
@@ -71,12 +70,12 @@ class Peers:
         return peer in self._banned
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Return True if it is of no use to send ``peer`` anything."""
+        """Return True if sending to ``peer`` is pointless."""
         return peer in self._lost or peer in self._banned
 
 
 class Flows:
-    """Bytes by peer since this node started; nothing is decided by them."""
+    """Counts bytes by peer since this node started, for display only."""
 
     def __init__(self) -> None:
         # Peers remembered in each direction: more than a node feeds, or is fed by. The one that
@@ -85,11 +84,11 @@ class Flows:
         self._sent: BoundedDict[PeerId, int] = BoundedDict(64)
 
     def count_came(self, peer: PeerId, size: int) -> None:
-        """A chunk came from ``peer``."""
+        """Count a chunk received from ``peer``."""
         self._came.renew(peer, self._came.get(peer, 0) + size)
 
     def count_sent(self, peer: PeerId, size: int) -> None:
-        """A chunk left for ``peer``."""
+        """Count a chunk sent to ``peer``."""
         self._sent.renew(peer, self._sent.get(peer, 0) + size)
 
     def health(self) -> dict[str, dict[str, int]]:

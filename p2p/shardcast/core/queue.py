@@ -33,7 +33,7 @@ one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:
-    """The round trip to one peer, and how many chunks it may owe because of it."""
+    """Round trip and credit of the way to one peer and back."""
 
     __slots__ = ("_round_trip",)
 
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def round_trip(self) -> float:
-        """Seconds; `UNKNOWN_ROUND_TRIP` before the first measurement."""
+        """Seconds of a round trip; `UNKNOWN_ROUND_TRIP` before the first measurement."""
         return UNKNOWN_ROUND_TRIP if self._round_trip is None else self._round_trip
 
     def note_round_trip(self, sample: float) -> None:
@@ -54,8 +54,8 @@ class Line:
             self._round_trip = before + SMOOTHING / 2 * (sample - before)
 
     def credit(self, rate: float) -> int:
-        """Chunks that a root at the other end may owe if its children take ``rate`` of them a
-        second."""
+        """Return how many unconfirmed chunks a root on this line may have if its children take
+        ``rate`` chunks a second."""
         return min(MAX_CREDIT, CREDIT + int(rate * self.round_trip))
 
 
@@ -66,7 +66,7 @@ class Lines:
         self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
 
     def to(self, peer: PeerId) -> Line:
-        """Return the state of the way to `peer`, which is kept when the peer leaves."""
+        """Return the line to `peer`. It is remembered after the peer leaves."""
         line = self._lines.get(peer)
         if line is None:
             line = self._lines[peer] = Line()
@@ -87,17 +87,17 @@ class SendQueue:
 
     def __init__(self) -> None:
         self.rate = 0.0
-        """Recent chunks per second, counting only time with a chunk under way; 0 until one has
-        left."""
+        """Recent chunks per second while any were under way; 0 before the first has left."""
         self._stripes: deque[ChunkHeader] = deque()
         self._asked: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=RECENT)
         self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(RECENT)
-        """When each recent chunk left that the peer has not confirmed yet."""
+        """Maps each sent chunk that the peer has not acknowledged to the time at which it
+        left."""
         self._news: BoundedDict[bytes, None] = BoundedDict(2 * MAX_ROSTERS)
         self._started = 0.0
-        """When the chunk under way was pushed."""
+        """Time at which the chunk under way was pushed."""
         self._time = SmoothedAverage()
 
     def __repr__(self) -> str:
@@ -105,21 +105,22 @@ class SendQueue:
 
     @property
     def owed(self) -> int:
-        """Chunks that the peer asked for and that have not left."""
+        """Number of chunks that the peer asked for and that have not left."""
         return len(self._asked) + self._is_under_way(asked=True)
 
     @property
     def waits(self) -> bool:
-        """True if a chunk of a stripe is waiting."""
+        """True if a chunk that goes along a stripe is waiting."""
         return bool(self._stripes)
 
     def is_answering(self, since: float) -> bool:
-        """Return True if a chunk that the peer asked for is under way since then, or later."""
+        """Return True if a requested chunk is under way, and was started at ``since`` or
+        later."""
         return self._is_under_way(asked=True) and self._started >= since
 
     @property
     def backlog(self) -> int:
-        """Chunks along stripes, waiting and under way."""
+        """Number of stripe chunks that are waiting or under way."""
         return len(self._stripes) + self._is_under_way(asked=False)
 
     def _is_under_way(self, *, asked: bool) -> bool:
@@ -128,13 +129,14 @@ class SendQueue:
 
     @property
     def head(self) -> ChunkHeader | None:
-        """The next chunk to decide about; None while one is under way, or none waits."""
+        """The next chunk to start or drop; None while a chunk is under way, or if none
+        waits."""
         waiting = self._stripes or self._asked
         return waiting[0] if self._current is None and waiting else None
 
     def push(self, header: ChunkHeader) -> None:
-        """Queue a chunk, behind the stripes' chunks or behind the requested ones. A chunk that
-        goes along a stripe is no longer queued as an answer."""
+        """Queue a chunk behind others of its class. A chunk that comes along a stripe replaces
+        the same chunk among the answers."""
         if header.stripe == NO_STRIPE:
             self._asked.append(header)
             return
@@ -144,15 +146,15 @@ class SendQueue:
             self._asked.remove(answer)
 
     def start(self, now: float) -> None:
-        """Put the head under way."""
+        """Start to send the head."""
         self._current, self._started = self.drop(), now
 
     def drop(self) -> ChunkHeader:
-        """Take the head out: it is sent, or its receiver got it elsewhere."""
+        """Remove the head from the queue and return it."""
         return (self._stripes or self._asked).popleft()
 
     def finish(self, now: float) -> ChunkHeader | None:
-        """Note that the chunk under way has left, and return it."""
+        """Record that the chunk under way has left, and return it."""
         header, self._current = self._current, None
         if header is not None:
             self._recent.append(header)
@@ -162,23 +164,27 @@ class SendQueue:
         return header
 
     def acknowledge(self, policy: bytes, chunks: ChunkSet, now: float) -> float | None:
-        """The peer holds ``chunks``. Seconds that the last of those which left here took to
-        come and to be told of; None if there is none."""
+        """Record that the peer holds ``chunks``.
+
+        Return the seconds between the departure of the latest of those chunks and this
+        acknowledgement; None if none of them left here recently.
+        """
         came = [name for name in self._left if name[0] == policy and name[1] in chunks]
         if not came:
             return None
         return min(now - self._left.pop(name) for name in came)
 
     def note_news(self, news: bytes) -> bool:
-        """Return True if ``news`` (a digest) has to go ahead of the chunk that it explains:
-        once."""
+        """Return True the first time that ``news`` (a digest) is noted: it must precede its
+        chunk."""
         if news in self._news:
             return False
         self._news[news] = None
         return True
 
     def promote(self, policy: bytes, chunk: int) -> bool:
-        """Put a chunk that waits here in front of its class; False if it does not."""
+        """Move a waiting chunk to the front of its class. Return False if it is neither waiting
+        nor under way."""
         current = self._current
         if current is not None and (current.policy, current.index) == (policy, chunk):
             return True
@@ -191,12 +197,12 @@ class SendQueue:
         return False
 
     def purge(self, policy: bytes) -> None:
-        """Drop a policy's chunks that are waiting."""
+        """Remove the waiting chunks of a policy."""
         self._stripes = deque(one for one in self._stripes if one.policy != policy)
         self._asked = deque(one for one in self._asked if one.policy != policy)
 
     def unconfirmed(self) -> Iterator[ChunkHeader]:
-        """Chunks that the peer has perhaps not got, or not passed on, oldest first."""
+        """Return the chunks that the peer may not have received or passed on, oldest first."""
         yield from self._recent
         if self._current is not None:
             yield self._current

@@ -40,7 +40,8 @@ root. A roster of two has one peer that can."""
 
 
 class StripeCounts:
-    """The receiver's side: what stripes have brought of each version that is on its way."""
+    """Counts, at the receiver, the chunks that each stripe has pushed of each version being
+    fetched."""
 
     def __init__(self, local: PeerId) -> None:
         self._local = local
@@ -48,7 +49,7 @@ class StripeCounts:
         self._pushed: dict[bytes, dict[tuple[int, int], int]] = {}
 
     def note_pushed(self, header: ChunkHeader, now: float) -> None:
-        """A chunk came for the first time."""
+        """Count a chunk that arrived for the first time."""
         self._began.setdefault(header.policy, now)
         if header.stripe != NO_STRIPE:
             counts = self._pushed.setdefault(header.policy, {})
@@ -57,7 +58,8 @@ class StripeCounts:
                 counts[stripe] = counts.get(stripe, 0) + 1
 
     def take(self, policy: bytes, roster: Roster | None, now: float) -> Receipt | None:
-        """The receipt for a version that is whole; None if the lot fell on others."""
+        """Return the receipt for a version that is complete; None if another peer was drawn to
+        send it."""
         counts = self._pushed.pop(policy, {})
         took = now - self._began.pop(policy, now)
         if roster is None or self._local not in roster.positions or not counts or took <= 0:
@@ -72,20 +74,22 @@ class StripeCounts:
         return Receipt(policy, max(1, round(1000 * took)), rows)
 
     def forget(self, policy: bytes) -> None:
-        """A version is no longer fetched."""
+        """Forget a version that is no longer fetched."""
         self._began.pop(policy, None)
         self._pushed.pop(policy, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Reports of a peer's children about it."""
+    """What the children of a peer report about the peer."""
 
     peer: PeerId
     rates: tuple[float, ...]
-    """Bytes per second that it carried, as each child saw it that has reported lately."""
+    """Bytes per second that the peer carried, one value for each child that has reported
+    lately."""
     limit: float | None
-    """Capacity of a peer whose children got too little: the median over all reports."""
+    """Capacity of a peer whose children received too little, as the median over all reports;
+    else None."""
 
 
 class ReceiptBook:
@@ -104,7 +108,8 @@ class ReceiptBook:
         self._unjudged: set[PeerId] = set()
 
     def note(self, peer: PeerId, receipt: Receipt) -> bool:
-        """``peer``'s receipt; its first one counts. Whether this is it."""
+        """Record the receipt of ``peer``. Return True if it is the peer's first, the only one
+        that counts."""
         if peer in self._receipts:
             return False
         self._receipts[peer] = receipt
@@ -114,8 +119,11 @@ class ReceiptBook:
     def judge(
         self, forests: Mapping[int, Forest], given: Mapping[tuple[int, int], int]
     ) -> Iterator[Carried]:
-        """Judge who carried what in the forests of these epochs, of whose stripes each was
-        ``given`` so many chunks. Only peers with new receipts are judged."""
+        """Judge what each peer carried in the forests of these epochs.
+
+        ``given`` maps (epoch, stripe) to the number of chunks given. Nothing is judged if no
+        receipt is new.
+        """
         for (epoch, number), count in given.items():
             # Chunks given to a stripe below which it says nothing about who is overloaded: of
             # two chunks, one may be late for any reason.
@@ -176,34 +184,35 @@ def _recent() -> deque[float]:
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of a peer's upload."""
+    """What the origin knows of a peer's upload."""
 
     carried: deque[float] = field(default_factory=_recent)
     ceiling: float = math.inf
     unheard: int = 0
-    """Versions since a child reported on it."""
+    """Number of versions since a child last reported on the peer."""
 
     @property
     def measured(self) -> float:
-        """Bytes per second that it has carried, in the median; 0 if nothing is known."""
+        """Median bytes per second that the peer has carried; 0 if nothing is known."""
         return median(self.carried) if self.carried else 0.0
 
 
 class Capacities:
-    """Upload of peers as an origin believes it."""
+    """The upload capacities of peers, as an origin believes them."""
 
     def __init__(self) -> None:
         self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
         self._demoted: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
-        """Peers that were replaced as roots, and for how many more versions they relay
-        nothing."""
+        """Maps each peer that was demoted as a root to the number of versions for which it
+        still relays nothing."""
 
     def note_demoted(self, peer: PeerId) -> None:
-        """``peer`` was replaced as a root: for `_PROBATION` versions it is a leaf."""
+        """Make ``peer`` a leaf for the next `_PROBATION` versions, since it was demoted as a
+        root."""
         self._demoted[peer] = _PROBATION
 
     def note_version(self) -> None:
-        """A new version is handed out."""
+        """Count one more version that is handed out."""
         for peer, left in list(self._demoted.items()):
             if left > 1:
                 self._demoted[peer] = left - 1
@@ -215,7 +224,7 @@ class Capacities:
                 standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
-        """Note what children of `peer` say it carried (`Carried`)."""
+        """Record what the children of `peer` say it carried (`Carried`)."""
         standing = self._standings.get(peer)
         if standing is None:
             standing = self._standings[peer] = _Standing()
@@ -225,7 +234,7 @@ class Capacities:
         standing.ceiling = 1.25 * standing.ceiling if limit is None else limit
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
-        """Return the same peers with the believed part of their claims."""
+        """Return the entries with each claim limited to its believed part."""
         claims = list(entries)
         standings = {e.peer: self._standings.get(e.peer, _Standing()) for e in claims}
         known = [one.measured for one in standings.values() if one.measured]

@@ -36,11 +36,12 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.messages import Ask, Taken, Want
 
 WINDOW: Final = 4
-"""Chunks asked of one holder at a time: enough that it never idles for a round trip, few enough
-to lose little when it dies. One that has brought none yet is tried with a single chunk."""
+"""Most chunks asked of one holder at a time: enough that it never idles for a round trip, few
+enough to lose little when it dies. A holder that has delivered none yet is tried with a single
+chunk."""
 _AHEAD: Final = 2
-"""Shortest waits' worth of chunks, at the rate at which they come, that may be asked for in
-all: a second's worth at the usual ``stall``. More would queue on this node's own line."""
+"""Limit on requested chunks, in multiples of the shortest wait at the rate at which chunks
+arrive: a second's worth at the usual ``stall``. More would queue on this node's own line."""
 
 
 class Source:
@@ -49,44 +50,46 @@ class Source:
     __slots__ = ("_slowest", "_time", "last", "owed")
 
     def __init__(self, chunk_time: float, longest: float) -> None:
-        """``chunk_time`` is a guess; for a chunk it is waited ``longest`` at most."""
+        """Start with ``chunk_time`` as a guess. The estimate never exceeds ``longest`` seconds
+        a chunk."""
         self.owed = 0
-        """Chunks that it was asked for and has not brought."""
+        """Number of chunks that it was asked for and has not delivered."""
         self.last = 0.0
-        """When it last brought one; 0 if never."""
+        """Time at which it last delivered a chunk; 0 if never."""
         self._time = Patience(chunk_time, ceiling=longest)
         self._slowest = 16 * longest
 
     @property
     def chunk_time(self) -> float:
-        """Seconds that it takes for a chunk, lately."""
+        """Recent mean seconds that it takes to deliver a chunk."""
         return self._time.usual
 
     @property
     def late(self) -> float:
-        """Seconds for a chunk from which it is late."""
+        """Seconds per chunk after which it counts as late."""
         return self._time.wait()
 
     @property
     def room(self) -> int:
-        """Chunks that it may be asked for now."""
+        """Number of chunks that it may be asked for now."""
         return (WINDOW if self.last else 1) - self.owed
 
     def release(self) -> None:
-        """Forget a chunk that it should bring."""
+        """Cancel one chunk that it owes."""
         self.owed = max(0, self.owed - 1)
 
     def deliver(self, request: Request, now: float) -> None:
-        """Note a delivered request.
+        """Record a delivered request.
 
-        The time counts from its last chunk if it was asked before that: it answers in order.
+        The time counts from the source's last chunk if this one was requested before that,
+        since it answers in order.
         """
         self._time.observe(now - max(request.asked, self.last))
         self.last = now
 
     def miss(self, request: Request, now: float) -> None:
-        """Note a missed deadline: expect twice the time, or what it has taken so far, up to a
-        limit."""
+        """Record a missed deadline. The source is now expected to take twice as long, or as
+        long as it has taken so far, up to a limit."""
         waited = now - max(request.asked, self.last)
         self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
 
@@ -111,11 +114,11 @@ class Repair:
         self._stall = stall
         self._sources: dict[PeerId, Source] = {}
         self._proven: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
-        """Peers that have brought a chunk."""
+        """Peers that have delivered a chunk."""
 
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask some others what they have; if there is none, or none helped, turn to the
-        origin."""
+        """Ask some other peers what they have. Ask the origin if there are none, or if none
+        helped."""
         origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
@@ -152,7 +155,7 @@ class Repair:
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 
     def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
-        """Tell the peers that were asked for these chunks that they are no longer awaited."""
+        """Tell the peers that were asked for these chunks that they are no longer needed."""
         asked: dict[PeerId, ChunkSet] = {}
         for chunk, peer in chunks.items():
             asked[peer] = asked.get(peer, EMPTY).including(chunk)
@@ -161,7 +164,8 @@ class Repair:
                 yield from _taken(download, peer, taken)
 
     def decline(self, download: Download) -> Iterator[ev.Effect]:
-        """Tell parents, and peers that were asked for chunks, that none is needed here."""
+        """Tell parents, and peers that were asked for chunks, that this node needs none of
+        them."""
         for peer in dict.fromkeys(
             [*self._announcer.parents(download), *download.asked_peers()]
         ):
@@ -185,7 +189,7 @@ class Repair:
         return max(roster.upload(peer), SLOW_LINK / 8)
 
     def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
-        """Return the late chunks to request, by holder."""
+        """Return the late chunks to request, grouped by holder."""
         late = download.late(now)
         if not (late or download.overdue) or download.index is None:
             return {}
@@ -247,11 +251,11 @@ class Repair:
         """Return the chunks for which the origin need not be asked: those at a proven holder,
         or at two.
 
-        One that never has is asked for a single chunk as a trial, and the origin for the others
-        that no other peer has. Example: a root boasts of 20 chunks and sends none. Its children
-        ask it for one each and the origin for four each at a time, instead of one chunk after
-        the other until they have lost patience with it twice. A node to which nothing is pushed
-        knows no peer yet, and believes them all.
+        A holder that has never delivered is asked for a single chunk as a trial. The origin is
+        asked for the other chunks that no other peer has. Example: a root claims 20 chunks and
+        sends none. Its children ask it for one chunk each and the origin for four each at a
+        time, instead of asking for one chunk after the other until they have lost patience with
+        it twice. A node to which nothing is pushed knows no peer yet, and believes them all.
         """
         holders = download.holders
         once = twice = proven = EMPTY
@@ -271,7 +275,8 @@ class Repair:
         return source
 
     def _pick(self, chunks: ChunkSet, count: int) -> Iterator[int]:
-        """Up to ``count`` of ``chunks``, from a random place on, so that askers differ.
+        """Return up to ``count`` of ``chunks``, starting at a random place so that askers
+        differ.
 
         BitTorrent asks for the rarest first. Here the forest has spread each chunk already, and
         what is late is late for many: different places are what keeps askers from queueing for
@@ -287,10 +292,10 @@ class Repair:
         download.ask(chunk, peer, now, now + self._patience(source, download))
 
     def _patience(self, source: Source, download: Download) -> float:
-        """Seconds to wait for ``source``, which has been asked.
+        """Return the seconds to wait for ``source``, which has been asked.
 
-        What is asked for waits on this node's own line behind what else was asked for, and
-        behind what parents push: no less than that takes.
+        The requested chunk waits on this node's own line behind other requested chunks and
+        behind what parents push, so the wait is at least the time that those take.
         """
         usual = max(self._stall, source.late) + source.owed * source.chunk_time
         line = (len(download.requests) + IN_FLIGHT) * download.chunk_time
@@ -299,7 +304,7 @@ class Repair:
     def arrived(
         self, download: Download, chunk: int, peer: PeerId, now: float
     ) -> Request | None:
-        """``peer`` brought a chunk: settle the request for it, and return that."""
+        """Settle the request for a chunk that ``peer`` delivered, and return the request."""
         self._proven[peer] = None
         request = download.requests.get(chunk)
         source = self._sources.get(request.peer) if request is not None else None
@@ -311,7 +316,7 @@ class Repair:
         return request
 
     def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Give up requests past their deadline, and expect less of those sources."""
+        """Give up the requests whose deadline has passed, and expect less of their sources."""
         overdue = download.expire(now)
         for request in overdue.values():
             source = self._sources.get(request.peer)
@@ -321,14 +326,13 @@ class Repair:
         return self.cancel(download, {chunk: one.peer for chunk, one in overdue.items()})
 
     def forget(self, download: Download) -> None:
-        """A version is no longer fetched: its chunks are not owed."""
+        """Forget a version that is no longer fetched, and the chunks of it that sources owe."""
         for peer in download.asked_peers():
             source = self._sources.get(peer)
             if source is not None:
                 source.release()
 
     def lose(self, peer: PeerId) -> None:
-        """Forget a source."""
         self._sources.pop(peer, None)
         self._proven.pop(peer, None)
 

@@ -24,12 +24,12 @@ while peers come an origin signs one every three seconds: those of the last half
 
 
 class _Stranger(ShoalError):
-    """The author is no publisher of this run, as far as known; the signature is not
-    verified."""
+    """Raised inside a decoder if the author is not a known publisher of this run. Its signature
+    is not verified."""
 
 
 class Statements:
-    """Signed statements, each judged once and not again."""
+    """Holds the signed statements of publishers. Each statement is judged once."""
 
     def __init__(
         self, run: bytes, may_publish: Callable[[PeerId], bool], verify: Verify
@@ -53,22 +53,26 @@ class Statements:
 
     @property
     def halted(self) -> Mapping[PeerId, Equivocation[Manifest]]:
-        """Publishers that contradicted themselves, with the proof."""
+        """Maps each publisher that is convicted of equivocation to the proof."""
         return self._halted
 
     def halt(self, evidence: Equivocation[Manifest]) -> None:
-        """Take no further statement of its publisher."""
+        """Record a proof of equivocation, and accept no further statement of its publisher."""
         self._halted[evidence.author] = evidence
 
     def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
-        """A `Verify` for publishers. Any peer can sign: a stranger costs no verification."""
+        """Verify a publisher's signature. Authors that are not trusted publishers cost no
+        verification, since any peer can sign."""
         if not self.is_trusted(author):
             raise _Stranger
         return self._verify(author, domain, content, signature)
 
     def manifest_untrusted(self, data: bytes) -> Manifest | None:
-        """Decode and judge a manifest, once; None if its author is not trusted. Raise
-        `BadMessage`."""
+        """Decode and judge a manifest, once. Return None if its author is not trusted.
+
+        Raises:
+            BadMessage: The bytes are not a well-signed manifest of this run.
+        """
         name = digest_of(data)
         manifest = self._judged.get(name)
         if manifest is None:
@@ -80,7 +84,7 @@ class Statements:
         return manifest if self.is_trusted(manifest.publisher) else None
 
     def record(self, manifest: Manifest) -> Equivocation[Manifest] | None:
-        """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
+        """Remember a trusted manifest. Return a proof if it contradicts an earlier one of its
         publisher."""
         known = self._by_version.get(manifest.publisher)
         if known is None:
@@ -97,12 +101,15 @@ class Statements:
         return None if contradicted is None else Equivocation(contradicted, manifest)
 
     def manifests(self, publisher: PeerId) -> list[Manifest]:
-        """The manifests of one publisher that are remembered."""
+        """Return the remembered manifests of one publisher."""
         return list(self._by_version.get(publisher, {}).values())
 
     def evidence_untrusted(self, message: Evidence) -> Equivocation[Manifest] | None:
-        """The proof in a message; None if its publisher is not trusted anyway. Raises
-        `BadMessage`."""
+        """Decode a proof of equivocation. Return None if its publisher is not trusted anyway.
+
+        Raises:
+            BadMessage: The message proves no equivocation.
+        """
         first, second = (
             self.manifest_untrusted(message.first),
             self.manifest_untrusted(message.second),
@@ -112,8 +119,13 @@ class Statements:
         return Equivocation(first, second)
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
-        """A roster that is trusted and new, remembered; else None. Raise `BadMessage`, and of
-        its kind `OtherForestRule`, which is no fault."""
+        """Decode and remember a roster. Return None if it is not trusted or not new.
+
+        Raises:
+            BadMessage: The bytes are not a well-signed roster of this run.
+            OtherForestRule: The roster is for another version of Shoal, which is no fault of
+            the peer.
+        """
         name = digest_of(data)
         if name in self._seen:
             return None  # every bulk stream brings it once: it is judged the first time
@@ -125,7 +137,8 @@ class Statements:
         return roster if self.add_roster(roster) else None
 
     def add_roster(self, roster: Roster) -> bool:
-        """Remember a roster if its origin is trusted and it is newer than the known ones."""
+        """Remember a roster if its origin is trusted and it is newer than the known ones.
+        Return True if it was remembered."""
         if not self.is_trusted(roster.origin):
             return False
         epochs = self._rosters.get(roster.origin, {})
@@ -138,7 +151,8 @@ class Statements:
         return True
 
     def roster(self, origin: PeerId, epoch: int | None = None) -> Roster | None:
-        """The roster of an epoch, or the newest, of ``origin``."""
+        """Return the roster of ``origin`` with this epoch, or the newest; None if it is
+        unknown."""
         epochs = self._rosters.get(origin)
         if not epochs:
             return None

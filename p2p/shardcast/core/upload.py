@@ -44,17 +44,18 @@ from p2p.shardcast.messages import (
 from p2p.wire import KI, MIB
 
 MAX_INDEXES: Final = 16
-"""Times that one peer gets a version's index (at most 2.5 MiB) on request. A node that restarts
-all day long asks once after each start."""
+"""Most times that one peer is sent a version's index, of up to 2.5 MiB: enough for a node that
+restarts all day long, once in each life."""
 SPARE_ANSWERS: Final = 64
-"""Answers beyond twice the chunks: have-lists asked for while a swarm is stuck."""
+"""Number of answers allowed beyond twice the chunks, for have-lists asked for while a swarm is
+stuck."""
 
 
 class Allowance:
-    """What each peer has requested of a version, against a limit.
+    """Limits how much of a version each peer may request.
 
     An honest peer asks for each chunk once, and again if the first answer was lost with its
-    connection: twice the version is more than it can need. Without a limit a peer of a slow
+    connection, so it never needs more than twice the version. Without a limit a peer of a slow
     node could keep the whole uplink busy by asking for one chunk all day.
     """
 
@@ -66,12 +67,12 @@ class Allowance:
         self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
 
     def take_answer(self, peer: PeerId) -> bool:
-        """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the
-        version."""
+        """Count a requested chunk or have-list. Return False if ``peer`` has asked for more
+        than twice the version."""
         return _count(self._answers, peer) <= self._most
 
     def take_index(self, peer: PeerId) -> bool:
-        """Count an index that ``peer`` asks for. False after `MAX_INDEXES` of them."""
+        """Count a requested index. Return False after `MAX_INDEXES` of them."""
         return _count(self._indexes, peer) <= MAX_INDEXES
 
 
@@ -81,7 +82,8 @@ def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
 
 
 class Uplink:
-    """Bytes that left while chunks were under way, and how long that was."""
+    """Measures the uplink: bytes that left while chunks were under way, and the seconds that
+    took."""
 
     def __init__(self) -> None:
         # Samples of which the best counts.
@@ -89,29 +91,29 @@ class Uplink:
         self._under_way: dict[PeerId, None] = {}
         """Peers to which a chunk is under way."""
         self._since = 0.0
-        """Since when `_seconds` has not grown, while there are any."""
+        """Time up to which `_seconds` is counted, while chunks are under way."""
         self._bytes = 0
         self._seconds = 0.0
 
     @property
     def rate(self) -> float:
-        """Bytes per second that it carries; 0 while nothing is known."""
+        """Bytes per second that the uplink carries; 0 while it is unknown."""
         return max(self._samples, default=0.0)
 
     def note_begun(self, peer: PeerId, now: float) -> None:
-        """Note that a chunk is on its way to ``peer``."""
+        """Record that a chunk is on its way to ``peer``."""
         if not self._under_way:
             self._since = now
         self._under_way[peer] = None
 
     def note_left(self, peer: PeerId, size: int, now: float) -> None:
-        """Note that the chunk on its way to ``peer`` has left."""
+        """Record that the chunk on its way to ``peer`` has left."""
         if peer in self._under_way:
             self._bytes += size
             self._end(peer, now)
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """Forget `peer` and what was under way to it."""
+        """Forget `peer` and the chunk under way to it."""
         if peer in self._under_way:
             self._end(peer, now)
 
@@ -132,19 +134,20 @@ class Uplink:
 
 
 CHILD_BACKLOG: Final = 4
-"""Chunks that may wait for one child before further ones are withheld: twice what a child that
-keeps up has waiting. The child pulls the rest from a neighbour."""
+"""Most chunks that may wait for one child before further ones are withheld: twice what a child
+that keeps up has waiting. The child pulls the rest from a neighbour."""
 
 
 @dataclass(slots=True)
 class _RootCredit:
-    """Chunks that the origin gave this node of a version, and its further credit."""
+    """The chunks of a version that the origin gave this node as a root, and the credit it asks
+    for."""
 
     children: tuple[PeerId, ...] = ()
     """Peers to which the last chunk was relayed."""
     received: int = 0
     kept_up: int = 0
-    """Chunks received when the children last kept up."""
+    """Number of chunks received when the children last kept up."""
     confirmed: tuple[int, int] = (0, 0)
 
 
@@ -168,16 +171,17 @@ class Upload:
         self._lines = lines
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
-        """Peers whose queue may have something to start."""
+        """Peers whose queue may have a chunk to start."""
         self._deferred: dict[bytes, dict[int, tuple[PeerId, ChunkHeader]]] = {}
-        """Chunks to be passed on when they come, and the parent whose place this node takes."""
+        """Maps each version to the chunks to pass on when they arrive, each with the parent
+        whose place this node takes and the header to use."""
         self._credits: dict[bytes, _RootCredit] = {}
         self._allowances: dict[bytes, Allowance] = {}
         self._uplink = Uplink()
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
-        """The forest along which chunks under a roster's ``epoch`` travel, if it is known
-        here."""
+        """Return the forest along which chunks of a roster's ``epoch`` travel; None if it is
+        unknown."""
         roster = self._statements.roster(download.manifest.publisher, epoch)
         return build_forest(roster, download.manifest.version) if roster is not None else None
 
@@ -186,8 +190,8 @@ class Upload:
     def relay(
         self, download: Download, header: ChunkHeader, sender: PeerId, now: float
     ) -> None:
-        """A chunk has come: pass it on, along the stripe that should have brought it if none
-        did."""
+        """Pass on a chunk that has arrived. If it came along no stripe, it goes along the
+        stripe that should have brought it."""
         deferred = self._deferred.get(download.name, {}).pop(header.index, None)
         if header.stripe == NO_STRIPE and deferred is not None:
             sender, header = deferred
@@ -196,8 +200,7 @@ class Upload:
     def take_over(
         self, parent: PeerId, download: Download, skipped: Skipped, now: float
     ) -> None:
-        """``parent`` pushes no chunks of these to this node, which passes them on all the
-        same."""
+        """Take over relaying the chunks that ``parent`` announces not to push to this node."""
         forest = self._forest(download, skipped.epoch)
         if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
@@ -228,11 +231,12 @@ class Upload:
     def _offer(
         self, child: PeerId, header: ChunkHeader, download: Download, now: float
     ) -> None:
-        """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and
-        relay it.
+        """Queue a chunk for a child that needs it and keeps up. Otherwise leave the child to
+        fetch and relay it.
 
-        What its line carries in a round trip may wait besides: to fetch it elsewhere would take
-        longer. A child that has taken none yet is still being dialled, and is not slow.
+        The child may have as many chunks waiting as its line carries in a round trip, since
+        fetching them elsewhere would take longer. A child that has taken none yet is still
+        being dialled, and does not count as slow.
         """
         needed = download.availability.needs(child, header.index)
         queue = self._queue(child)
@@ -243,7 +247,7 @@ class Upload:
             self._withhold(child, header, download, now, needed=needed)
 
     def note_word(self, peer: PeerId, policy: bytes, chunks: ChunkSet, now: float) -> None:
-        """``peer`` says that it holds these: some may have come from here."""
+        """Record that ``peer`` holds these chunks, some of which this node may have sent."""
         queue = self._queues.get(peer)
         sample = queue.acknowledge(policy, chunks, now) if queue is not None else None
         if sample is not None:
@@ -258,14 +262,14 @@ class Upload:
         *,
         needed: bool,
     ) -> None:
-        """Tell a child that a chunk is not pushed, if it lacks the chunk or has children
-        itself."""
+        """Schedule a `Skipped` for a child if it lacks the chunk or has children itself."""
         forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
             self._announcer.note_withheld(child, header, now)
 
     def confirm(self) -> Iterator[ev.Effect]:
-        """Confirm what origins gave this node to relay; ask for more unless the children lag.
+        """Confirm to origins the chunks that they gave this node; ask for more unless the
+        children lag.
 
         While they keep up the origin alone decides how much may be on the way; once more than
         half of those that are there have `CREDIT` chunks waiting, there are to be no more than
@@ -288,15 +292,17 @@ class Upload:
                 yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
-        """Return whom this node will feed in the version after ``download``, if the roster
-        stays as it is."""
+        """Return the connections to open for the version after ``download``, if the roster
+        stays the same."""
         return self._connect(download, PolicyVersion(download.manifest.version + 1))
 
     def prepare(self, download: Download) -> Iterator[ev.Connect]:
-        """Return whom this node will feed in this version, by the newest roster.
+        """Return the connections to open to the peers that this node feeds in this version, by
+        the newest roster.
 
-        Dialled when the version is announced, before there is anything to send: if each relay
-        waited for its first chunk, the hops of a stripe would dial one after another.
+        They are dialled when the version is announced, before there is anything to send. If
+        each relay waited for its first chunk, the hops of a stripe would dial one after
+        another.
         """
         return self._connect(download, download.manifest.version)
 
@@ -324,8 +330,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell `peer` what is here, now and from now on, and send the index if it is wanted.
-        Ignores peers that asked for more than they can need."""
+        """Tell `peer` what this node holds, now and from now on, and send the index if it is
+        wanted. A peer that asked for more than it can need gets no answer."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)
@@ -338,9 +344,10 @@ class Upload:
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
-        """Queue a requested chunk if it is here and `peer` has few waiting.
+        """Queue a requested chunk if this node has it and few chunks wait for `peer`.
 
-        One that is queued for it already goes to the front instead: it must not be sent twice.
+        A chunk that is already queued for the peer moves to the front instead, so that it is
+        not sent twice.
         """
         queue = self._queue(peer)
         if queue.promote(download.name, chunk):
@@ -372,21 +379,22 @@ class Upload:
 
     @property
     def lanes(self) -> int:
-        """Peers for which a chunk along a stripe waits or is under way."""
+        """Number of peers for which a stripe chunk waits or is under way."""
         return sum(queue.backlog > 0 for queue in self._queues.values())
 
     def has_room(self, root: PeerId) -> bool:
-        """Return True if a root can be given a further chunk of a hand-out."""
+        """Return True if a root can be given another chunk of a hand-out."""
         queue = self._queues.get(root)
         return not self._peers.is_gone(root) and (queue is None or queue.backlog < CREDIT)
 
     @property
     def uplink_rate(self) -> float:
-        """Bytes per second that this node's uplink carries; 0 while nothing was measured."""
+        """Bytes per second that this node's uplink carries; 0 until it is measured."""
         return self._uplink.rate
 
     def note_left(self, peer: PeerId, size: int, now: float) -> ChunkHeader | None:
-        """The chunk of ``size`` bytes under way to ``peer`` has left; returns it."""
+        """Record that the chunk of ``size`` bytes under way to ``peer`` has left, and return
+        its header."""
         self._uplink.note_left(peer, size, now)
         queue = self._queues.get(peer)
         header = queue.finish(now) if queue is not None else None
@@ -395,7 +403,7 @@ class Upload:
         return header
 
     def start(self, now: float) -> Iterator[ev.Effect]:
-        """Put the next chunk of every free queue under way, behind the news that explain it.
+        """Start the next chunk of every free queue, preceded by the news that explain it.
 
         While chunks along stripes wait, one that was asked for is under way at a time: who asks
         has others to ask, and a stripe has only this node. A peer that does not read what it
@@ -423,7 +431,7 @@ class Upload:
                 yield ev.Push(peer, header)
 
     def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
-        """Start the first chunk that ``peer`` still needs; drop those before it."""
+        """Start the first chunk that ``peer`` still needs, and drop the chunks before it."""
         while (header := queue.head) is not None:
             download = self._downloads.get(header.policy)
             if (
@@ -450,10 +458,10 @@ class Upload:
             yield ev.Push(peer, news_of(download.manifest, download.index))
 
     def lose(self, peer: PeerId, now: float) -> None:
-        """``peer`` is gone: serve its children in its place, with what it may not have
+        """Serve the children of a lost peer in its place, with the chunks that it may not have
         forwarded.
 
-        At the origin its chunks are given to other roots instead (`Origin.lose`).
+        At the origin, its chunks are given to other roots instead (`Origin.lose`).
         """
         for name in list(self._credits):
             download = self._downloads.get(name)
@@ -476,7 +484,7 @@ class Upload:
                     self._offer(child, header, download, now)
 
     def forget(self, policy: bytes) -> None:
-        """A version is no longer held."""
+        """Forget a version that is no longer held."""
         for table in (self._deferred, self._credits, self._allowances):
             table.pop(policy, None)
         for queue in self._queues.values():

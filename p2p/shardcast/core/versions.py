@@ -29,17 +29,17 @@ every version for the next and never have any; a third would share the line for 
 
 
 class Versions:
-    """Versions that are held, being fetched, or over."""
+    """The versions that this node holds, fetches or has finished with."""
 
     def __init__(
         self, local: PeerId, statements: Statements, stall: float, selection: Selection | None
     ) -> None:
         self.newest: Manifest | None = None
-        """The newest policy that is whole here."""
+        """Manifest of the newest policy that is complete on this node."""
         self.downloads: dict[bytes, Download] = {}
         self.is_disk_full = False
-        """True while the disk refuses, until `take_postponed`: announced versions are
-        postponed."""
+        """True while the disk refuses data. Announced versions are postponed until
+        `take_postponed`."""
         self._local = local
         self._statements = statements
         self._stall = stall
@@ -50,11 +50,11 @@ class Versions:
             MAX_SUBSCRIBERS
         )
         self._postponed: dict[bytes, Manifest] = {}
-        """The newest versions that will be fetched once the disk takes data again."""
+        """The newest versions to fetch once the disk takes data again, by digest."""
         self._patching: dict[bytes, bytes] = {}
-        """Policies that the driver makes, by the patch that it makes each of."""
+        """Maps each patch that the driver is applying to the policy that it leads to."""
         self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches that have been applied as far as possible."""
+        """Patches that have already been applied as far as possible."""
 
     # Questions
 
@@ -79,25 +79,26 @@ class Versions:
 
     @property
     def best(self) -> Download | None:
-        """The newest of all that is held or being fetched."""
+        """The newest version that is held or being fetched."""
         downloads = self.downloads.values()
         return max(downloads, key=lambda d: d.manifest.version, default=None)
 
     def newest_known(self, manifest: Manifest) -> Manifest:
-        """The newest version by the publisher of ``manifest`` that this node has heard of."""
+        """Return the newest version by the publisher of ``manifest`` that this node has heard
+        of."""
         known = self._statements.manifests(manifest.publisher)
         return max([manifest, *known], key=lambda one: one.version)
 
     def is_dispensable(self, download: Download) -> bool:
-        """Return True if there may be another way than to wait for it."""
+        """Return True if the download can be given up: it is a patch, or a newer version is
+        known."""
         newest = self.newest_known(download.manifest)
         return download.is_patch or download.manifest.version < newest.version
 
     def patches_since(self, version: int, newest: Manifest) -> list[Download]:
-        """The patches by which a peer that holds ``version`` comes to the newest: it may not
-        have heard of the versions between. One that holds none needs no other than the newest,
-        and the base if that is an adapter.
-        """
+        """Return the patches that lead a peer from ``version`` to the newest, in case it has
+        not heard of the versions between. A peer that holds none needs only the newest, and its
+        base if that is an adapter."""
         adapter = newest.handed_out
         if adapter.is_adapter:
             return [
@@ -118,8 +119,9 @@ class Versions:
         )
 
     def may_pull(self, download: Download) -> bool:
-        """Return True if it is its turn. Of patches the first two on the way are pulled: more
-        would share the line, be taken for late, and be asked for again."""
+        """Return True if chunks of this download may be pulled now. Of the patches, only the
+        first two on the way are pulled: more would share the line, count as late, and be
+        requested again."""
         waiting = [d for d in self.downloads.values() if d.is_patch and not d.is_whole]
         first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
         return not download.is_patch or download in first
@@ -192,14 +194,14 @@ class Versions:
     def hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
     ) -> Download:
-        """Take the versions on disk."""
+        """Take a version that is on disk."""
         download = Download.held(manifest, index, verified, now, self._stall, stored=stored)
         self.restrict(download)
         self.downloads[download.name] = download
         return download
 
     def restrict(self, download: Download) -> None:
-        """Fetch only the chunks that this node selects."""
+        """Limit a download to the chunks that this node selects."""
         if self._selection is not None and download.index is not None:
             download.wanted = self._selection.spans(download.index)
 
@@ -208,7 +210,7 @@ class Versions:
         return self.downloads.pop(name, None)
 
     def close(self, name: bytes) -> None:
-        """End a version, which is not fetched again."""
+        """Finish with a version, so that it is not fetched again."""
         self._over[name] = None
 
     def reopen(self, name: bytes) -> None:
@@ -216,7 +218,8 @@ class Versions:
         self._over.pop(name, None)
 
     def advance(self, manifest: Manifest) -> list[Download]:
-        """A version is whole; returns the older ones that are not, and need not be."""
+        """Record that a version is complete. Return the older versions that are incomplete and
+        no longer needed."""
         if not self.is_old(manifest):
             self.newest = manifest
         return [
@@ -226,8 +229,8 @@ class Versions:
     # Versions of which only the name is known
 
     def hear_name(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
-        """``peer`` speaks of a version for which there is no download. True if it has the
-        manifest, and is to be asked for it."""
+        """Handle a message about a version for which there is no download. Return True if
+        ``peer`` has its manifest and should be asked for it."""
         name = message.policy
         if name in self._over:
             return False
@@ -241,7 +244,7 @@ class Versions:
         return False
 
     def take_early(self, name: bytes) -> tuple[PeerId, ...]:
-        """The peers that asked for a version before its manifest came here."""
+        """Return, and forget, the peers that asked for a version before its manifest came."""
         return tuple(self._early.pop(name, ()))
 
     # A disk that refuses
@@ -259,7 +262,7 @@ class Versions:
         return name in self._postponed
 
     def take_postponed(self) -> Iterable[Manifest]:
-        """The versions that were postponed, the oldest first: the disk takes data again."""
+        """Return the postponed versions, oldest first, since the disk takes data again."""
         postponed, self._postponed = self._postponed, {}
         self.is_disk_full = False
         return sorted(postponed.values(), key=lambda manifest: manifest.version)
@@ -267,7 +270,7 @@ class Versions:
     # Patches
 
     def next_patches(self) -> list[Download]:
-        """Patches of which the driver can make a version now. Each is returned once."""
+        """Return the patches that the driver can apply now. Each is returned once."""
         ready = []
         for download in self.downloads.values():
             manifest = download.manifest
@@ -290,14 +293,15 @@ class Versions:
         )
 
     def end_patch(self, patch: bytes, *, made: bool) -> bytes | None:
-        """The driver is done with a patch; returns the policy that it leads to."""
+        """Record that the driver has finished with a patch. Return the policy that it leads
+        to."""
         if made:
             self._spent[patch] = None
         return self._patching.pop(patch, None)
 
 
 def superfluous(fetches: Iterable[Download]) -> list[Download]:
-    """Which of these to give up, so that `MAX_FETCHES` remain.
+    """Return the downloads to give up so that `MAX_FETCHES` remain.
 
     The newest stays, and of the others the one that will be whole first: a node slower than the
     run publishes would otherwise give up every version for the next, and never have any.

@@ -73,8 +73,8 @@ FOREVER: Final = "public, max-age=31536000, immutable"
 NEVER: Final = "no-cache"
 """Caching of the list of versions: none, clients ask each time."""
 _MAX_ARCHIVES: Final = 64
-"""Most versions whose archive is remembered: more than a node keeps, and a megabyte each if
-a version has thousands of files."""
+"""Most versions whose archive is remembered. This exceeds what a node keeps; each takes a
+megabyte if a version has thousands of files."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 _PLAIN_PAGE: Final = (
@@ -82,7 +82,8 @@ _PLAIN_PAGE: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'",
 )
-"""Headers of a page of files: the names are a publisher's, and no script may run."""
+"""Headers of the HTML page that lists files. Since the publisher chooses the names, no script
+may run."""
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
 <meta name="viewport" content="width=device-width"><style>
@@ -103,12 +104,12 @@ th + th, td + td {{ text-align: right; white-space: nowrap }}
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A body, and what its headers say about it."""
+    """A response body with the facts that its headers state."""
 
     body: Body
     media: str
     tag: str
-    """Entity tag, with quotes."""
+    """Entity tag, quotes included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +126,22 @@ class HttpEdge:
     def __init__(
         self, world: World, library: Library, on_changed: Callable[[str], None] = lambda _: None
     ) -> None:
-        """``on_changed`` gets the name of a file that differs from what was published, at
-        each request for it."""
+        """Serve ``library``. ``on_changed`` is called with the name of a file that differs from
+        what was published, at each request for the file."""
         self._world = world
         self._library = library
         self._on_changed = on_changed
         self._readers: BoundedDict[bytes, Reader] = BoundedDict(_MAX_ARCHIVES)
-        """By digest of the release."""
+        """Maps the digest of a release to its reader."""
         self._archives: BoundedDict[bytes, _Archive] = BoundedDict(_MAX_ARCHIVES)
-        """By digest of the release."""
+        """Maps the digest of a release to its archive."""
 
     async def keep_listing(self) -> None:
-        """List a version for shardcast's clients once the digest of its one file is known.
-        Those clients believe only that digest, so each version is read once, in the
-        background, before it is listed."""
+        """Keep the list of versions for shardcast's clients up to date.
+
+        Those clients believe only the digest of a version's one file, so each version is read
+        once, in the background, before it is listed.
+        """
         known = NO_POLICY
         while True:
             await self._library.wait_news(known)
@@ -171,7 +174,7 @@ class HttpEdge:
     # ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application, version 3, for HTTP only."""
+        """Answer one ASGI 3 request, of HTTP only."""
         if await is_http(scope, receive, send):
             reply = _Reply(scope, send)
             await answer_while_there(receive, reply, partial(self._reply, scope, reply))
@@ -303,10 +306,10 @@ class HttpEdge:
 
 
 class Ending(Protocol):
-    """An answer that knows its progress."""
+    """An answer that knows whether it is about to end."""
 
     is_ending: bool
-    """Whether the last part is on its way."""
+    """True if the last part is being sent."""
 
 
 async def is_http(scope: Scope, receive: Receive, send: Send) -> bool:
@@ -343,10 +346,13 @@ async def answer_while_there(
 
 
 def _is_meant(scope: Scope, host: str) -> bool:
-    """Return True if the client means this server, and was not led here under another's
-    name. On loopback the Host header must name this machine
-    (`p2p.shardcast.http.core.hosts`). Elsewhere any name will do, since caches and proxies
-    have theirs, and no answer allows other origins to read it (CORS)."""
+    """Return True if the Host header names this server, so that no other site led the client
+    here.
+
+    On loopback the Host header must name this machine (`p2p.shardcast.http.core.hosts`).
+    Elsewhere any name will do, since caches and proxies have names of their own, and no answer
+    allows other origins to read it (CORS).
+    """
     server = scope.get("server")
     if server is None or not is_loopback(server[0]) or not host:
         return True  # browsers always say a host
@@ -364,7 +370,11 @@ def _version_of(path: str) -> PolicyVersion | None:
 
 
 def _part_of(release: Release, path: str) -> _Answer:
-    """Return the part of a version that a path names. Raises `KeyError`."""
+    """Return the body of the part of a version that a path names.
+
+    Raises:
+        KeyError: The version has no such part.
+    """
     what = path.removeprefix(f"v/{release.version}")
     if what == ".tar":
         return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
@@ -387,7 +397,7 @@ def _json(value: object) -> bytes:
 
 
 class _Reply:
-    """The answer to one request, sent in HTTP's order."""
+    """Sends the answer to one request, in the order that HTTP prescribes."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
@@ -398,10 +408,10 @@ class _Reply:
         }
         self._begun = False
         self.is_ending = False
-        """Whether the last part is on its way."""
+        """True if the last part is being sent."""
 
     def asked(self, header: str) -> str:
-        """Return a header of the request; empty if there is none."""
+        """Return a header of the request; empty if the request has none."""
         said: str = self._headers.get(header, "")
         return said
 
@@ -432,7 +442,7 @@ class _Reply:
         await self._part(data if self._has_body else b"", more=False)
 
     async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
-        """Send a refusal."""
+        """Send an error status with a sentence for the client."""
         data = f"{reason}\n".encode()
         await self._begin(
             status,
@@ -444,14 +454,18 @@ class _Reply:
         await self._part(data if self._has_body else b"", more=False)
 
     async def fail(self, status: int, reason: str) -> None:
-        """Say that the body cannot be read. If the head is out, end the body before its
-        length, so that the client sees a broken download."""
+        """Report that the body cannot be read. If the head is out already, end the body before
+        its length, so that the client sees a broken download."""
         if not self._begun:
             await self.refuse(status, reason)
 
     async def body(self, answer: _Answer, reader: Reader) -> None:
-        """Send the requested body or part, or say that the client has it. Raises
-        `FileChanged`, `StorageError`."""
+        """Send the requested body or range, or tell the client that it has it already.
+
+        Raises:
+            FileChanged: A file differs from what was published.
+            StorageError: The disk cannot be read.
+        """
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
         if has_tag_untrusted(self.asked("if-none-match"), answer.tag):
@@ -481,8 +495,8 @@ class _Reply:
         await self._part(b"", more=False)
 
     def _range(self, answer: _Answer, size: int) -> ByteRange | None:
-        """Return the requested part. If-Range with another tag asks for the whole (RFC 9110,
-        13.1.5)."""
+        """Return the requested range. If-Range with another tag asks for the whole body (RFC
+        9110, 13.1.5)."""
         asked = self._headers.get("range")
         if asked is None or self._headers.get("if-range", answer.tag) != answer.tag:
             return None

@@ -21,8 +21,8 @@ from p2p.wire import MIB
 from p2p.world import OFF_LOOP, DiskEntry, World
 
 PIECE: Final = MIB
-"""Bytes of a body that the connection gets at a time. hypercorn's trio worker sent pieces of
-16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024 at 836, and 4,096 at 907."""
+"""Bytes of a body handed to the connection at a time. hypercorn's trio worker sent pieces of 16
+KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024 at 836, and 4,096 at 907."""
 
 
 class FileChanged(Exception):
@@ -31,28 +31,28 @@ class FileChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A version that is whole here."""
+    """A version that is complete on this node."""
 
     version: PolicyVersion
     files: tuple[tuple[str, int], ...]
-    """(path, bytes) of each file, in the order of the manifest."""
+    """Path and bytes of each file, in the order of the manifest."""
     digest: bytes
     """Digest of the release: equal digests are equal files."""
     index: Index
-    """Spans that are compared when the release is read."""
+    """Index with the spans that are verified when the release is read."""
     manifest: bytes
-    """The manifest, as its publisher signed it."""
+    """The signed manifest."""
     paths: tuple[str, ...]
     """The path of each file on this node's disk."""
 
     @property
     def is_one_file(self) -> bool:
-        """True if it is a single file, which programs that know one file per version get as it
-        is."""
+        """True if the release is a single file. Programs that expect one file per version get
+        it unchanged."""
         return len(self.files) == 1
 
     def raw(self) -> Body:
-        """Return all files, end to end."""
+        """Return all files, end to end, as one body."""
         return Body([Slice(number, 0, size) for number, (_, size) in enumerate(self.files)])
 
     def number_of(self, name: str) -> int:
@@ -63,11 +63,11 @@ class Release:
         raise KeyError(name)
 
     def file(self, number: int) -> Body:
-        """Return one file."""
+        """Return the body of one file."""
         return Body([Slice(number, 0, self.files[number][1])])
 
     def one_file(self) -> Body:
-        """Return the version as one file: its only one, or an archive of all."""
+        """Return the version as one file: its only file, or an archive of all files."""
         return self.raw() if self.is_one_file else tar_of(self.files)
 
 
@@ -87,15 +87,21 @@ class Reader:
         self._batches = list(batches(index))
         self._starts = [index.offsets[first] for first, _ in self._batches]
         self._known: dict[int, tuple[DiskEntry | None, bool]] = {}
-        """State of each file at its last check, and whether it was right."""
+        """Maps each file to its disk entry at the last check, and whether it was unchanged
+        then."""
 
     @property
     def is_changed(self) -> bool:
-        """True if a file was found changed when it was last checked."""
+        """True if a file was found changed at the last check."""
         return not all(is_right for _, is_right in self._known.values())
 
     async def check(self, pieces: Iterable[Slice | bytes]) -> None:
-        """Look at the files of ``pieces``. Raises `FileChanged`, `StorageError`."""
+        """Check that the files of ``pieces`` still have their size and time stamp.
+
+        Raises:
+            FileChanged: A file differs.
+            StorageError: The disk cannot be read.
+        """
         for number in sorted({piece.file for piece in pieces if isinstance(piece, Slice)}):
             entry, (seen, is_right) = (
                 await self._look(number),
@@ -120,7 +126,7 @@ class Reader:
         return found[0] if found and found[0].path == "" else None
 
     def cut(self, body: Body, start: int, end: int) -> Iterator[Slice | bytes]:
-        """The pieces of ``body`` from ``start`` to ``end``, each for one `read`."""
+        """Cut ``body`` from ``start`` to ``end`` into pieces, each for one `read`."""
         for piece in body.pieces(start, end, max(1, end - start)):
             if not isinstance(piece, Slice):
                 yield piece
@@ -133,7 +139,8 @@ class Reader:
                 at = until
 
     def _batch(self, file: int, offset: int) -> tuple[int, int, int]:
-        """The batch that holds a byte of a file: its number, its offset there, its size."""
+        """Return the batch that holds a byte of a file: its number, its offset in the file and
+        its size."""
         index = self.release.index
         start = index.starts[file]
         number = bisect_right(self._starts, start + offset) - 1
@@ -141,7 +148,12 @@ class Reader:
         return number, index.offsets[first] - start, index.offsets[end] - index.offsets[first]
 
     async def read(self, piece: Slice | bytes) -> bytes:
-        """The bytes of a piece that `cut` gave. Raises `FileChanged`, `StorageError`."""
+        """Return the verified bytes of a piece that `cut` gave.
+
+        Raises:
+            FileChanged: A span differs from what was published.
+            StorageError: The disk cannot be read.
+        """
         if isinstance(piece, bytes):
             return piece
         number, offset, size = self._batch(piece.file, piece.offset)
@@ -162,7 +174,8 @@ class Reader:
         return raw[start : start + piece.length]
 
     async def digest(self, body: Body) -> bytes:
-        """The BLAKE3 digest of ``body``, which holds every file. Raises what `read` does."""
+        """Return the BLAKE3 digest of ``body``, which must hold every file. Raise what `read`
+        raises."""
         before = [await self._look(number) for number in range(len(self.release.files))]
         hasher = blake3()
         for piece in self.cut(body, 0, body.size):
@@ -177,21 +190,26 @@ class Library(Protocol):
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
-        """The versions that are whole here, newest first."""
+        """Return the versions that are complete here, newest first."""
         ...
 
     def borrow(self, version: PolicyVersion) -> AbstractContextManager[Release]:
-        """Lend a version, whose files stay for the length of the block. Raises `KeyError`."""
+        """Lend a version whose files stay in place for the length of the block. Raise
+        `KeyError` if it is not here."""
         ...
 
     async def wait_news(self, known: PolicyVersion) -> None:
-        """Return once there is a version newer than ``known``."""
+        """Return once a version newer than ``known`` is here."""
         ...
 
 
 async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
-    """Return the index of a file without spans, and its BLAKE3 digest. Raises `StorageError`,
-    `FileNotFoundError`."""
+    """Hash a file; return an index without spans, and its BLAKE3 digest.
+
+    Raises:
+        StorageError: The disk cannot be read.
+        FileNotFoundError: There is no such file.
+    """
     hasher, spans, offset = blake3(), [], 0
     while data := await world.disk.read(path, offset, MAX_SPAN):
         await world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
@@ -201,8 +219,8 @@ async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
 
 
 class Shelf:
-    """A library of releases that its owner adds and takes away: of a folder, or of what was
-    followed from elsewhere."""
+    """A library of releases that its owner adds and removes, from a folder or a followed
+    server."""
 
     def __init__(self) -> None:
         self._releases: dict[PolicyVersion, Release] = {}
@@ -210,7 +228,6 @@ class Shelf:
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
-        """See `Library.versions`."""
         return sorted(self._releases, reverse=True)
 
     def add(self, release: Release) -> None:
@@ -219,22 +236,20 @@ class Shelf:
         self._changed.notify_all()
 
     def remove(self, version: PolicyVersion) -> None:
-        """Offer it no more. Downloads that go on fail when its files are gone."""
+        """Stop offering a version. Downloads under way fail when its files are removed."""
         self._releases.pop(version, None)
 
     @contextmanager
     def borrow(self, version: PolicyVersion) -> Iterator[Release]:
-        """See `Library.borrow`."""
         yield self._releases[version]
 
     async def wait_news(self, known: PolicyVersion) -> None:
-        """See `Library.wait_news`."""
         while max(self._releases, default=NO_POLICY) <= known:
             await self._changed.wait()
 
 
 def release_of(manifest: Manifest, index: Index, path: str) -> Release:
-    """Return a version whose file or folder is at ``path``. A lone file is named by its
+    """Return a version whose file or folder is at ``path``. A single file is named by its
     version, since its publisher gave it no name."""
     only = f"policy-{manifest.version}.safetensors"
     return Release(
@@ -248,23 +263,22 @@ def release_of(manifest: Manifest, index: Index, path: str) -> Release:
 
 
 class PolicyLibrary:
-    """The policies of a run that this node holds whole."""
+    """A library of the policies of a run that this node holds complete."""
 
     def __init__(self, shardcast: Shardcast) -> None:
         self._shardcast = shardcast
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
-        """See `Library.versions`."""
         return self._shardcast.held
 
     @contextmanager
     def borrow(self, version: PolicyVersion) -> Iterator[Release]:
-        """See `Library.borrow`. The policy is pinned meanwhile."""
+        """Lend a version, which is pinned for the length of the block. Raise `KeyError` if it
+        is not here."""
         manifest, index = self._shardcast.manifest(version), self._shardcast.index(version)
         with self._shardcast.pin(version) as path:
             yield release_of(manifest, index, path)
 
     async def wait_news(self, known: PolicyVersion) -> None:
-        """See `Library.wait_news`."""
         await self._shardcast.wait_policy(PolicyVersion(known + 1))

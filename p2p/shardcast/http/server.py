@@ -40,15 +40,15 @@ class EdgeConfig:
     hypercorn's buffers."""
 
     per_host: int = 16
-    """Connections at once from one address (an IPv6 /56); loopback is exempt. shardcast's
+    """Connections at once from one address (an IPv6 /56), with loopback exempt. shardcast's
     client uses ten, a browser six."""
 
     idle: float = 30.0
     """Seconds that a connection may wait between two requests, and for the end of a request."""
 
     stalled: float = 60.0
-    """Seconds in which a client must take the next piece of a body. At 1 MiB a piece this asks
-    for 17 KB/s: slower links than any that can train."""
+    """Seconds in which a client must take the next piece of a body. At 1 MiB a piece this
+    demands 17 KB/s, less than any link that can train has."""
 
     def __post_init__(self) -> None:
         if self.connections < 1 or self.per_host < 1:
@@ -58,7 +58,7 @@ class EdgeConfig:
 
 
 class _Door:
-    """Counts connections by where they come from."""
+    """Counts connections by the address from which they come."""
 
     def __init__(self, config: EdgeConfig) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class _Door:
 
     @contextmanager
     def admit(self, host: str, port: int) -> Iterator[bool]:
-        """Return True if one more connection may come in; counted for the length of the
+        """Yield True if one more connection is allowed; it counts for the length of the
         block."""
         group = group_of(Multiaddr.tcp(host, port))
         name = group.host
@@ -91,12 +91,12 @@ class _GuardedStream:
 
     def __init__(self, stream: trio.SocketStream, config: EdgeConfig) -> None:
         self.socket = stream.socket
-        """Where hypercorn looks for the client's address."""
+        """The raw socket, from which hypercorn reads the client's address."""
         self._stream = stream
         self._config = config
 
     async def send_all(self, data: bytes) -> None:
-        """Raises `trio.BrokenResourceError` if the client is gone or takes too long."""
+        """Send, or raise `trio.BrokenResourceError` if the client is gone or takes too long."""
         with trio.move_on_after(self._config.stalled):
             try:
                 await self._stream.send_all(data)
@@ -107,7 +107,7 @@ class _GuardedStream:
         raise trio.BrokenResourceError("the client does not read")
 
     async def receive_some(self, most: int) -> bytes:
-        """Return the client's next bytes."""
+        """Return the client's next bytes, or fail if it sends none in time."""
         return bytes(await self._stream.receive_some(most))
 
     async def send_eof(self) -> None:
@@ -118,7 +118,7 @@ class _GuardedStream:
 
 
 class _Http1(H11Protocol):
-    """hypercorn's HTTP/1.1 without its upgrades to HTTP/2.
+    """hypercorn's HTTP/1.1 protocol without its upgrades to HTTP/2.
 
     HTTP/2 in Python carries bulk ten times slower (hypercorn: 55 MB/s against 632 in pieces of
     256 KiB), and brings a client's
@@ -127,11 +127,11 @@ class _Http1(H11Protocol):
     """
 
     async def _check_protocol(self, event: object) -> None:
-        """Do nothing where hypercorn would change the protocol."""
+        """Do nothing, where hypercorn would change the protocol."""
 
 
 class _Http1Connection(TCPServer):
-    """hypercorn's connection, held to HTTP/1.1."""
+    """hypercorn's connection, restricted to HTTP/1.1."""
 
     async def _read_data(self) -> None:
         chosen = self.protocol.protocol
@@ -160,7 +160,7 @@ def _hypercorn_config(config: EdgeConfig) -> Config:
 
 
 class _Server:
-    """Connections of one application."""
+    """The open connections of one application."""
 
     def __init__(self, app: App, config: EdgeConfig) -> None:
         self._config = config
@@ -203,7 +203,8 @@ class _Server:
 
 
 async def open_http(host: str, port: int) -> list[trio.SocketListener]:
-    """Return sockets that listen at (host, port); port 0 takes any. Raises `ConfigError`."""
+    """Return sockets that listen at (host, port); port 0 picks a free port. Raise `ConfigError`
+    if the address cannot be had."""
     try:
         # Connections that the kernel may hold for us: as trio's default on small machines.
         return await trio.open_tcp_listeners(port, host=host, backlog=128)
@@ -217,7 +218,7 @@ async def open_http(host: str, port: int) -> list[trio.SocketListener]:
 async def serve_app(
     app: App, listeners: list[trio.SocketListener], config: EdgeConfig | None = None
 ) -> AsyncIterator[None]:
-    """Answer HTTP requests that come to ``listeners`` for the length of the block."""
+    """Answer HTTP requests on ``listeners`` for the length of the block."""
     server = _Server(app, config or EdgeConfig())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, server.handle, listeners)

@@ -38,35 +38,34 @@ from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.swarm.core.limits import LOOPBACK, group_of, reach_of
 
 MAX_ADDRS: Final = 8
-"""Addresses kept per peer: two families, public and private, now and before the last move."""
+"""Most addresses kept per peer: two families, public and private, now and before the last
+move."""
 MAX_HEARSAY_ADDRS: Final = 4
 """Most hearsay addresses of a peer: two families, now and before the last move. A stranger
 causes a dial with each."""
 MAX_PEERS: Final = 10_000
-"""Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
-This many on the owner's or the peers' signed word, and as many on hearsay: neither pushes out
-the other."""
+"""Most peers whose addresses, or scores, are kept: the largest run that we simulate. Each takes
+about 1 KiB. As many are kept on the owner's or the peers' signed word as on hearsay, so neither
+pushes out the other."""
 MAX_HEARSAY_PER_NETWORK: Final = MAX_PEERS // 32
-"""Peers known by hearsay in one network (/24, /48): 312, so that one network cannot push out
-the others.
-"""
+"""Most peers known by hearsay in one network (/24, /48): 312, so that one network cannot push
+out the others."""
 
 _MEMO: Final = 4096
-"""Lists of addresses remembered: peers say the same for hours. 1 MiB at most."""
+"""Lists of addresses that are cached, 1 MiB at most, since peers repeat the same list for
+hours."""
 _LOOK: Final = 16
-"""Oldest records to look at for one that may go. Enough to pass by a dozen protected peers."""
+"""Number of oldest records considered when one must go. It is enough to skip a dozen protected
+peers."""
 
 PENALTY_LIMIT: Final = 100.0
-"""Points at which a peer is disconnected and refused: a percentage of our patience.
-`p2p.offence` has the points of each offence."""
+"""Points at which a peer is disconnected and refused. `p2p.offence` lists what costs how
+many."""
 PENALTY_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
-hours.
-"""
+"""Seconds in which half of the points are forgotten, so that a bad minute does not follow a
+peer for hours."""
 REFUSAL: Final = 300.0
-"""Seconds for which a peer that reached the limit is refused: five times as long as it takes to
-forgive.
-"""
+"""Seconds for which a peer that reached the limit is refused: five half-lives of its points."""
 
 _Addrs = tuple[Multiaddr, ...]
 
@@ -92,8 +91,8 @@ class AddressBook:
     def add(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> bool:
-        """Remember addresses; return True if one of them is new. Host names are kept only on
-        the owner's word."""
+        """Remember addresses of a peer. Return True if one of them is new. Names are kept on
+        the owner's word only."""
         if source is AddrSource.HEARSAY:
             return self._add_hearsay(peer, addrs)
         book = self._owner if source is AddrSource.OWNER else self._signed
@@ -158,7 +157,7 @@ class AddressBook:
         return next((peer for peer in oldest if not self._keeps(peer)), first)
 
     def forget(self, peer: PeerId, addr: Multiaddr) -> None:
-        """Forget an address of ``peer`` at which another peer answers."""
+        """Forget an address at which another peer answers."""
         place = addr.transport
         for book in (self._owner, self._signed):
             if peer in book:
@@ -169,7 +168,7 @@ class AddressBook:
             self._add_hearsay(peer, left)
 
     def of(self, peer: PeerId) -> _Addrs:
-        """The addresses of ``peer``, surest and newest first, without ``/p2p/``."""
+        """Return the addresses of ``peer``, surest and newest first, without ``/p2p/``."""
         certain = self.certain(peer)
         hearsay = self._hearsay.get(peer, ())
         return (
@@ -181,12 +180,12 @@ class AddressBook:
         )
 
     def certain(self, peer: PeerId) -> _Addrs:
-        """The addresses of ``peer`` by its own signed word or the owner's."""
+        """Return the addresses of ``peer`` by its own signed word or the owner's."""
         signed, owner = self._signed.get(peer, ()), self._owner.get(peer, ())
         return owner if not signed else _merged(signed, owner, MAX_ADDRS) if owner else signed
 
     def counts(self) -> dict[AddrSource, int]:
-        """Peers remembered, by the source of their addresses."""
+        """Return the number of remembered peers, by the source of their addresses."""
         books = (self._owner, self._signed, self._hearsay)
         return dict(zip(AddrSource, map(len, books), strict=True))
 
@@ -198,16 +197,16 @@ def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
 
 @functools.lru_cache(_MEMO)
 def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Return the places of ``addrs`` of `peer`, at most `MAX_ADDRS`; one tuple for all books
-    that hold it."""
+    """Return the places of ``addrs`` of `peer`, at most `MAX_ADDRS`. All books that hold the
+    same places share one tuple."""
     places = dict.fromkeys(addr.transport for addr in addrs if addr.peer_id in (None, peer))
     return tuple(places)[:MAX_ADDRS]
 
 
 @functools.lru_cache(_MEMO)
 def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
-    """Return the places that can be dialled without a name server, which a stranger could make
-    slow or watch."""
+    """Return the places that can be dialled without a name server. A stranger could make a name
+    server slow, or watch it."""
     places = _places(peer, addrs)
     nameless = tuple([addr for addr in places if not addr.parts[0][0].startswith("dns")])
     return places if nameless == places else nameless
@@ -220,7 +219,7 @@ class _Record:
 
 
 class Scores:
-    """Penalty points that fade, refusals that end, bans that do not.
+    """Keeps penalty points, which fade, refusals, which end, and bans, which do not.
 
     All three are bounded, and kept apart: an attacker that mints ten thousand identities to
     have its first forgotten must bring each of them to the limit itself, within the five
@@ -234,7 +233,8 @@ class Scores:
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_PEERS)
 
     def penalise(self, peer: PeerId, points: float, now: float) -> bool:
-        """Add ``points``; True if the peer is to be disconnected and refused from now on."""
+        """Add ``points``. Return True if the peer should be disconnected and refused from now
+        on."""
         record = self._records.pop(peer, None) or _Record(0.0, now)
         record.points = self._faded(record, now) + points
         record.at = now
@@ -248,12 +248,12 @@ class Scores:
         return True
 
     def points(self, peer: PeerId, now: float) -> float:
-        """A peer's penalty points, as far as they have not faded."""
+        """Return a peer's penalty points, as far as they have not faded."""
         record = self._records.get(peer)
         return self._faded(record, now) if record else 0.0
 
     def ban(self, peer: PeerId) -> None:
-        """Refuse for good."""
+        """Refuse ``peer`` for good."""
         self._banned[peer] = None
 
     def is_refused(self, peer: PeerId, now: float) -> bool:
@@ -266,17 +266,16 @@ class Scores:
 
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped instead of dialling
-again: every service has something to say each second. It ends when the peer dials us."""
+again, since every service has a message each second. It ends when the peer dials us."""
 
 
 MAX_REST: Final = 600.0
-"""Seconds that an address rests at most: a machine that comes back is found within ten
-minutes."""
+"""Most seconds that an address rests. A machine that comes back is found within ten minutes."""
 
 
 class ConnectionGater:
-    """A host's knowledge of its peers: their addresses, their behaviour, and which of them it
-    wants."""
+    """A host's knowledge of its peers: their addresses, their behaviour, and which of them the
+    host wants."""
 
     def __init__(self, own: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
         self.book = AddressBook(keeps=self._is_kept)
@@ -284,13 +283,14 @@ class ConnectionGater:
         self._is_connected = is_connected
         self.scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
-        """Time until which a peer is not dialled for a message, oldest failure first."""
+        """Maps peers to the time until which they are not dialled for a message, oldest failure
+        first."""
         self._failures: BoundedDict[tuple[PeerId, Multiaddr], tuple[int, float]] = BoundedDict(
             MAX_PEERS
         )
-        """Failures in a row of an address, and until when it rests."""
+        """Maps addresses to their failures in a row, and the time until which they rest."""
         self._answered: BoundedDict[PeerId, Multiaddr] = BoundedDict(MAX_PEERS)
-        """Address at which a peer answered last."""
+        """Maps peers to the address at which they last answered."""
         self._protected: dict[str, frozenset[PeerId]] = {}
 
     def __repr__(self) -> str:
@@ -305,10 +305,10 @@ class ConnectionGater:
         source: AddrSource,
         reach: int = LOOPBACK,
     ) -> None:
-        """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
+        """Remember addresses of ``peer``. New ones make an unreachable peer worth another dial.
 
-        Of hearsay, only what can be reached from ``reach`` (`limits.reach_of`) or further
-        away.
+        Of hearsay, only addresses are kept that can be reached from ``reach``
+        (`limits.reach_of`) or further away.
         """
         if peer == self._own:
             return
@@ -325,20 +325,20 @@ class ConnectionGater:
                     self.add_addrs(relay.peer_id, [relay], source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
+        """Return the last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
         return tuple(addr.with_peer(peer) for addr in self.book.of(peer))
 
     def is_sure(self, peer: PeerId) -> bool:
-        """Return True if a dial to ``peer`` is our own wish: the node wants to keep it, or its
-        address is its own signed word, or the owner's."""
+        """Return True if a dial to ``peer`` is our own wish: the node wants to keep the peer,
+        or has its address on the peer's own signed word or the owner's."""
         return self.is_protected(peer) or bool(self.book.certain(peer))
 
     def places_to_dial(self, peer: PeerId, now: float) -> tuple[Multiaddr, ...]:
-        """Return the addresses of ``peer`` to dial now, where it answered last first, and
-        those behind a relay last.
+        """Return the addresses of ``peer`` to dial now. The one that answered last comes first,
+        and those behind a relay come last.
 
-        Those that rest are left out, but for the one that rested longest if all do: a caller
-        that wants the peer is not sent away without a try.
+        Resting addresses are left out. If all rest, the one that rested longest is returned, so
+        that a caller who wants the peer is not refused without a try.
         """
         known, answered = self.book.of(peer), self._answered.get(peer)
         if answered in known:
@@ -349,8 +349,8 @@ class ConnectionGater:
         return due or tuple(known[until.index(end)] for end in sorted(until)[:1])
 
     def addr_failed(self, peer: PeerId, addr: Multiaddr, now: float) -> None:
-        """Nobody, or the wrong one, answered at ``addr``: it rests if that was not the first
-        time in a row."""
+        """Record that nobody, or another peer, answered at ``addr``. The address rests if this
+        was not the first time in a row."""
         count = self._failures.get((peer, addr), (0, now))[0] + 1
         # Seconds for which an address rests after its second failure in a row; twice as long
         # after each further one. The first failure may have been chance.
@@ -360,22 +360,21 @@ class ConnectionGater:
             del self._answered[peer]
 
     def addr_answered(self, peer: PeerId, addr: Multiaddr) -> None:
-        """``peer`` answered at ``addr``."""
+        """Record that ``peer`` answered at ``addr``."""
         self._failures.pop((peer, addr), None)
         self._answered.renew(peer, addr)
 
     # Whether to dial.
 
     def check_dial(self, peer: PeerId, now: float) -> None:
-        """Raise `PeerUnreachable` if ``peer`` is not to be dialled at all."""
+        """Raise `PeerUnreachable` if ``peer`` must not be dialled at all."""
         if peer == self._own:
             raise PeerUnreachable("we do not dial ourselves")
         if self.scores.is_refused(peer, now):
             raise PeerUnreachable(f"{peer} is refused for what it did")
 
     def may_send(self, peer: PeerId, now: float) -> bool:
-        """Return True if a message to ``peer``, to which there is no connection, is worth a
-        dial."""
+        """Return True if a message to ``peer``, which is not connected, is worth a dial."""
         return (
             peer != self._own
             and not self.scores.is_refused(peer, now)
@@ -383,14 +382,14 @@ class ConnectionGater:
         )
 
     def dial_failed(self, peer: PeerId, now: float, longer: float = 0.0) -> None:
-        """Note that no address answered: back off for `DIAL_BACKOFF` seconds, and
-        ``longer``."""
+        """Record that no address answered: dials for messages pause for `DIAL_BACKOFF` seconds
+        plus ``longer``."""
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
         self._unreachable[peer] = now + DIAL_BACKOFF + longer
 
     def connected(self, peer: PeerId) -> None:
-        """There is a connection to ``peer``: it can be reached."""
+        """Record a connection to ``peer``, which can therefore be reached."""
         self._unreachable.pop(peer, None)
 
     # Whom to refuse, and whom to keep.
@@ -400,7 +399,7 @@ class ConnectionGater:
         self._protected[purpose] = frozenset(peers)
 
     def is_protected(self, peer: PeerId) -> bool:
-        """Return True if the node keeps `peer` whatever strangers do."""
+        """Return True if the node keeps `peer` even when strangers fill it."""
         return any(peer in peers for peers in self._protected.values())
 
     def _is_kept(self, peer: PeerId) -> bool:

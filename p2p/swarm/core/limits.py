@@ -44,13 +44,13 @@ DESCRIPTOR_RESERVE: Final = 320
 for files that threads have open, 24 for the pipes of eight worker processes, and 64 for Python,
 the log, the lock and the listeners."""
 MAX_SERVED: Final = 4096
-"""Incoming streams served at a time over all peers: four for each connection, the lanes of
+"""Most incoming streams served at a time over all peers: four for each connection, the lanes of
 heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
 MAX_SERVED_PER_PEER: Final = 256
-"""Incoming streams served at a time for one peer, over all its connections: what one connection
-may have open."""
+"""Most incoming streams served at a time for one peer, over all its connections: as many as one
+connection may have open."""
 _MEMO: Final = 4096
-"""Addresses whose group is remembered, 1 MiB at most: the same peers are dialled, and dial,
+"""Addresses whose group is cached, 1 MiB at most, since the same peers are dialled, and dial,
 again and again."""
 
 
@@ -72,10 +72,11 @@ class ResourceLimits:
             raise ValueError("a host needs room for at least one connection and one handshake")
 
     def within(self, descriptors: int) -> ResourceLimits:
-        """The same, if need be less, where a process may have ``descriptors`` files open.
+        """Return limits for a process that may have ``descriptors`` files open, lower than
+        these if need be.
 
-        Of 1,024, which is what Linux gives a process that does not ask, 528 connections and 117
-        handshakes.
+        With 1,024, which is what Linux gives a process that does not ask, they are 528
+        connections and 117 handshakes.
         """
         usable = max(descriptors - DESCRIPTOR_RESERVE, 8)
         return ResourceLimits(
@@ -85,30 +86,26 @@ class ResourceLimits:
 
     @property
     def inbound(self) -> int:
-        """Connections that others dialled and that are not protected: the last quarter is for
-        our dials.
-        """
+        """Most unprotected connections that others dialled. The last quarter is for our
+        dials."""
         return max(self.connections * 3 // 4, 1)
 
     @property
     def per_peer(self) -> int:
-        """Connections to one peer: two from dialling each other at once, two more around a
-        restart.
-        """
+        """Most connections to one peer: two from dialling each other at once, two more around a
+        restart."""
         return 4
 
     @property
     def per_host(self) -> int:
-        """Inbound connections of one host: a sixteenth, 64 of 1,024. A laboratory behind one
-        address fits.
-        """
+        """Most inbound connections of one host: a sixteenth, 64 of 1,024. A laboratory behind
+        one address fits."""
         return max(self.connections // 16, 4)
 
     @property
     def per_network(self) -> int:
-        """Inbound connections of one network: an eighth, 128 of 1,024, so that eight cannot be
-        one.
-        """
+        """Most inbound connections of one network: an eighth, 128 of 1,024, so that eight
+        networks are needed to fill a node."""
         return max(self.connections // 8, 8)
 
 
@@ -117,14 +114,14 @@ class ResourceLimits:
 
 @dataclass(frozen=True, slots=True)
 class NetGroup:
-    """The network of a connection, as far as limits tell networks apart (Bitcoin Core's
-    word)."""
+    """The network and host of a connection, as the limits distinguish them ("netgroup" in
+    Bitcoin Core)."""
 
     host: str
     network: str
     limited: bool
-    """True if limits per host and network apply: not on loopback, nor where there are no
-    addresses."""
+    """True if limits per host and network apply. They do not on loopback, nor where there are
+    no addresses."""
 
 
 UNKNOWN: Final = NetGroup("", "", limited=False)
@@ -132,11 +129,11 @@ UNKNOWN: Final = NetGroup("", "", limited=False)
 
 @functools.lru_cache(_MEMO)
 def group_of(addr: Multiaddr | None) -> NetGroup:
-    """The host and the network of an address.
+    """Return the host and the network of an address.
 
-    A peer behind a relay is not counted under the relay's address, or one relay's clients would
-    be one host, and the relay would pay for what each of them does. They are a network of their
-    own.
+    A peer behind a relay is not counted under the relay's address. Otherwise one relay's
+    clients would be one host, and the relay would pay for what each of them does. These peers
+    are a network of their own.
     """
     if addr is not None and addr.relay is not None:
         network = f"circuit/{addr.relay.peer_id}"
@@ -161,7 +158,7 @@ LOOPBACK, PRIVATE, PUBLIC = range(3)
 
 @functools.lru_cache(_MEMO)
 def reach_of(addr: Multiaddr) -> int:
-    """The scope of an address: this machine, this site, or everywhere."""
+    """Return the scope of an address: this machine, this site, or everywhere."""
     kind, value = addr.parts[0]
     if kind not in {"ip4", "ip6"}:
         return PUBLIC
@@ -176,17 +173,17 @@ def reach_of(addr: Multiaddr) -> int:
 
 @dataclass(slots=True, eq=False)
 class PendingHandshake:
-    """An incoming connection that has not proved who it is."""
+    """An incoming connection that has not yet proved its identity."""
 
     group: NetGroup
     since: float
     abort: Callable[[], None]
     has_gone: Callable[[], bool] = bool
-    """True if its dialer has hung up, where that can be known."""
+    """Returns True if its dialer has hung up, where that can be known."""
     heard: bool = False
-    """True if it has said anything."""
+    """True if the dialer has sent anything."""
     begun: bool = False
-    """True once its cryptography was begun."""
+    """True once its cryptography has begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,14 +192,13 @@ class Usage:
 
     since: float
     used_at: float
-    """When a stream was last opened, or a message last came or went."""
+    """Time at which a stream was last opened, or a message last came or went."""
     useful_at: float = 0.0
-    """When we last opened a stream to it: what an attacker cannot make look better than it
-    is.
-    """
+    """Time at which this node last opened a stream to the peer. An attacker cannot improve
+    it."""
 
     was_used: bool = False
-    """True if anything was asked or said since the peer connected."""
+    """True if either side has used the connection since the peer connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -223,11 +219,11 @@ class ServedStream:
     peer: PeerId
     abort: Callable[[], None]
     has_stalled: Callable[[], bool] = bool
-    """Asked once a sweep: whether the peer has taken nothing of what we send on it for some
-    sweeps.
-    """
+    """Returns True if the peer has taken nothing of what we send for some sweeps. It is called
+    once a sweep."""
     protocol: str = ""
-    """The block that serves it resets it when it ends."""
+    """Protocol of the stream. When the block that serves the protocol ends, it resets the
+    stream."""
 
 
 def _count(counts: Counter[str], name: str, change: int) -> None:
@@ -245,7 +241,8 @@ class Budget:
         is_protected: Callable[[PeerId], bool] = lambda _: False,
         salt: bytes = b"",
     ) -> None:
-        """``salt``, which no peer knows, chooses the networks that are protected."""
+        """Start empty. ``salt``, which no peer knows, chooses the networks that are
+        protected."""
         self.limits = limits
         self._is_protected = is_protected
         self._salt = salt
@@ -258,33 +255,33 @@ class Budget:
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
         self._by_served: dict[int, dict[PeerId, None]] = {}
-        """Peers by how many of their streams are served: asking each of 700 peers cost as much
-        as serving a stream."""
+        """Maps a number of served streams to the peers that have so many. Asking each of 700
+        peers would cost as much as serving a stream."""
 
     @property
     def handshakes(self) -> int:
-        """Incoming handshakes that are not finished."""
+        """Number of incoming handshakes that are not finished."""
         return len(self._handshakes)
 
     @property
     def connections(self) -> int:
-        """Connections in all."""
+        """Number of connections."""
         return len(self._connections)
 
     @property
     def served(self) -> int:
-        """Streams that are being served."""
+        """Number of streams that are being served."""
         return self._served_count
 
     def served_for(self, protocol: str) -> list[ServedStream]:
-        """The streams of one protocol that are being served."""
+        """Return the streams of one protocol that are being served."""
         return [one for of in self._served.values() for one in of if one.protocol == protocol]
 
     # Handshakes.
 
     def begin_handshake(self, pending: PendingHandshake) -> PendingHandshake | None:
-        """Count a newcomer in; return the handshake that makes room for it, which is counted
-        out."""
+        """Count a new handshake. Return the handshake that must make room for it, which is no
+        longer counted."""
         victim = None
         if self._handshakes:
             victim = self._handshake_victim(pending.group)
@@ -294,11 +291,12 @@ class Budget:
         return victim
 
     def end_handshake(self, pending: PendingHandshake) -> None:
-        """Count a handshake out, however it ended."""
+        """Stop counting a handshake, however it ended."""
         self._handshakes.pop(pending, None)
 
     def oldest_handshake(self) -> PendingHandshake | None:
-        """The one to give up when the machine itself is out of something; counted out."""
+        """Return the handshake to give up when the machine itself runs out of a resource. It is
+        no longer counted."""
         victim = self._worst_handshake(self._handshakes) if self._handshakes else None
         if victim is not None:
             del self._handshakes[victim]
@@ -345,9 +343,10 @@ class Budget:
     # Connections.
 
     def admit(self, held: HeldConnection) -> list[HeldConnection]:
-        """Count a connection in; return those that make room for it, which are counted out.
+        """Count a new connection. Return those that must make room for it, which are no longer
+        counted.
 
-        Where everything else is protected, that is the newcomer itself.
+        If everything else is protected, the new connection itself is returned.
         """
         # The oldest connections of a peer that has one too many: after a restart they are
         # ghosts.
@@ -378,7 +377,7 @@ class Budget:
         return victims
 
     def release(self, held: HeldConnection) -> None:
-        """Count a connection out; harmless if repeated."""
+        """Stop counting a connection. A repeated call does nothing."""
         if held in self._connections:
             self._count(held, -1)
 
@@ -398,9 +397,8 @@ class Budget:
     def _evict(
         self, among: list[HeldConnection], newcomer: HeldConnection, more: int = 0
     ) -> list[HeldConnection]:
-        """Choose one (and up to ``more``, so that a flood pays for the choice once in a
-        while).
-        """
+        """Choose the connection to evict, and up to ``more`` others, so that a flood pays for
+        the choice only once in a while."""
         candidates = [
             one
             for one in among
@@ -415,7 +413,8 @@ class Budget:
         return not self._is_protected(held.peer)
 
     def _rank(self, candidates: list[HeldConnection]) -> list[HeldConnection]:
-        """Connections that may go, the first to go first; at least one if there are any."""
+        """Return the connections that may be evicted, in the order of eviction; at least one if
+        there are any."""
         rest = dict.fromkeys(candidates)
         share = len(candidates) // 8
 
@@ -440,10 +439,11 @@ class Budget:
     # Streams.
 
     def serve(self, stream: ServedStream) -> ServedStream | None:
-        """Count a stream in; return the one that makes room for it, which is counted out.
+        """Count a new served stream. Return the stream that must make room for it, which is no
+        longer counted.
 
-        A peer over its own share loses the newcomer. When all places are taken, the peer with
-        the most loses its newest; protected peers come last.
+        A peer over its own share loses the new stream. When all places are taken, the peer with
+        the most streams loses its newest; protected peers come last.
         """
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
@@ -464,7 +464,7 @@ class Budget:
         return victim
 
     def served_to_end(self, stream: ServedStream) -> None:
-        """Count a served stream out; harmless if repeated."""
+        """Stop counting a served stream. A repeated call does nothing."""
         own = self._served.get(stream.peer)
         if own is None or stream not in own:
             return
@@ -483,14 +483,14 @@ class Budget:
             self._by_served.setdefault(after, {})[peer] = None
 
     def end_stalled(self) -> None:
-        """Once a sweep: end the streams whose peers take nothing."""
+        """End the streams whose peers take nothing. This is called once a sweep."""
         for own in list(self._served.values()):
             for stream in list(own):
                 if stream.has_stalled():
                     stream.abort()
 
     def served_to(self, peer: PeerId) -> tuple[ServedStream, ...]:
-        """The streams being served to ``peer``."""
+        """Return the streams being served to ``peer``."""
         return tuple(self._served.get(peer, ()))
 
 
@@ -502,11 +502,11 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 # Whom we dial on a stranger's word.
 
 MAX_DIALS_PER_HOST: Final = 4
-"""Concurrent dials on hearsay to one host: strangers' words must not make many of us dial it
-together."""
+"""Most concurrent dials on hearsay to one host: strangers must not be able to make many nodes
+dial it together."""
 MAX_FAILED_PER_HOST: Final = 8.0
-"""Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
-host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
+"""Failed dials on hearsay to one host, halved every minute, after which the host is left alone.
+A host that answers costs nothing. One that does not gets about eight SYNs a minute from us,
 however many peers name it."""
 
 
@@ -523,13 +523,13 @@ class FadingCounts:
         self._counts.renew(name, (self.count(name, now) + 1.0, now))
 
     def count(self, name: str, now: float) -> float:
-        """The faded count of a name."""
+        """Return the faded count of a name."""
         known = self._counts.get(name)
         return known[0] * 2.0 ** ((known[1] - now) / self._half_life) if known else 0.0
 
 
 class DialTargets:
-    """Vain dials of a host that strangers named."""
+    """Counts the failed dials of hosts that strangers named."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -556,7 +556,7 @@ class DialTargets:
         return True
 
     def end(self, group: NetGroup, now: float, *, answered: bool) -> None:
-        """The dial is over."""
+        """Record that the dial is over."""
         if not group.limited:
             return
         for name in (group.host, group.network):

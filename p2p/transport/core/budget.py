@@ -49,21 +49,22 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 HORIZON: Final = 0.1
-"""Seconds of its line that a connection commits to at a time: as long as the queue in front of
-a home's line mostly is. Less makes more wake-ups, which are what slow lines cost. Above 0.7
-MB/s a whole record of 64 KiB goes at once, above 2.6 MB/s all that ever does."""
+"""Seconds of its line that a connection commits to at a time, about as long as the queue in
+front of a home's line mostly is. Less makes more wake-ups, which are what slow lines cost.
+Above 0.7 MB/s a whole record of 64 KiB goes at once, above 2.6 MB/s a whole batch."""
 SHORTEST: Final = 32 * KI
 """Bytes committed to on the slowest line: half a chunk of 64 KiB, so that the kernel wakes us
-two or three times for each."""
+two or three times for each chunk."""
 
 
 class Burst:
-    """Amount that one connection commits to at a time."""
+    """The number of bytes that one connection commits to at a time."""
 
     __slots__ = ("_longest", "size")
 
     def __init__(self, longest: int) -> None:
-        """Begin with ``longest`` bytes: a line counts as fast until it has had to wait."""
+        """Start with ``longest`` bytes, since a line counts as fast until it has had to
+        wait."""
         self._longest = longest
         self.size = longest
         """Bytes to commit to at a time."""
@@ -82,26 +83,28 @@ class Burst:
 
 
 MAX_HELD: Final = 16 * MIB
-"""Bytes held for applications that have not read them, over all connections; in memory at most
-5/4 of that. Four of the widest windows, or 64 of the narrowest, can be unread as a whole."""
+"""Most bytes held for applications that have not read them, over all connections; in memory at
+most 5/4 of that. Four of the widest windows, or 64 of the narrowest, can be unread as a
+whole."""
 MAX_OUTGOING: Final = 8 * MIB
-"""Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the
-messages that wait (`p2p.swarm.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of
-60 MiB under 150, whichever of them an attacker fills."""
+"""Most bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`,
+the messages that wait (`p2p.swarm.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node
+of 60 MiB under 150, whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
-"""Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for
+"""Bytes that a connection may queue even if others have used up `MAX_OUTGOING`: 16 MiB for
 1,024. A quarter of a record each time costs a third of the bulk speed and keeps messages
 going."""
 MAX_EXTRA_WINDOW: Final = 10 * MIB
-"""Bytes of receive window granted beyond the initial ones, over all connections: what a gigabit
-line has in flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers alone stay
-within `MAX_HELD`."""
+"""Most bytes of receive window granted beyond the initial ones, over all connections: what a
+gigabit line has in flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers
+alone stay within `MAX_HELD`."""
 CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
-"""Most of `MAX_EXTRA_WINDOW` that one connection gets: two streams as wide as they get."""
+"""The share of `MAX_EXTRA_WINDOW` that one connection may get: two streams with the largest
+window."""
 MAX_LINGERING: Final = 16_384
-"""Streams that are over for us and not for their peers, over all connections. One takes 0.45
-KiB until its peer ends it or a sweep does, after a minute: 256 on each of 768 connections were
-86 MiB."""
+"""Most streams, over all connections, that this side has ended and the peer has not. Each takes
+0.45 KiB until its peer ends it or, after a minute, a sweep does: 256 on each of 768 connections
+were 86 MiB."""
 LINGERING_SHARE: Final = 32
 """Lingering streams opened by one side that a connection keeps while the host has more than
 `MAX_LINGERING`. Beyond this the oldest is reset."""
@@ -111,16 +114,15 @@ class Holder(Protocol):
     """Something that holds unread bytes."""
 
     peer: PeerId
-    """Peer that it is held for."""
+    """Peer that sent the bytes."""
     held: int
-    """Bytes; changed by `HostBudget` only."""
+    """Number of bytes held, changed by `HostBudget` only."""
     since: float
-    """When the application last took some of them, or when the first came; by
-    `HostBudget.time`.
-    """
+    """Time (by `HostBudget.time`) at which the application last took some of the bytes, or at
+    which the first came."""
 
     def evict(self) -> None:
-        """Give everything up, now."""
+        """Give up all held bytes, now."""
         ...
 
 
@@ -128,11 +130,12 @@ class WideStream(Protocol):
     """A stream whose receive window was widened."""
 
     refilled: float
-    """When its application last had read half a window."""
+    """Time at which its application last completed reading half a window."""
 
 
 class HostBudget:
-    """The account of one host. Connections made without one, in tests, have one each."""
+    """The account of one host. Connections that are made without one, in tests, have one
+    each."""
 
     def __init__(
         self,
@@ -141,21 +144,22 @@ class HostBudget:
         protected: Callable[[PeerId], bool] = lambda peer: False,
         max_held: int = MAX_HELD,
     ) -> None:
-        """``now`` is `World.now`; ``protected`` says whose bytes are given up last."""
+        """Start empty. ``now`` is `World.now`; ``protected`` returns True for peers whose bytes
+        are given up last."""
         self.now = now
         self.time = now()
-        """When any connection last read much: to ask a clock for each message would cost 1 % of
-        it.
-        """
+        """Time at which any connection last read much. Reading a clock for each message would
+        cost 1 % of the message."""
         self.held = 0
-        """Bytes that came and that no application has read."""
+        """Bytes received that no application has read."""
         self.outgoing = 0
-        """Bytes queued for peers, kept by each `MuxQueue`, and by each
+        """Bytes queued for peers. Each `MuxQueue` updates it, and each
         `p2p.transport.connection.Connection` for sealed bytes."""
         self.lingering = 0
-        """Streams that are over for us only; kept by each `p2p.transport.core.yamux.Mux`."""
+        """Number of streams that only this side has ended. Each `p2p.transport.core.yamux.Mux`
+        updates it."""
         self.evicted = 0
-        """Holders that were given up so far."""
+        """Number of holders that were given up so far."""
         self._protected = protected
         self.max_held = max_held
         self._holders: dict[Holder, None] = {}
@@ -164,7 +168,7 @@ class HostBudget:
     # Unread bytes.
 
     def hold(self, holder: Holder, count: int) -> None:
-        """Add ``count`` bytes to ``holder``. May call `Holder.evict`, also on ``holder``
+        """Add ``count`` bytes to ``holder``. This may call `Holder.evict`, also on ``holder``
         itself."""
         if not holder.held:
             holder.since = self.time
@@ -209,17 +213,17 @@ class HostBudget:
     # Queued bytes.
 
     def outgoing_room(self, queued: int) -> int:
-        """Bytes that a connection with ``queued`` bytes in its queue may add."""
+        """Return the bytes that a connection with ``queued`` bytes in its queue may add."""
         return max(MAX_OUTGOING - self.outgoing, OUTGOING_SHARE - queued)
 
     # Receive windows.
 
     def widen(self, owner: object, stream: WideStream, wanted: int) -> int:
-        """Return how far the window of `stream` may grow, of ``wanted`` bytes; ``owner`` is its
-        connection.
+        """Return by how many of the ``wanted`` bytes the window of `stream` may grow. ``owner``
+        is its connection.
 
-        A half of what is left at most: the first streams get all that they want and late ones
-        something.
+        The answer is at most half of what is left, so that the first streams get all that they
+        want and later ones something.
         """
         # Seconds after which an unused grant no longer counts: a stream in use refills it
         # within a quarter of a second (`yamux.QUICK`).

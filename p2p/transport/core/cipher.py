@@ -15,17 +15,17 @@ import nacl._sodium as _sodium  # type: ignore[import-not-found, unused-ignore]
 from p2p.errors import RemoteProtocolError
 
 KEY_BYTES: Final = 32
-"""Bytes of a ChaCha20-Poly1305 key (RFC 8439, as the next two)."""
+"""Bytes of a ChaCha20-Poly1305 key (RFC 8439, which also gives the next two)."""
 NONCE_BYTES: Final = 12
-"""Four zero bytes and a counter of eight (`symmetric.NONCE`)."""
+"""Bytes of a nonce: four zero bytes and a counter of eight (`symmetric.NONCE`)."""
 TAG_BYTES: Final = 16
-"""Bytes by which a sealed record is longer than its plaintext."""
+"""Bytes of the tag, by which a sealed record is longer than its plaintext."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Aead(Protocol):
-    """A key of ChaCha20-Poly1305 (RFC 8439)."""
+    """A ChaCha20-Poly1305 key (RFC 8439)."""
 
     def seal_into(
         self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview
@@ -36,14 +36,14 @@ class Aead(Protocol):
     def open_into(
         self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
     ) -> None:
-        """Decrypt into ``out``, `TAG_BYTES` shorter than ``sealed``. Raise
-        `RemoteProtocolError`.
-        """
+        """Decrypt into ``out``, which is `TAG_BYTES` shorter than ``sealed``. Raise
+        `RemoteProtocolError` on a forgery."""
         ...
 
 
 class SodiumAead:
-    """libsodium through PyNaCl's own binding; its public functions would copy twice."""
+    """The implementation of libsodium, called through PyNaCl's own binding. PyNaCl's public
+    functions would copy twice."""
 
     __slots__ = ("_key",)
 
@@ -92,7 +92,8 @@ class SodiumAead:
 
 
 def _cryptography_aead() -> Callable[[bytes], Aead] | None:
-    """The fast class, if a `cryptography` with in-place calls (47 or later) is installed."""
+    """Return the class for `cryptography`; None unless a version with in-place calls (47 or
+    later) is installed."""
     try:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -104,7 +105,7 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
         return None
 
     class FastAead:
-        """`cryptography`'s."""
+        """The implementation of the package `cryptography`."""
 
         __slots__ = ("_cipher", "seal_into")
 

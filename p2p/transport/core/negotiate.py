@@ -23,9 +23,10 @@ from p2p.wire import decode_varint_untrusted, encode_varint
 HEADER: Final = "/multistream/1.0.0"
 NOT_AVAILABLE: Final = "na"
 MAX_LINE: Final = 256
-"""Bytes of a line. The longest protocol name in use, a mesh topic's, has about 60."""
+"""Most bytes of a line. The longest protocol name in use, a mesh topic's, has about 60."""
 MAX_PROPOSALS: Final = 32
-"""Proposals a peer may make for one stream; go-libp2p's largest set has about a dozen."""
+"""Most proposals that a peer may make for one stream. go-libp2p's largest set has about a
+dozen."""
 
 
 def line(text: str) -> bytes:
@@ -45,7 +46,8 @@ class _Lines:
         self._greeted = False
 
     def next_untrusted(self) -> str | None:
-        """The next line behind the header, or None. Raise `BadMessage`, and nothing else."""
+        """Return the next line behind the header, or None if it is incomplete. Raise
+        `BadMessage`, and nothing else."""
         while True:
             head = decode_varint_untrusted(self._buffer)
             if head is None:
@@ -84,7 +86,7 @@ class _Lines:
 
 
 class Proposer:
-    """The dialer's side."""
+    """The dialer's side of a negotiation."""
 
     def __init__(self, protocols: Sequence[ProtocolId]) -> None:
         if not protocols:
@@ -95,7 +97,7 @@ class Proposer:
         self._out = bytearray(_GREETING)
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """True if what comes is not looked at any more; never, on this side."""
+        """True if further data is ignored. On this side it is always False."""
         self._propose()
 
     def _propose(self) -> None:
@@ -104,18 +106,22 @@ class Proposer:
 
     @property
     def leftover(self) -> bytes:
-        """Bytes behind the negotiation, once `chosen` is set: the protocol's own."""
+        """Bytes behind the negotiation, which belong to the protocol. They are valid once
+        `chosen` is set."""
         return self._lines.rest
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the peer now."""
+        """Return, and forget, the bytes to send to the peer now."""
         data = bytes(self._out)
         self._out.clear()
         return data
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Advance. Raises `RemoteProtocolError`, or `ProtocolNotSupported` when all was
-        refused.
+        """Advance by received bytes.
+
+        Raises:
+            RemoteProtocolError: The peer broke the negotiation's rules.
+            ProtocolNotSupported: The peer refused all proposals.
         """
         self._lines.feed(data)
         while self.chosen is None:
@@ -136,34 +142,38 @@ class Proposer:
 
 
 class Chooser:
-    """The listener's side."""
+    """The listener's side of a negotiation."""
 
     def __init__(self, serves: Callable[[ProtocolId], bool]) -> None:
         self._serves = serves
         self._lines = _Lines()
         self._out = bytearray(_GREETING)
         self.proposals = 0
-        """Protocols that the peer has proposed."""
+        """Number of protocols that the peer has proposed."""
         self.chosen: ProtocolId | None = None
         self.is_deaf = False
-        """True if what comes is not looked at any more: data of a protocol that was refused."""
+        """True if further data is ignored, because it belongs to a protocol that was
+        refused."""
 
     @property
     def leftover(self) -> bytes:
-        """Bytes behind the negotiation, once `chosen` is set: the protocol's own."""
+        """Bytes behind the negotiation, which belong to the protocol. They are valid once
+        `chosen` is set."""
         return self._lines.rest
 
     def data_to_send(self) -> bytes:
-        """Return what must be sent now; at first the header."""
+        """Return the bytes to send now; at first the header."""
         data = bytes(self._out)
         self._out.clear()
         return data
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Advance. Raises `RemoteProtocolError`, also when a peer proposes without end.
+        """Advance by received bytes. Raise `RemoteProtocolError` if they break the rules, or if
+        the peer proposes without end.
 
-        What makes no sense behind a refused proposal is that protocol's data, sent along in
-        hope (0-RTT): it is dropped, and the dialer gives up when it reads our answer.
+        Bytes that make no sense behind a refused proposal are that protocol's data, sent
+        optimistically (0-RTT). They are dropped, and the dialer gives up when it reads our
+        answer.
         """
         if self.is_deaf:
             return

@@ -47,12 +47,12 @@ from p2p.identity import (
 from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
 
 NONCE: Final = struct.Struct("<4xQ")
-"""4 zero bytes and a 64-bit counter."""
+"""Layout of a nonce: 4 zero bytes and a 64-bit counter."""
 _NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 
 
 class Symmetric:
-    """Chaining key, transcript hash and the cipher of the moment."""
+    """The chaining key, the transcript hash and the current cipher of a handshake."""
 
     __slots__ = ("_chaining", "_cipher", "_hash", "_nonce")
 
@@ -63,7 +63,7 @@ class Symmetric:
         self.mix_hash(b"")  # the prologue
 
     def mix_hash(self, data: bytes) -> None:
-        """Add to the transcript."""
+        """Add ``data`` to the transcript hash."""
         self._hash = hashlib.sha256(self._hash + data).digest()
 
     def mix_key(self, secret: bytes) -> None:
@@ -73,7 +73,7 @@ class Symmetric:
         self._nonce = 0
 
     def encrypt(self, plaintext: bytes) -> bytes:
-        """Seal, once there is a key, and add to the transcript."""
+        """Encrypt if there is a key already, and add the ciphertext to the transcript."""
         sealed = plaintext
         if self._cipher is not None:
             out = bytearray(len(plaintext) + TAG_BYTES)
@@ -86,9 +86,8 @@ class Symmetric:
         return sealed
 
     def decrypt(self, sealed: bytes) -> bytes:
-        """Open, once there is a key, and add to the transcript. Raises
-        `RemoteProtocolError`.
-        """
+        """Decrypt if there is a key already, and add the ciphertext to the transcript. Raise
+        `RemoteProtocolError` on a forgery."""
         plaintext = sealed
         if self._cipher is not None:
             if len(sealed) < TAG_BYTES:
@@ -101,7 +100,7 @@ class Symmetric:
         return plaintext
 
     def split(self) -> tuple[bytes, bytes]:
-        """The keys of the two directions, the initiator's first."""
+        """Return the keys of the two directions, the initiator's first."""
         return _hkdf(self._chaining, b"")
 
 
@@ -112,7 +111,7 @@ def _hkdf(chaining: bytes, secret: bytes) -> tuple[bytes, bytes]:
 
 
 def exchange(private: bytes, public: bytes) -> bytes:
-    """X25519. Raises `RemoteProtocolError` on a key of low order."""
+    """Return the X25519 shared secret. Raise `RemoteProtocolError` on a key of low order."""
     try:
         return nacl.bindings.crypto_scalarmult(private, public)
     except nacl.exceptions.CryptoError:
@@ -121,15 +120,15 @@ def exchange(private: bytes, public: bytes) -> bytes:
 
 PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535
-"""Bytes of one Noise message, by the length field of two bytes."""
+"""Most bytes of one Noise message, by its length field of two bytes."""
 MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
 MAX_HANDSHAKE_MESSAGE: Final = 4096
-"""Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA
-identities, which we refuse anyway, about 600."""
+"""Most bytes of one handshake message. An Ed25519 payload with a few muxers has about 250. One
+with an RSA identity, which we refuse anyway, has about 600."""
 
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
-"""libp2p's number of the only kind of key that we take."""
+"""libp2p's number of Ed25519, the only kind of key that this node accepts."""
 _LENGTH: Final = struct.Struct(">H")
 
 
@@ -138,29 +137,28 @@ class IdentityKey(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """The name to prove."""
+        """The peer id to prove."""
         ...
 
     def sign_raw(self, data: bytes) -> bytes:
-        """The 64-byte Ed25519 signature of ``data`` as it is."""
+        """Return the 64-byte Ed25519 signature of exactly ``data``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StaticKey:
-    """A host's X25519 key with the proof that it belongs to the host's identity. Made once per
-    host.
-    """
+    """A host's X25519 key, with the proof that it belongs to the host's identity. It is made
+    once per host."""
 
     private: bytes
     public: bytes
     identity: bytes
-    """The protobuf fields that prove it."""
+    """The protobuf fields that prove the identity."""
     peer_id: PeerId
 
     @classmethod
     def create(cls, key: IdentityKey, entropy: bytes) -> StaticKey:
-        """``entropy`` is 32 random bytes: the private key."""
+        """Make a key from 32 random bytes of ``entropy``, which become the private key."""
         public = nacl.bindings.crypto_scalarmult_base(entropy)
         public_key = protobuf.field(1, _KEY_ED25519) + protobuf.field(2, key.peer_id.public_key)
         identity = protobuf.field(1, public_key) + protobuf.field(
@@ -171,15 +169,15 @@ class StaticKey:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A verified handshake payload."""
+    """The content of a verified handshake payload."""
 
     peer: PeerId
     muxers: tuple[ProtocolId, ...]
 
 
 class NoiseHandshake:
-    """One side of the three handshake messages: `receive_data` in, `data_to_send` out, then a
-    `session`."""
+    """One side of the three handshake messages: bytes go in by `receive_data` and out by
+    `data_to_send`, and `session` is the result."""
 
     def __init__(
         self,
@@ -190,7 +188,8 @@ class NoiseHandshake:
         muxers: Sequence[ProtocolId] = (),
         expected: PeerId | None = None,
     ) -> None:
-        """``ephemeral`` is 32 fresh random bytes; ``expected`` is who must answer."""
+        """Start a handshake. ``ephemeral`` is 32 fresh random bytes; ``expected`` is the peer
+        that must answer, if known."""
         self._static = static
         self._ephemeral = ephemeral
         self._initiator = initiator
@@ -211,36 +210,42 @@ class NoiseHandshake:
 
     @property
     def done(self) -> bool:
-        """True if `session` may be asked for."""
+        """True if the handshake is complete, so that `session` can be used."""
         return self._session is not None
 
     @property
     def session(self) -> NoiseSession:
-        """The record layer. Raises `LocalProtocolError` while the handshake is unfinished."""
+        """The record layer. Raise `LocalProtocolError` while the handshake is unfinished."""
         if self._session is None:
             raise LocalProtocolError("the Noise handshake has not finished")
         return self._session
 
     @property
     def muxer(self) -> ProtocolId | None:
-        """The agreed muxer: the initiator's first choice that both have, or None."""
+        """The agreed muxer, which is the initiator's first choice that both have; None if there
+        is none."""
         theirs = self.session.hello.muxers
         first, second = (self._muxers, theirs) if self._initiator else (theirs, self._muxers)
         return next((muxer for muxer in first if muxer in second), None)
 
     @property
     def leftover(self) -> bytes:
-        """Bytes that came behind the handshake: they belong to the session."""
+        """Bytes that came behind the handshake and belong to the session."""
         return bytes(self._buffer)
 
     def data_to_send(self) -> bytes:
-        """Take what must go to the peer now."""
+        """Return, and forget, the bytes to send to the peer now."""
         data = bytes(self._out)
         self._out.clear()
         return data
 
     def receive_data(self, data: Buffer) -> None:
-        """Advance. Raises `RemoteProtocolError` or `WrongPeer`, whatever the bytes."""
+        """Advance by received bytes, whatever they are.
+
+        Raises:
+            RemoteProtocolError: The handshake is malformed or forged.
+            WrongPeer: Another peer than the expected one answered.
+        """
         self._buffer += data
         while self._next is not None and len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -334,17 +339,16 @@ class NoiseSession:
         self._sealed = 0
         self._opened = 0
         self.tail = bytearray()
-        """The unfinished record."""
+        """The bytes of the unfinished record."""
 
     @property
     def pending(self) -> int:
-        """Bytes of an unfinished record."""
+        """Number of bytes of the unfinished record."""
         return len(self.tail)
 
     def seal_into(self, plaintext: Buffer, out: memoryview) -> int:
-        """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``; returns
-        its length.
-        """
+        """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``, and return
+        its length."""
         length = len(plaintext) + TAG_BYTES
         _LENGTH.pack_into(out, 0, length)
         self._outgoing.seal_into(NONCE.pack(self._sealed), plaintext, b"", out[2 : 2 + length])
@@ -352,9 +356,8 @@ class NoiseSession:
         return 2 + length
 
     def seal(self, plaintext: Buffer) -> bytes:
-        """``plaintext`` of any length as records, for the few places where speed is no
-        matter.
-        """
+        """Return ``plaintext`` of any length as records. It is for the few places where speed
+        does not matter."""
         out = bytearray()
         view = memoryview(plaintext)
         for start in range(0, len(view), MAX_PLAINTEXT):
@@ -365,7 +368,8 @@ class NoiseSession:
         return bytes(out)
 
     def receive_data(self, data: Buffer) -> list[bytearray]:
-        """Open every record that ``data`` completes. Raises `RemoteProtocolError` on a forgery.
+        """Decrypt every record that ``data`` completes, and return the plaintexts. Raise
+        `RemoteProtocolError` on a forgery.
 
         Only an unfinished record is kept; ``data`` may be reused when this returns.
         """
@@ -385,7 +389,7 @@ class NoiseSession:
         return opened
 
     def _complete_tail(self, view: memoryview, opened: list[bytearray]) -> memoryview:
-        """Complete the unfinished record from `view`; return the rest."""
+        """Complete the unfinished record from `view`, and return the rest of `view`."""
         tail = self.tail
         taken = 0
         if len(tail) < 2:
@@ -411,9 +415,8 @@ class NoiseSession:
 
 
 def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
-    """Check a handshake payload against the Noise static key. Raise `BadMessage`, and nothing
-    else.
-    """
+    """Decode a handshake payload, and check it against the Noise static key. Raise
+    `BadMessage`, and nothing else."""
     key = signature = extensions = b""
     for number, value in protobuf.fields_untrusted(payload):
         if number == 1:
@@ -437,9 +440,8 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
 
 
 def decode_public_key_untrusted(data: bytes) -> PeerId:
-    """The PeerId of a libp2p protobuf public key, Ed25519 only. Raise `BadMessage`, and nothing
-    else.
-    """
+    """Return the PeerId of a libp2p protobuf public key, Ed25519 only. Raise `BadMessage`, and
+    nothing else."""
     kind, key = -1, b""
     for number, value in protobuf.fields_untrusted(data):
         if number == 1:

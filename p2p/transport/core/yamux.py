@@ -59,55 +59,55 @@ PROTOCOL_ID: Final = ProtocolId("/yamux/1.0.0")
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 HEADER: Final = struct.Struct(">BBHII")
-"""Version, type, flags, stream id, length."""
+"""Layout of a frame header: version, type, flags, stream id, length."""
 
 INITIAL_WINDOW: Final = 256 * KI
-"""Bytes, by the specification."""
+"""Bytes of a new stream's window, by the specification."""
 FULL_WINDOW: Final = 4 * MIB
-"""Bytes. 80 MB/s at 50 ms; 16 MiB measured 5 % faster on loopback and costs four times the
-memory.
-"""
+"""Bytes of the largest window: 80 MB/s at 50 ms. 16 MiB measured 5 % faster on loopback and
+costs four times the memory."""
 QUICK: Final = 0.25
-"""A window grows when half of it is read within so many seconds: from 0.5 MB/s on, up to a
-round trip of half a second. Streams of small messages stay narrow."""
+"""Seconds within which half of a window must be read for the window to grow: from 0.5 MB/s on,
+up to a round trip of half a second. Streams of small messages stay narrow."""
 MAX_STREAMS: Final = 256
-"""Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept
-backlog.
-"""
+"""Most streams of one connection that each side may have opened. It is go-yamux's accept
+backlog."""
 MAX_QUEUED: Final = 256 * KI
-"""Bytes one stream may have queued to send: four full records, one batch of the writer."""
+"""Most bytes that one stream may have queued to send: four full records, one batch of the
+writer."""
 MAX_CONNECTION_QUEUE: Final = 8 * MIB
-"""Bytes all streams of a connection may have queued: 32 busy streams at full depth."""
+"""Most bytes that all streams of a connection may have queued: 32 busy streams at full
+depth."""
 MAX_CONTROL: Final = 32 * KI
-"""Bytes of control frames that may wait: 24 MiB over 768 connections. With more we stop
-reading, which is back-pressure and no blame: most are answers that the peer asked for."""
+"""Bytes of waiting control frames above which this side stops reading: 24 MiB over 768
+connections. That is back-pressure and no blame, since most are answers that the peer asked
+for."""
 MAX_SKIPPED: Final = 32
-"""Stream ids below the highest that may still come. Ids only grow, but tasks of a go-yamux peer
-that open streams at once take their ids in one order and send in another."""
+"""Number of stream ids below the highest that may still come. Ids only grow, but tasks of a
+go-yamux peer that open streams at once take their ids in one order and send in another."""
 MAX_ID: Final = 2**32 - 1
-"""The last stream id: a connection that has used them up opens no more streams."""
+"""The last stream id. A connection that has used it opens no more streams."""
 MAX_LATE: Final = 4 * KI
-"""Bytes silently dropped on a stream that we no longer read: an answer to a negotiation has
-70."""
+"""Bytes silently dropped on a stream that this side no longer reads. An answer to a negotiation
+has 70."""
 SMALL: Final = 4 * KI
-"""Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with
-others.
-"""
+"""Bytes up to which a stream's queue counts as small, so that it goes ahead of bulk and shares
+a record with others."""
 
 NORMAL, PROTOCOL_FAILURE, INTERNAL_FAILURE = range(3)
-"""Reasons for going away."""
+"""Codes of the reasons for going away."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The peer opened a stream."""
+    """Event: the peer opened a stream."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class DataReceived:
-    """Bytes of a stream. Call `Mux.consumed` once they are read."""
+    """Event: bytes of a stream came. `Mux.consumed` must be called once they are read."""
 
     stream_id: int
     data: bytearray
@@ -115,35 +115,36 @@ class DataReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndReceived:
-    """The peer will send nothing more on this stream."""
+    """Event: the peer will send nothing more on this stream."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """The peer abandoned a stream."""
+    """Event: the peer abandoned a stream."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PongReceived:
-    """The answer to a ping."""
+    """Event: the peer answered a ping."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class WentAway:
-    """The peer accepts no more streams."""
+    """Event: the peer accepts no more streams."""
 
     code: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolViolated:
-    """The peer broke the protocol: close the connection. Always the last event of a machine."""
+    """Event: the peer broke the protocol, so the connection must be closed. It is always the
+    last event of a machine."""
 
     reason: str
 
@@ -160,7 +161,7 @@ Event = (
 
 
 class MuxStream:
-    """State of a stream: plain fields, changed by `Mux` and `MuxQueue` only."""
+    """State of a stream, changed by `Mux` and `MuxQueue` only."""
 
     __slots__ = (
         "abandoned",
@@ -209,30 +210,31 @@ class MuxQueue:
     """The outgoing half of a `p2p.transport.core.yamux.Mux`."""
 
     def __init__(self, record: int, budget: HostBudget) -> None:
-        """``record`` is the largest piece that `take` may return."""
+        """Start with nothing queued. ``record`` is the largest piece in bytes that `take` may
+        return."""
         self._record = record
         self._budget = budget
         self._queued = 0
         # bytes that were taken from here, and that the network does not take yet
         self._sealed = 0
         self.control = bytearray()
-        """Control frames that wait."""
+        """Waiting control frames."""
         self.small: list[MuxStream] = []
         self.bulk: list[MuxStream] = []
-        """Streams with something to send: little, and much. 512 at most, and mostly none: an
-        empty deque takes 0.7 KiB."""
+        """Streams with much to send; `small` has those with little. They are 512 at most, and
+        mostly none: an empty deque takes 0.7 KiB."""
         self._bulk_turn = False
         self._blocked: dict[int, MuxStream] = {}
         self.writable: list[int] = []
-        """Streams that `take_writable` will name."""
+        """Ids of the streams that `take_writable` will return."""
 
     def shorten(self, record: int) -> None:
-        """Limit new pieces to ``record`` bytes; waiting ones stay whole."""
+        """Limit new pieces to ``record`` bytes. Pieces that wait already stay whole."""
         self._record = record
 
     @property
     def control_bytes(self) -> int:
-        """Bytes of control frames that wait."""
+        """Number of bytes of waiting control frames."""
         return len(self.control)
 
     def say(self, kind: int, flags: int, stream_id: int, length: int) -> None:
@@ -240,8 +242,8 @@ class MuxQueue:
         self.control += HEADER.pack(0, kind, flags, stream_id, length)
 
     def has_room(self, stream: MuxStream, size: int) -> bool:
-        """Return True if `room` is at least ``size``, which takes a third of the time to
-        say."""
+        """Return True if `room` is at least ``size``. This takes a third of the time of
+        `room`."""
         return (
             size <= stream.send_window
             and stream.queued + size <= MAX_QUEUED
@@ -250,7 +252,7 @@ class MuxQueue:
         )
 
     def room(self, stream: MuxStream) -> int:
-        """Bytes of payload the stream may queue now."""
+        """Return the bytes of payload that the stream may queue now."""
         room = min(
             stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued
         )
@@ -280,31 +282,32 @@ class MuxQueue:
         self._schedule(stream)
 
     def block(self, stream: MuxStream) -> None:
-        """Remember to say when there is room for the stream again."""
+        """Have `take_writable` return the stream once it has room again."""
         stream.blocked = True
         self._blocked[stream.stream_id] = stream
 
     def unblock_if_room(self, stream: MuxStream) -> None:
-        """The peer's window has grown."""
+        """Let a blocked stream send again if it has room, because the peer's window has
+        grown."""
         if stream.blocked and self.room(stream):
             self.unblock(stream)
 
     def unblock(self, stream: MuxStream) -> None:
-        """Have `take_writable` name the stream, if it waits."""
+        """Have `take_writable` return the stream, if it is blocked."""
         if stream.blocked:
             stream.blocked = False
             del self._blocked[stream.stream_id]
             self.writable.append(stream.stream_id)
 
     def take_writable(self) -> list[int]:
-        """Streams that have been waiting for room and need not any more."""
+        """Return, and forget, the streams that were blocked and have room again."""
         if not self.writable:
             return []
         ids, self.writable = self.writable, []
         return ids
 
     def forget(self, stream: MuxStream) -> None:
-        """Throw away what the stream has queued."""
+        """Discard the bytes that the stream has queued."""
         self.unblock(stream)
         self._queued -= stream.queued
         self._budget.outgoing -= stream.queued
@@ -315,7 +318,7 @@ class MuxQueue:
             (self.small if stream in self.small else self.bulk).remove(stream)
 
     def seal(self, count: int) -> None:
-        """``count`` bytes more (or fewer) wait for the network."""
+        """Count ``count`` more sealed bytes that wait for the network; fewer if negative."""
         self._sealed += count
         self._budget.outgoing += count
         if count < 0:
@@ -326,7 +329,8 @@ class MuxQueue:
             self.unblock_if_room(waiting)
 
     def take(self) -> tuple[bytearray | None, Sequence[MuxStream]]:
-        """The next piece for the peer, or None; and the streams whose FIN is in it."""
+        """Return the next piece for the peer, or None, and the streams whose last queued byte
+        it has."""
         if not (self.bulk or self.control or self.small):
             return None, ()
         ended: list[MuxStream] = []
@@ -384,8 +388,8 @@ class MuxQueue:
 
 
 STREAM_WORK: Final = 32
-"""Frames that cost as much as a new stream with its negotiation, its task and its end: 80 to
-400 µs against 2 to 4 µs for a frame."""
+"""Number of frames that cost as much as a new stream with its negotiation, its task and its
+end: 80 to 400 µs against 2 to 4 µs for a frame."""
 
 _NOTHING: Final = bytearray()
 
@@ -396,17 +400,16 @@ class Mux:
     def __init__(
         self, *, dialer: bool, record: int = MAX_PLAINTEXT, budget: HostBudget | None = None
     ) -> None:
-        """``record`` is the largest piece that `data_to_send` may return; ``budget`` is the
-        host's.
-        """
+        """Start a connection. ``record`` is the largest piece in bytes that `data_to_send` may
+        return; ``budget`` is the host's."""
         self.frames = 0
-        """Frames and pieces of data that came so far, and, added by the streams, proposals:
-        what the peer made us look at."""
+        """Number of frames and pieces of data that came so far, plus the proposals that the
+        streams add. It measures the work that the peer caused."""
         self.allowance = math.inf
-        """Work that `receive_data` may still do: a frame or a piece costs one, a new stream
+        """Work that `receive_data` may still do. A frame or a piece costs one, a new stream
         `STREAM_WORK`."""
         self.rest = bytearray()
-        """Bytes that the last `receive_data` left because its allowance was used up."""
+        """Bytes that the last `receive_data` left over because its allowance was used up."""
         self._dialer = dialer
         self._next_id = 1 if dialer else 2
         self._highest = 0 if dialer else -1  # of the peer's ids
@@ -426,25 +429,25 @@ class Mux:
         self._current: MuxStream | None = None  # whose they are; None: of no stream
         self._ends = False  # the current frame carries FIN
         self.gone = False
-        """True if either side went away: no new streams."""
+        """True if either side went away, so that there are no new streams."""
 
     # What the application does.
 
     @property
     def stream_ids(self) -> tuple[int, ...]:
-        """Streams not yet ended on both sides."""
+        """Ids of the streams that are not yet ended on both sides."""
         return tuple(self._streams)
 
     @property
     def may_open(self) -> bool:
-        """True if `open_stream` has a chance: no side went away, and there are ids left."""
+        """True if `open_stream` can succeed: no side went away, and there are ids left."""
         return not self.gone and self._next_id <= MAX_ID
 
     def open_stream(self) -> int:
-        """A new stream.
+        """Open a stream and return its id.
 
-        Raises `LimitExceeded` when too many are open or await the peer's consent, and when the
-        peer takes nothing that we say.
+        Raises `LimitExceeded` if too many are open or await the peer's consent, or if the peer
+        takes nothing that we send.
         """
         if not self.may_open:
             raise LimitExceeded("the connection takes no more streams")
@@ -465,10 +468,10 @@ class Mux:
         return stream.stream_id
 
     def send(self, stream_id: int, data: memoryview) -> int:
-        """Queue what there is room for; returns how many bytes.
+        """Queue as much as there is room for, and return how many bytes that is.
 
-        If that is not all, `take_writable` will name the stream once more is welcome. Raises
-        `LocalProtocolError` when the stream is not open for sending.
+        If that is not all, `take_writable` returns the stream once there is room. Raises
+        `LocalProtocolError` if the stream is not open for sending.
         """
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
@@ -487,8 +490,8 @@ class Mux:
         """Queue our part of a negotiation, whatever else is queued: it is short, and useless if
         cut.
 
-        Harmless when the stream is over, as it may be before its owner was told; a peer whose
-        window has no room for the answer does not get it.
+        Nothing happens if the stream is over, as it may be before its owner was told. A peer
+        whose window has no room for the answer does not get it.
         """
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.finished and len(data) <= stream.send_window:
@@ -501,16 +504,17 @@ class Mux:
         return stream is not None and not stream.finished
 
     def queued(self, stream_id: int) -> int:
-        """Bytes of a stream that `data_to_send` has not returned yet."""
+        """Return the bytes of a stream that `data_to_send` has not returned yet."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.queued
 
     def shorten(self, record: int) -> None:
-        """Make pieces of at most ``record`` bytes from now on."""
+        """Limit new pieces to ``record`` bytes from now on."""
         self._queue.shorten(record)
 
     def room(self, stream_id: int) -> int:
-        """Bytes that `send` would take now; if none, `take_writable` will name the stream."""
+        """Return the bytes that `send` would take now. If none, `take_writable` will return the
+        stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
@@ -520,8 +524,8 @@ class Mux:
         return room
 
     def send_end(self, stream_id: int) -> None:
-        """Send the end of the stream behind what is queued. Harmless if repeated, or if the
-        stream is gone."""
+        """Send the end of the stream behind the queued bytes. A repeated call, or one for a
+        stream that is gone, does nothing."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             return
@@ -533,7 +537,8 @@ class Mux:
             self._drop_if_over(stream)
 
     def stop_receiving(self, stream_id: int, *, unread: bool) -> None:
-        """The application reads this stream no more; ``unread`` if that loses bytes."""
+        """Record that the application no longer reads this stream. ``unread`` is True if this
+        loses bytes."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.deaf = True
@@ -543,7 +548,7 @@ class Mux:
                 self._refuse_more(stream)
 
     def _linger(self, stream: MuxStream) -> None:
-        """Note a stream that is over for us and not yet ended by the peer."""
+        """Record a stream that this side has ended and the peer has not."""
         ours = self._is_ours(stream.stream_id)
         own = self._lingering[ours]
         if stream.stream_id not in own:
@@ -553,7 +558,8 @@ class Mux:
                 self._make_room(ours=ours)
 
     def sweep(self) -> None:
-        """Reset streams that are over for us and were so at the last sweep."""
+        """Reset the streams that the peer had still not ended at the last sweep and has not
+        ended since."""
         for lingering in self._lingering:
             for stream in list(lingering.values()):
                 if stream.swept:
@@ -561,7 +567,8 @@ class Mux:
                 stream.swept = stream.sent_end
 
     def _make_room(self, *, ours: bool) -> bool:
-        """Reset the stream that has been over for us for longest, among ours or the peer's."""
+        """Reset the stream that has waited longest for the peer to end it, among ours or the
+        peer's."""
         for stream in self._lingering[ours].values():
             if stream.sent_end:
                 self.reset(stream.stream_id)
@@ -569,28 +576,29 @@ class Mux:
         return False
 
     def abandon(self) -> None:
-        """The connection is over: give back to the host's budget what all streams have."""
+        """Give back to the host's budget what all streams hold, because the connection is
+        over."""
         for stream in list(self._streams.values()):
             self._drop(stream)
 
     def _refuse_more(self, stream: MuxStream) -> None:
-        """Let the peer know that it is not read any more, once it has what we have queued."""
+        """Reset the stream, once the peer has what we have queued, to tell the peer that it is
+        not read."""
         if stream.queued:
             stream.abandoned = True
         else:
             self.reset(stream.stream_id)
 
     def reset(self, stream_id: int) -> None:
-        """Abandon both directions. Harmless when the stream is gone."""
+        """Abandon both directions. A stream that is gone is left alone."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
             self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
 
     def consumed(self, stream_id: int, count: int) -> bool:
-        """The application has read ``count`` bytes. Whether the window refills: the peer must
-        hear it.
-        """
+        """Record that the application has read ``count`` bytes. Return True if the window is
+        refilled, of which the peer must hear."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.remote_finished:
             return False
@@ -608,7 +616,7 @@ class Mux:
         self._queue.say(PING, SYN, 0, value)
 
     def go_away(self, code: int = NORMAL) -> None:
-        """Tell the peer that no new streams are welcome."""
+        """Tell the peer that this side accepts no new streams."""
         self.gone = True
         self._queue.say(GO_AWAY, 0, 0, code)
 
@@ -622,12 +630,12 @@ class Mux:
 
     @property
     def is_choked(self) -> bool:
-        """True if so many control frames wait that nothing more should be read: each may need
-        an answer."""
+        """True if so many control frames wait that nothing more should be read, since each
+        frame may need an answer."""
         return self._queue.control_bytes > MAX_CONTROL
 
     def data_to_send(self) -> bytearray | None:
-        """The next piece for the peer, at most one record long, or None."""
+        """Return the next piece for the peer, at most one record long, or None."""
         piece, ended = self._queue.take()
         for stream in ended:
             if stream.abandoned:
@@ -637,7 +645,8 @@ class Mux:
         return piece
 
     def seal(self, count: int) -> None:
-        """``count`` bytes more (or fewer) were taken from here and wait for the network."""
+        """Count ``count`` more bytes that were taken and wait for the network; fewer if
+        negative."""
         self._queue.seal(count)
 
     @property
@@ -646,11 +655,11 @@ class Mux:
         return bool(self._closed or self._queue.writable)
 
     def take_writable(self) -> list[int]:
-        """Streams that were refused bytes and may send again, or are over."""
+        """Return the streams that were refused bytes and may send again, or are over."""
         return self._queue.take_writable()
 
     def take_closed(self) -> list[int]:
-        """Streams that are over since the last call."""
+        """Return the streams that ended since the last call."""
         if not self._closed:
             return []
         ids, self._closed = self._closed, []
@@ -659,11 +668,11 @@ class Mux:
     # What comes from the peer.
 
     def receive_data(self, data: bytearray) -> list[Event]:
-        """Take bytes, split anyhow; returns what happened. ``data`` is the machine's from now
-        on.
+        """Take bytes, split in any way, and return the events in them. The machine owns
+        ``data`` from now on.
 
-        Stops when its `allowance` is used up: the caller is to come back with the `rest`. When
-        the peer breaks the protocol, `ProtocolViolated` comes behind what happened before.
+        It stops when its `allowance` is used up; the caller must come back with the `rest`. If
+        the peer breaks the protocol, `ProtocolViolated` follows the events before that.
         """
         events: list[Event] = []
         start, size = 0, 0 if self._broken else len(data)
@@ -788,8 +797,7 @@ class Mux:
         return bool(stream_id % 2) == self._dialer
 
     def _is_first_use(self, stream_id: int) -> bool:
-        """Return True if this stream id is new, as far as we remember; from now on it counts as
-        used."""
+        """Return True if this stream id is new, as far as we remember, and mark it as used."""
         if stream_id <= self._highest:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None
         for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):
@@ -798,9 +806,8 @@ class Mux:
         return True
 
     def _widen(self, stream: MuxStream) -> int:
-        """Half a window was read: bytes by which it grows, if that was quick and the host's
-        stock allows.
-        """
+        """Return the bytes by which the window grows after half of it was read. It is 0 unless
+        that was quick and the host's stock allows it."""
         now = self._budget.now()
         quick = now - stream.refilled <= QUICK
         stream.refilled = now
@@ -833,9 +840,8 @@ class Mux:
 
 
 def _cut(data: bytearray, start: int, end: int) -> bytearray:
-    """``data[start:end]``, without copying when that is its end: bytearrays shrink at the front
-    for free.
-    """
+    """Return ``data[start:end]``, without copying if that is its end: bytearrays shrink at the
+    front for free."""
     if end < len(data):
         return data[start:end]
     del data[:start]

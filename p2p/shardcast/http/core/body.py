@@ -18,7 +18,7 @@ class Slice:
 
 
 class Body:
-    """The answer to a request for a whole thing: bytes, each found without the others."""
+    """A response body of known size, of which any part can be produced by itself."""
 
     def __init__(self, parts: Sequence[Slice | bytes]) -> None:
         self._parts = tuple(parts)
@@ -27,14 +27,14 @@ class Body:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Total number of bytes."""
         return self._ends[-1] if self._ends else 0
 
     def __repr__(self) -> str:
         return f"Body({self.size} bytes in {len(self._parts)} parts)"
 
     def pieces(self, start: int, end: int, most: int) -> Iterator[Slice | bytes]:
-        """Bytes ``start`` to ``end``, in pieces of at most ``most``."""
+        """Return bytes ``start`` to ``end`` as pieces of at most ``most`` bytes."""
         part = bisect_right(self._ends, start)
         while start < end:
             first = self._ends[part - 1] if part else 0

@@ -20,7 +20,7 @@ from p2p.wire import KI
 
 LISTING: Final = "distribution.txt"
 PROBE: Final = "data1.bin"
-"""A file with which clients time a server; they discard its content."""
+"""Path of a file with which clients time a server. They discard its content."""
 PROBE_BYTES: Final = 64 * KI
 """Size of our probe: enough to tell a slow line from a fast one, and 5 ms at 100 Mbit/s."""
 SHARD_BYTES: Final = 50_000_000
@@ -28,8 +28,9 @@ SHARD_BYTES: Final = 50_000_000
 MAX_LISTING: Final = 64 * KI
 """Bytes of a listing that is read: 800 lines. Origins keep five versions by default."""
 MAX_SHARDS: Final = 99_999
-"""Shards of one version that are believed: what five digits of a shard's name can say, 5 TB at
-the default size. A count is a stranger's word, and room is made for what it says."""
+"""Most shards of one version that are believed: what five digits in a shard's name can express,
+5 TB at the default size. A listing is foreign input, and room is made for as many as it
+claims."""
 _LINE: Final = re.compile(r"v(\d{1,9})\s*:\s*([0-9a-f]{64})\|(\d{1,9})", re.ASCII)
 _SHARD: Final = re.compile(r"v(\d{1,9})/shard_(\d{5})\.bin", re.ASCII)
 
@@ -47,18 +48,18 @@ class Listed:
 
 
 def shard_count(size: int) -> int:
-    """Shards of a file of ``size`` bytes; an empty one has one, so that there is one to ask
-    for."""
+    """Return the number of shards of a file of ``size`` bytes. An empty file has one, so that
+    clients have one to ask for."""
     return max(1, -(-size // SHARD_BYTES))
 
 
 def shard_path(version: int, shard: int) -> str:
-    """The path of the ``shard``-th shard (from 0) of a version."""
+    """Return the path of a version's shard, where ``shard`` counts from 0."""
     return f"v{version}/shard_{shard + 1:05d}.bin"
 
 
 def parse_shard_path_untrusted(path: str) -> tuple[PolicyVersion, int] | None:
-    """The (version, shard from 0) that a path names; None if it names none."""
+    """Return the (version, shard from 0) that a path names; None if it names none."""
     match = _SHARD.fullmatch(path)
     if match is None or int(match[2]) == 0:
         return None
@@ -66,7 +67,7 @@ def parse_shard_path_untrusted(path: str) -> tuple[PolicyVersion, int] | None:
 
 
 def encode_listing(entries: Iterable[Listed]) -> bytes:
-    """The bytes of ``distribution.txt``, oldest first."""
+    """Return the bytes of ``distribution.txt``, oldest version first."""
     lines = sorted(entries, key=lambda entry: entry.version)
     return "".join(f"{entry}\n" for entry in lines).encode()
 

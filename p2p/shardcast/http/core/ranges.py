@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_HEADER: Final = 1024
-"""Characters of a header that is read here: a range has 45 at most, twelve tags have 800."""
+"""Longest header, in characters, that is parsed: a range has at most 45, twelve tags have
+800."""
 _RANGE: Final = re.compile(r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*", re.ASCII)
-"""Eighteen digits say up to 10^18 - 1: more bytes than any disk has, and a bounded number."""
+"""Matches a single byte range. Eighteen digits express up to 10^18 - 1, more than any disk has
+and yet bounded."""
 _TAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,200})"', re.ASCII)
 
 
@@ -33,7 +35,7 @@ class ByteRange:
         return self.end - self.start
 
     def content_range(self, size: int) -> str:
-        """The header of an answer with part of ``size`` bytes."""
+        """Return the Content-Range header of an answer with part of ``size`` bytes."""
         return f"bytes {self.start}-{self.end - 1}/{size}"
 
 
@@ -59,7 +61,8 @@ def parse_range_untrusted(value: str, size: int) -> ByteRange | None:
 
 
 def etag(digest: bytes, what: str) -> str:
-    """The strong entity tag of ``what`` among the things that ``digest`` fixes.
+    """Return the strong entity tag of the thing called ``what`` in a release with this
+    ``digest``.
 
     Half of the digest: 128 bits are enough that no two versions of one server share a tag.
     """

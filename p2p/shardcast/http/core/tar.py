@@ -19,7 +19,7 @@ _BLOCK: Final = 512
 
 
 def tar_of(files: Sequence[tuple[str, int]]) -> Body:
-    """The archive of ``files`` (path, bytes), in their order.
+    """Return the archive of ``files`` (path, bytes), in their order.
 
     A path over 100 characters, or a file over 8 GiB, gets a pax header of its own, as GNU tar,
     BSD tar and Python read it.
