@@ -116,7 +116,7 @@ _SERVICES = {
 
 
 def __dir__() -> list[str]:
-    """What is imported on first use is listed, too: ``help(p2p)`` shows it."""
+    """List also the names that are imported on first use, so that ``help(p2p)`` shows them."""
     return sorted({*globals(), *__all__})
 
 

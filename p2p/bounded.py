@@ -44,16 +44,17 @@ class BoundedDict(dict[K, V]):
             del self[next(iter(self))]
 
     def keep(self, wanted: Callable[[V], bool]) -> None:
-        """Drop every entry whose value is not ``wanted``; the others keep their order."""
+        """Drop every entry for whose value ``wanted`` returns False. The others keep their
+        order."""
         for key in [key for key, value in self.items() if not wanted(value)]:
             del self[key]
 
     def update(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: it would not evict."""
+        """Raise `TypeError`, since it would not evict."""
         raise TypeError("a BoundedDict takes one entry at a time")
 
     def setdefault(self, *args: object) -> NoReturn:
-        """Refused: it would not evict."""
+        """Raise `TypeError`, since it would not evict."""
         raise TypeError("a BoundedDict takes one entry at a time")
 
 
@@ -90,7 +91,7 @@ class TokenBucket:
         return gain
 
     def take(self, amount: float) -> None:
-        """Charge ``amount``, also into debt."""
+        """Charge ``amount``, even if the bucket goes into debt."""
         self.level -= amount
 
 
@@ -108,12 +109,13 @@ class RateLimit(TokenBucket):
         self._rate = rate
 
     def available(self, now: float) -> float:
-        """The tokens available at ``now``."""
+        """Return the tokens available at ``now``."""
         self.refill(now, self._rate)
         return self.level
 
     def allows(self, amount: float, now: float) -> bool:
-        """Take ``amount`` if the bucket holds it; otherwise leave the bucket alone."""
+        """Take ``amount`` and return True if the bucket holds it; otherwise leave the bucket
+        unchanged."""
         self.refill(now, self._rate)
         if self.level < amount:
             return False

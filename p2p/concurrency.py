@@ -27,10 +27,10 @@ def require_trio() -> None:
 
 @asynccontextmanager
 async def open_bare_nursery() -> AsyncIterator[trio.Nursery]:
-    """Open a nursery for a block that is another's: what the block raises comes out as it was.
+    """Open a nursery for a block of a caller; what the block raises comes out unwrapped.
 
-    trio wraps it in a group, so that who writes ``except KeyboardInterrupt`` around a program
-    in four of our blocks would catch nothing. What our own tasks raise stays in its group.
+    trio wraps it in a group, so that ``except KeyboardInterrupt`` around a program in four of
+    our blocks would catch nothing. Exceptions of our own tasks stay in their group.
     """
     failure: BaseException | None = None
     try:
@@ -73,7 +73,7 @@ class Notifier:
             self._waiting.unpark_all()
 
     async def wait(self) -> None:
-        """Return at the next `notify_all`."""
+        """Wait for the next `notify_all`."""
         await self._waiting.park()
 
 
@@ -90,16 +90,16 @@ class AutoResetEvent:
         self._event = trio.Event()
 
     def set(self) -> None:
-        """Let the task go on, now or when it next waits."""
+        """Let the task continue, now or when it next waits."""
         self._event.set()
 
     def clear(self) -> None:
-        """Forget that it was set: what the task has just done was all there was to do."""
+        """Forget that it was set, because the task has just done all there was to do."""
         if self._event.is_set():
             self._event = trio.Event()
 
     async def wait(self) -> None:
-        """Return once it is set, and forget that it was."""
+        """Wait until it is set, and clear it."""
         await self._event.wait()
         self.clear()
 
@@ -114,7 +114,7 @@ class ConflictDetector:
     __slots__ = ("_doing", "is_busy")
 
     def __init__(self, doing: str) -> None:
-        """``doing`` is for the message: "another task is " ... ."""
+        """Guard one activity. ``doing`` completes the error message "another task is ..."."""
         self.is_busy = False
         """True if a task is in the block."""
         self._doing = doing
@@ -134,8 +134,8 @@ class ConflictDetector:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, in order, without the groups around them; ``error`` itself if
-    it is none.
+    """Return the exceptions in a group, in order, without the groups around them; for another
+    ``error`` the error alone.
 
     trio wraps what crosses a nursery in a group, each nursery in another, so how deep an
     exception lies says nothing.

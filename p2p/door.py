@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 MAX_SHOWN: Final = 40
-"""Characters of a wrong text that are quoted."""
+"""Most characters of a wrong text that are quoted in an error."""
 _NAMES: Final = {
     str: "text",
     bytes: "bytes",
@@ -41,7 +41,7 @@ _HINTS: Final = {
 
 
 def check(argument: str, value: object, *kinds: type) -> None:
-    """Raise `TypeError` that names ``argument`` unless ``value`` is of one of ``kinds``."""
+    """Raise a `TypeError` that names ``argument`` unless ``value`` is of one of ``kinds``."""
     if isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds):
         return
     hint = next(
@@ -139,7 +139,7 @@ def check_has(argument: str, value: object, kind: str, *names: str) -> None:
 
 
 def check_world(world: object) -> None:
-    """Raise unless ``world`` is a `p2p.world.World` that is open."""
+    """Raise unless ``world`` is an open `p2p.world.World`."""
     check_has("world", world, "World, as open_world makes it", "signer", "entropy", "call_at")
     if getattr(world, "is_closed", False):
         raise ValueError("world is closed: its open_world block has ended")
@@ -151,7 +151,8 @@ def check_host(host: object) -> None:
 
 
 def check_fields(config: Any) -> None:
-    """Raise `TypeError` that names the field of a dataclass whose value has another type."""
+    """Raise a `TypeError` that names the field if a field of a dataclass has a value of another
+    type."""
     kind: Any = type(config)
     check_values(kind, {name: getattr(config, name) for name in _hints(kind)})
 
@@ -178,7 +179,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A wrong value in a sentence. Bytes are not quoted: they may be a key."""
+    """Return a wrong value as shown in an error. Bytes are not quoted, since they may be a
+    key."""
     if isinstance(value, str):
         return f"the text {value:.{MAX_SHOWN}}"
     if isinstance(value, bool | int | float) or value is None:

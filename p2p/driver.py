@@ -69,7 +69,7 @@ class MessageCore(Protocol[EventIn, EffectOut]):
 
     @property
     def next_deadline(self) -> float:
-        """Time of the next tick that the core wants; infinite if none."""
+        """Time of the next tick that the core needs; infinite if it needs none."""
         ...
 
     def handle(self, event: EventIn, now: float, /) -> Sequence[EffectOut]:
@@ -78,9 +78,8 @@ class MessageCore(Protocol[EventIn, EffectOut]):
 
 
 class Driver(Generic[Event, Effect]):
-    """Pumps one core for the length of the block `running`; before and after it, events are
-    dropped.
-    """
+    """Feeds one core for the length of the block `running`. Before and after it, events are
+    dropped."""
 
     def __init__(
         self,
@@ -90,9 +89,10 @@ class Driver(Generic[Event, Effect]):
         on_deadline: Callable[[], None],
         lateness: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``on_deadline`` is called when the core's deadline comes, and feeds its tick.
+        """Drive a core.
 
-        ``lateness`` is asked by how many seconds a deadline is missed on purpose: a
+        ``on_deadline`` is called when the core's deadline comes, and feeds its tick.
+        ``lateness`` returns the seconds by which a deadline is missed on purpose; it is a
         `World.buggify` site.
         """
         self._world = world
@@ -104,7 +104,7 @@ class Driver(Generic[Event, Effect]):
         self._lateness = lateness
         self._waiting: deque[Event] = deque()
         self._asked: deque[Effect | HostEffect] = deque()
-        """Effects of events that were judged while those of another were carried out."""
+        """Effects of events that were handled while those of another were carried out."""
         self._is_running = False
         self._is_handling = False
         self._timer: Timer | None = None
@@ -131,9 +131,12 @@ class Driver(Generic[Event, Effect]):
         begin: Callable[[], None],
         max_message: int = MAX_MESSAGE,
     ) -> Iterator[None]:
-        """Handle events for the length of the block, those of ``host`` among them: messages of
-        ``protocol``, and peers that come and go. Effects of `p2p.events` go to ``host``.
-        ``begin`` feeds what the core is to hear before it hears of peers."""
+        """Handle events for the length of the block, including those of ``host``: messages of
+        ``protocol``, and peers that come and go.
+
+        Effects of `p2p.events` go to ``host``. ``begin`` feeds the events that the core needs
+        before it hears of peers.
+        """
         feed = cast("Callable[[HostEvent], None]", self.feed)
         wall = self._world.wall
         own_effect, send = self._carry_out, host.send
@@ -213,10 +216,11 @@ class Driver(Generic[Event, Effect]):
                 self.set_timer()
 
     def ask(self, event: Event) -> Sequence[Effect | HostEffect]:
-        """Let the core judge ``event`` at once, ahead of events that wait; returns its effects.
+        """Let the core handle ``event`` at once, ahead of events that wait, and return its
+        effects.
 
         They are carried out before this returns, or behind those of the event under way. Raises
-        what the core raises. Nothing, if the driver is not running.
+        what the core raises. Returns nothing if the driver is not running.
         """
         if not self._is_running:
             return ()
@@ -239,7 +243,7 @@ class Driver(Generic[Event, Effect]):
         return effects
 
     def set_timer(self) -> None:
-        """Ask for a call at the core's deadline. `feed` does so by itself."""
+        """Ask for a call at the core's deadline. `feed` does this by itself."""
         due = self._core.next_deadline
         if due < self._timer_at and self._is_running:
             if self._timer is not None:

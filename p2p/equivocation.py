@@ -18,14 +18,14 @@ from p2p.wire import pack
 
 
 class Binding(Protocol):
-    """A signed statement."""
+    """A signed statement that binds its author to digests."""
 
     @property
     def author(self) -> PeerId: ...
 
     @property
     def bound(self) -> Mapping[int, bytes]:
-        """The digests to which the statement binds its author, by number."""
+        """Maps numbers to the digests to which the statement binds its author."""
         ...
 
     def encode(self) -> bytes: ...
@@ -65,7 +65,7 @@ class Equivocation(Generic[_S]):
 
     @property
     def author(self) -> PeerId:
-        """The peer that is convicted."""
+        """The peer that both statements convict."""
         return self.first.author
 
     @property
@@ -76,5 +76,5 @@ class Equivocation(Generic[_S]):
         return number
 
     def encode(self) -> bytes:
-        """Return the bytes that convince another peer."""
+        """Return the bytes that prove the equivocation to another peer."""
         return pack([self.first.encode(), self.second.encode()])

@@ -56,7 +56,7 @@ class NoRoom(StorageError):
     def __init__(self, message: str, needed: int = 0) -> None:
         super().__init__(message)
         self.needed = needed
-        """Bytes that must be free."""
+        """Number of bytes that must be free."""
 
 
 class Unnameable(StorageError):

@@ -15,8 +15,8 @@ from p2p.offence import Offence
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """``peer``, which the host has authenticated, sent a message. ``wall`` is the wall clock,
-    for cores that judge expiry dates."""
+    """A message arrived from ``peer``, which the host has authenticated. ``wall`` is the wall
+    clock, for cores that judge expiry dates."""
 
     peer: PeerId
     data: bytes
@@ -25,7 +25,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """There is a connection to ``peer``; ``dialled`` if this node opened it."""
+    """A connection to ``peer`` exists; ``dialled`` is True if this node opened it."""
 
     peer: PeerId
     dialled: bool = False
@@ -33,7 +33,7 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """The last connection to ``peer`` is gone; with ``unreachable``, none could be made."""
+    """The last connection to ``peer`` is gone. With ``unreachable``, none could be made."""
 
     peer: PeerId
     unreachable: bool = False
@@ -59,7 +59,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AddAddrs:
-    """Remember where a peer may be dialled, with or without ``/p2p/`` and its id."""
+    """Remember addresses of a peer, with or without ``/p2p/`` and its id."""
 
     peer: PeerId
     addrs: tuple[Multiaddr, ...]
@@ -68,7 +68,8 @@ class AddAddrs:
 
 @dataclass(frozen=True, slots=True)
 class Penalise:
-    """A peer did what no honest peer does; ``reason`` is for the log."""
+    """Lower the score of a peer that did what no honest peer does; ``reason`` is for the
+    log."""
 
     peer: PeerId
     offence: Offence

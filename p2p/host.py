@@ -24,12 +24,12 @@ from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
 from p2p.wire import KI, MIB, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
-"""Bytes of one message. Larger things (chunks, submissions) travel on streams."""
+"""Most bytes of one message. Larger things (chunks, submissions) travel on streams."""
 MAX_PROTOCOL: Final = 255
-"""Characters of a protocol id: a line of multistream has 256 bytes, the last a newline."""
+"""Most characters of a protocol id: a line of multistream has 256 bytes, the last a newline."""
 MAX_OUTBOX: Final = 4 * MIB
-"""Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped.
-Four largest messages, or 16 s of a heartbeat a millisecond."""
+"""Most bytes of messages that may wait for one peer; beyond it messages to that peer are
+dropped. It is four largest messages, or 16 s of a heartbeat a millisecond."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
@@ -57,7 +57,8 @@ class Stream(trio.abc.HalfCloseableStream):
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
-"""Serves one incoming stream; the stream is closed when it returns and reset when it raises."""
+"""Serves one incoming stream. The stream is closed when the handler returns and reset when it
+raises."""
 
 MessageHandler = Callable[[PeerId, bytes], None]
 """Takes one incoming message; must not block. Raising `RemoteProtocolError` costs the peer its
@@ -71,12 +72,12 @@ class PeerState(Enum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
     UNREACHABLE = "unreachable"
-    """Messages were waiting, and no address answered."""
+    """Messages were waiting for the peer, and none of its addresses answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvent:
-    """A change in who is connected."""
+    """A peer connected, disconnected or could not be reached."""
 
     peer: PeerId
     state: PeerState
@@ -85,7 +86,8 @@ class PeerEvent:
 
 
 PeerFinder = Callable[[PeerId], Awaitable[object]]
-"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
+"""Looks for the addresses of a peer, and passes them to `Host.add_addrs`. It gives up by
+itself, and raises nothing."""
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
@@ -102,8 +104,9 @@ class _Registered(Generic[_Function]):
     def adding(self, function: _Function) -> Iterator[None]:
         """Call ``function`` as well for the length of the block.
 
-        At its end one registration of it goes. The tuple is a new one: an event that is being
-        told to the old one, and ends a listener's block, skips no other.
+        At its end one registration of the function is removed. The tuple is replaced, not
+        changed, so that a listener whose block ends while an event is being told causes no
+        other listener to be skipped.
         """
         self._all = (*self._all, function)
         try:
@@ -119,9 +122,9 @@ class PeerWatchers(_Registered[Callable[[PeerEvent], None]]):
     def tell(self, event: PeerEvent) -> None:
         """Call all listeners, in the order in which they came.
 
-        All of them hear of it, also when one raises: the gossip that missed a disconnect
-        because the DHT's listener crashed would keep the peer in its mesh for ever. What was
-        raised goes on to the caller.
+        All of them are called, even if one raises: gossip that missed a disconnect because the
+        DHT's listener crashed would keep the peer in its mesh for ever. The exception then
+        reaches the caller.
         """
         with ExitStack() as calls:
             for listener in reversed(self._all):
@@ -129,13 +132,13 @@ class PeerWatchers(_Registered[Callable[[PeerEvent], None]]):
 
 
 class PeerFinders(_Registered[PeerFinder]):
-    """Functions that are asked, one after another, for the address of a peer.
+    """Functions that are called, one after another, to find the address of a peer.
 
-    What go-libp2p calls a routed host.
+    go-libp2p calls this a routed host.
     """
 
     async def find(self, peer: PeerId, is_known: Callable[[], bool]) -> None:
-        """Ask one after the other until ``is_known``."""
+        """Call the finders, one after another, until ``is_known`` returns True."""
         for find in self._all:
             if is_known():
                 return
@@ -149,7 +152,7 @@ def check_handler(
     *,
     takes_messages: bool = False,
 ) -> ProtocolId:
-    """Return the protocol id that ``protocol`` spells, for a handler that is to be added.
+    """Return the protocol id that ``protocol`` spells, for a handler that is about to be added.
 
     Raises:
         ValueError: ``protocol`` spells none, or one that is ``served`` already.
@@ -163,8 +166,8 @@ def check_handler(
 
 
 def check_protocol(protocol: str) -> ProtocolId:
-    """The protocol id that ``protocol`` spells. Raises `ValueError` if no peer could ask for
-    it: multistream has ids in lines of text."""
+    """Return the protocol id that ``protocol`` spells. Raises `ValueError` if no peer could ask
+    for it, since multistream sends ids as lines of text."""
     check("protocol", protocol, str)
     if (
         not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable())
@@ -181,7 +184,7 @@ def check_protocol(protocol: str) -> ProtocolId:
 
 
 def check_message(peer: PeerId, protocol: str, message: bytes) -> None:
-    """Raise `TypeError` or `LocalProtocolError` unless this may be sent."""
+    """Raise `TypeError` or `LocalProtocolError` unless the message can be sent."""
     if not (isinstance(peer, PeerId) and isinstance(message, bytes)):
         check("peer", peer, PeerId)
         check("message", message, bytes, bytearray, memoryview)
@@ -192,11 +195,12 @@ def check_message(peer: PeerId, protocol: str, message: bytes) -> None:
 
 
 class Host(Protocol):
-    """The local endpoint that owns all connections. Suite: tests/conformance/test_hosts.py."""
+    """The local endpoint that owns all connections. Its suite is
+    tests/conformance/test_hosts.py."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own name."""
+        """The peer id of this host."""
         ...
 
     @property
@@ -222,8 +226,8 @@ class Host(Protocol):
     def receiving(
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> AbstractContextManager[None]:
-        """Take incoming messages of ``protocol`` for the length of the block; none is handed
-        over later.
+        """Deliver incoming messages of ``protocol`` for the length of the block, and none
+        later.
 
         A message longer than ``max_message`` bytes breaks the protocol. Entering the block
         raises `ValueError` as `serving` does.
@@ -236,7 +240,7 @@ class Host(Protocol):
         ...
 
     def finding(self, find: PeerFinder) -> AbstractContextManager[None]:
-        """Ask ``find`` before dialling a peer without a known address, for the length of the
+        """Call ``find`` before dialling a peer without a known address, for the length of the
         block."""
         ...
 
@@ -252,28 +256,29 @@ class Host(Protocol):
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
-        """Remember where ``peer`` may be dialled: hints, newest first, a few per peer."""
+        """Remember addresses of ``peer``. They are hints; the newest few are kept."""
         ...
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """The last known addresses of ``peer``, newest first, each ending in ``/p2p/`` and its
-        id.
+        """Return the last known addresses of ``peer``, newest first, each ending in ``/p2p/``
+        and its id.
 
         They can be handed to `connect_addr` of any host as they are. Empty for an unknown peer.
         """
         ...
 
     async def connect(self, peer: PeerId) -> None:
-        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        """Connect to ``peer`` if there is no connection. Raises `PeerUnreachable`,
+        `WrongPeer`."""
         ...
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
-        """Dial an address (or its text) that ends in ``/p2p/``; returns the peer, which is the
-        one it names."""
+        """Dial an address (or its text) that ends in ``/p2p/`` and an id; return the peer of
+        that id."""
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection to ``peer``, if there is one."""
         ...
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -283,9 +288,8 @@ class Host(Protocol):
         ...
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
-        """Queue a message, connecting in the background if need be. False if it was dropped at
-        once.
-        """
+        """Queue a message, connecting in the background if need be. Return False if it was
+        dropped at once."""
         ...
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
@@ -296,8 +300,8 @@ class Host(Protocol):
         ...
 
     def network_of(self, peer: PeerId) -> str:
-        """The network of a connected peer, for limits; empty if it is unknown or there are no
-        networks.
+        """Return the network of a connected peer, for limits; empty if it is unknown or there
+        are no networks.
 
         Two peers with the same name here are as good as one: see `p2p.swarm.core.limits`.
         """
@@ -308,7 +312,7 @@ class Host(Protocol):
         ...
 
     def ban(self, peer: PeerId) -> None:
-        """Disconnect and refuse for as long as this host lives."""
+        """Disconnect ``peer``, and refuse it for as long as this host lives."""
         ...
 
 
@@ -328,7 +332,7 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 async def request(
     host: Host, peer: PeerId, protocol: str, payload: bytes, *, max_reply: int = MAX_MESSAGE
 ) -> bytes:
-    """Ask one question on a stream of its own and return the answer. The caller sets the
+    """Send a request on a stream of its own and return the answer. The caller sets the
     deadline.
 
     Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer
@@ -353,8 +357,8 @@ async def request(
 
 
 class FrameReceiver(FrameReader):
-    """Reads frames that a stranger sends: the stream may be idle between frames, but not within
-    one. A frame that was begun and never ended would hold its bytes for ever."""
+    """Reads frames from a stranger. The stream may be idle between frames, but not within one:
+    a frame that is never completed would hold its bytes for ever."""
 
     def __init__(self, stream: Stream, max_bytes: int) -> None:
         super().__init__(stream, max_bytes)
@@ -376,7 +380,7 @@ def serve_requests(
     max_request: int = MAX_MESSAGE,
     may_have: Callable[[PeerId, int], bool] | None = None,
 ) -> StreamHandler:
-    """A `StreamHandler` that answers each frame of a stream with one frame.
+    """Return a `StreamHandler` that answers each frame of a stream with one frame.
 
     ``may_have`` is asked whether the peer may have an answer of so many bytes, such as
     `p2p.meter.StrangerMeter.allows`; if not, the stream ends without one.

@@ -34,16 +34,15 @@ _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
 _MEMO: Final = 4096
-"""Peer ids remembered in both forms, since the same few are converted again and again: 1 MiB at
-most."""
+"""Number of peer ids cached in both forms, since the same few are converted again and again: 1
+MiB at most."""
 MAX_BASE58: Final = 128
-"""Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before
-it hurts.
-"""
+"""Most characters of base 58 that are decoded. A PeerId has 52. The decoder is quadratic, so
+foreign text is refused before it costs much."""
 
 
 def base58_encode(data: bytes) -> str:
-    """Bitcoin's base 58."""
+    """Encode bytes in Bitcoin's base 58."""
     number = int.from_bytes(data, "big")
     digits = []
     while number:
@@ -54,7 +53,7 @@ def base58_encode(data: bytes) -> str:
 
 
 def base58_decode(text: str, most: int = MAX_BASE58) -> bytes:
-    """Raise `ValueError` if ``text`` is not base 58 or longer than ``most``."""
+    """Decode base 58. Raise `ValueError` if ``text`` is not base 58 or longer than ``most``."""
     if len(text) > most:
         raise ValueError(f"base58 text of {len(text)} characters is too long (at most {most})")
     number = 0
@@ -89,13 +88,14 @@ class PeerId(bytes):
 
     @classmethod
     def from_public_key(cls, public_key: bytes) -> PeerId:
-        """``public_key`` is the 32 raw bytes of an Ed25519 key."""
+        """Return the PeerId of an Ed25519 key, given as its 32 raw bytes."""
         check("public_key", public_key, bytes)
         return cls(_PEER_ID_PREFIX + public_key)
 
     @classmethod
     def from_base58(cls, text: str) -> PeerId:
-        """Raise `ValueError` unless ``text`` is a base58 Ed25519 PeerId (12D3Koo...)."""
+        """Decode a base58 Ed25519 PeerId (12D3Koo...). Raise `ValueError` if ``text`` is
+        none."""
         check("text", text, str)
         return _from_base58(text)
 
@@ -133,7 +133,7 @@ def _to_base58(digest: bytes) -> str:
 
 
 def decode_peer_id_untrusted(data: object) -> PeerId:
-    """Raise `BadMessage`, and nothing else, whatever ``data`` is."""
+    """Decode a PeerId. Raise `BadMessage`, and nothing else, whatever ``data`` is."""
     if not isinstance(data, bytes):
         raise BadMessage("a PeerId must be bytes")
     try:
@@ -143,11 +143,11 @@ def decode_peer_id_untrusted(data: object) -> PeerId:
 
 
 class Signer(Protocol):
-    """Whatever can sign for this node: a key in memory, or the simulator."""
+    """An object that signs for this node: a key in memory, or the simulator."""
 
     @property
     def peer_id(self) -> PeerId:
-        """The peer whose signatures it makes."""
+        """The peer whose signatures this makes."""
         ...
 
     def sign(self, domain: str, payload: bytes) -> bytes:
@@ -155,15 +155,16 @@ class Signer(Protocol):
         ...
 
     def sign_raw(self, data: bytes) -> bytes:
-        """Sign bytes as they are: for foreign protocols that bring their own prefix."""
+        """Sign bytes without a domain, for foreign protocols that have their own prefix."""
         ...
 
 
 class Verify(Protocol):
-    """Judges signatures; cores get one passed in, so that a simulator may remember verdicts."""
+    """Verifies signatures. Cores get one passed in, so that a simulator can cache verdicts."""
 
     def __call__(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
-        """Return True if ``signature`` is ``peer``'s over ``payload`` under ``domain``."""
+        """Return True if ``signature`` is ``peer``'s signature of ``payload`` under
+        ``domain``."""
         ...
 
 
@@ -174,10 +175,10 @@ FOREIGN: Final = ""
 
 
 def signed_bytes(domain: str, payload: bytes) -> bytes:
-    """The bytes that are actually signed: a fixed prefix, the domain with its length, the
-    payload.
+    """Return the bytes that are actually signed: a fixed prefix, the domain with its length,
+    and the payload.
 
-    Under `FOREIGN`, the payload as it is: `Signer.sign_raw` makes such signatures.
+    Under `FOREIGN` they are the payload alone, as in signatures by `Signer.sign_raw`.
     """
     return payload if domain == FOREIGN else _domain_prefix(domain) + payload
 
@@ -203,12 +204,12 @@ class KeyPair:
 
     @property
     def seed(self) -> bytes:
-        """The secret: 32 bytes from which both keys follow."""
+        """The secret seed: 32 bytes from which both keys are derived."""
         return bytes(self._key)
 
     @property
     def peer_id(self) -> PeerId:
-        """The name that belongs to the public key."""
+        """The peer id of the public key."""
         return self._peer_id
 
     def sign(self, domain: str, payload: bytes) -> bytes:
@@ -218,7 +219,7 @@ class KeyPair:
         return self.sign_raw(signed_bytes(domain, payload))
 
     def sign_raw(self, data: bytes) -> bytes:
-        """Sign bytes as they are: for foreign protocols that bring their own prefix."""
+        """Sign bytes without a domain, for foreign protocols that have their own prefix."""
         check("data", data, bytes)
         return self._key.sign(data).signature
 
@@ -227,7 +228,7 @@ class KeyPair:
 
 
 def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Return True if ``signature`` is ``peer``'s over exactly ``data``."""
+    """Return True if ``signature`` is ``peer``'s signature of exactly ``data``."""
     try:
         nacl.signing.VerifyKey(peer.public_key).verify(data, signature)
     except (nacl.exceptions.BadSignatureError, ValueError, nacl.exceptions.CryptoError):
@@ -236,6 +237,6 @@ def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
 
 
 def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
-    """Return True if ``signature`` is ``peer``'s over ``payload`` under ``domain`` (the real
-    `Verify`)."""
+    """Return True if ``signature`` is ``peer``'s signature of ``payload`` under ``domain``.
+    This is the real `Verify`."""
     return verify_raw(peer, signed_bytes(domain, payload), signature)

@@ -41,19 +41,20 @@ from p2p.world import Disk, DiskEntry, Worker
 T = TypeVar("T")
 
 MAX_DESCRIPTORS: Final = 65536
-"""Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
-billions, and some libraries walk over all of them."""
+"""Number of files and sockets that a node asks the system for, thirty times what it needs. Some
+kernels allow billions, and some libraries iterate over all of them."""
 UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
-"""Errors of names that a file system cannot have."""
+"""Errors that mean that a file system cannot have a name."""
 _UNFINISHED: Final = ".shoal-"
-"""Prefix of unfinished files, which are renamed when they are whole. The final name is left
+"""Prefix of unfinished files, which are renamed when they are complete. The final name is left
 out, as it may already have the greatest length."""
 TRIM_EVERY: Final = 1.0
-"""Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
-what was freed and what was taken anew add up."""
+"""Seconds between two calls of `trim_memory`. It is short because under a flood freed and newly
+taken memory add up."""
 COLLECT_EVERY: Final = 10.0
-"""Seconds between full collections of a process that is only a node. Python collects whenever
-its objects have grown by a quarter, which under a crowd stops the loop again and again."""
+"""Seconds between full collections of a process that is only a node. Python itself collects
+whenever its objects have grown by a quarter, which under a crowd stops the loop again and
+again."""
 KEY: Final = "key"
 """Name of the key file in a node's folder."""
 
@@ -78,7 +79,7 @@ def trim_memory() -> None:
 
 @contextlib.contextmanager
 def full_collections_by_hand() -> Iterator[None]:
-    """Within the block only `collect_garbage` runs full garbage collections.
+    """Let only `collect_garbage` run full garbage collections within the block.
 
     What is there at the beginning, mostly modules, will not be looked at again.
     """
@@ -103,7 +104,7 @@ def collect_garbage() -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's ``struct mallinfo2``: sizes in bytes."""
+    """The C type ``struct mallinfo2`` of glibc, with sizes in bytes."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -115,7 +116,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 class RealTimer:
-    """A callback on the world's timer task."""
+    """A callback that waits for the world's timer task."""
 
     __slots__ = ("callback",)
 
@@ -123,7 +124,7 @@ class RealTimer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Forget it; harmless when it has fired."""
+        """Cancel the callback. Nothing happens if it was called already."""
         self.callback = None
 
 
@@ -142,14 +143,15 @@ class RealWorld:
         self._sooner = Notifier()
         self._workers = WorkerStarter(folder, keys=[folder / KEY])
         self.is_closed = False
-        """True if the block that it was opened for has ended: no timer rings any more."""
+        """True if the block for which the world was opened has ended. No timer fires any
+        more."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return trio.current_time()  # noqa: TID251 - this is the clock
 
     def wall(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return time.time()  # noqa: TID251 - this is the clock
 
     async def sleep(self, seconds: float) -> None:
@@ -161,7 +163,7 @@ class RealWorld:
         await trio.sleep_until(deadline)
 
     def call_at(self, when: float, callback: Callable[[], None]) -> RealTimer:
-        """Call back once at ``when``."""
+        """Call ``callback`` once at ``when``."""
         timer = RealTimer(callback)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         if self._timers[0][2] is timer:
@@ -169,7 +171,7 @@ class RealWorld:
         return timer
 
     async def run_timers(self) -> None:
-        """The one task behind `call_at`."""
+        """Run the callbacks of `call_at`. One task runs this."""
         while True:
             while self._timers and self._timers[0][0] <= self.now():
                 callback = heapq.heappop(self._timers)[2].callback
@@ -184,9 +186,8 @@ class RealWorld:
         self.call_at(self.now() + TRIM_EVERY, self.keep_trimmed)
 
     def keep_collected(self) -> None:
-        """Free garbage in cycles every `COLLECT_EVERY` seconds, or, where that takes long, in a
-        hundredth of the time.
-        """
+        """Free garbage in cycles every `COLLECT_EVERY` seconds. If that takes long, the pause
+        is longer, so that it takes a hundredth of the time."""
         before = self.now()
         collect_garbage()
         # Part of the time that may go to full collections: 0.3 s of the node above every 30.
@@ -194,15 +195,15 @@ class RealWorld:
         self.call_at(self.now() + pause, self.keep_collected)
 
     def rng(self, purpose: str) -> Random:
-        """A generator seeded by the machine."""
+        """Return a generator that is seeded by the machine."""
         return Random(f"{purpose}{secrets.randbits(128)}")
 
     def entropy(self, count: int) -> bytes:
-        """Random bytes fit for keys."""
+        """Return random bytes fit for keys."""
         return secrets.token_bytes(count)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """Run a pure function in a thread; ``cost`` matters in simulations only."""
+        """Run a pure function in a thread. ``cost`` matters in simulations only."""
         return await trio.to_thread.run_sync(function, *args)
 
     def open_worker(
@@ -212,15 +213,15 @@ class RealWorld:
         return self._workers.open(argv, name, confined)
 
     async def containment(self) -> Containment:
-        """Return how workers are contained on this machine; probed once. Raises
-        `WorkerNotStarted`."""
+        """Return how workers are contained on this machine, probed once. Raises
+        `WorkerNotStarted` if the trial cannot run."""
         return await self._workers.containment()
 
     def trace(self, name: str, **fields: object) -> None:
         """Do nothing: only a simulation keeps a trace."""
 
     def buggify(self, name: str) -> bool:
-        """Never misbehave in production."""
+        """Return False, since nothing misbehaves on purpose in production."""
         return False
 
     def sometimes(self, name: str, condition: bool) -> None:
@@ -234,8 +235,8 @@ class RealDisk:
     """
 
     def __init__(self, folder: Path, mounts: Mapping[str, Path] | None = None) -> None:
-        """``mounts`` are places elsewhere, by the name that they have below ``folder``: what a
-        pusher gives away stays where it is."""
+        """Open the files below ``folder``. ``mounts`` maps names below ``folder`` to places
+        elsewhere, since files that a pusher publishes stay where they are."""
         self._folder = folder
         self._mounts = dict(mounts or {})
         # Concurrent calls to the disk: as many as trio allows for everything.
@@ -261,7 +262,7 @@ class RealDisk:
             raise kind(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file."""
+        """Return bytes of a file."""
         return await self._run(_read, self._path(path), offset, length)
 
     async def write(
@@ -295,20 +296,20 @@ class RealDisk:
         await self._run(_remove, self._path(path))
 
     async def list(self, folder: str) -> list[str]:
-        """Sorted names in ``folder``."""
+        """Return the sorted names in ``folder``."""
         return await self._run(_list, self._path(folder))
 
     async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
-        """The files at or below ``path``."""
+        """Return the files at or below ``path``."""
         return await self._run(_walk, self._path(path), most)
 
     async def size(self, path: str) -> int | None:
-        """Bytes, or None."""
+        """Return the bytes of a file; None if it does not exist."""
         file = self._path(path)
         return await self._run(lambda: file.stat().st_size if file.is_file() else None)
 
     async def free(self) -> int:
-        """Bytes that the file system has left."""
+        """Return the free bytes of the file system."""
         return await self._run(lambda: shutil.disk_usage(self._folder).free)
 
     @contextmanager
@@ -322,7 +323,7 @@ class RealDisk:
                 os.close(descriptor)
 
     def locate(self, path: str) -> str:
-        """The absolute path, for worker processes."""
+        """Return the absolute path, for worker processes."""
         return str(self._path(path).absolute())
 
 
@@ -346,7 +347,8 @@ def _write(path: Path, data: bytes | memoryview, offset: int | None) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor to write with for the length of the block, made with its folders if need be.
+    """Yield a descriptor for writing, for the length of the block. File and folders are made if
+    need be.
 
     Each call to the system costs a thread its turn, and on a busy machine it waits for the next
     one: with 14 processes on two cores 3 ms and more each time. ``mkdir`` and Python's file
@@ -472,14 +474,14 @@ def _disk_entry(path: str, status: os.stat_result) -> DiskEntry:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _open_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None on Windows, or on a disk without locks."""
+    """Return a descriptor that holds the lock; None on Windows, or on a disk without locks."""
     try:
         import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
@@ -499,8 +501,8 @@ def _open_lock(path: Path) -> int | None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on files and sockets as far as allowed and needed; returns the limit
-    in force."""
+    """Raise the soft limit on files and sockets as far as allowed and needed; return the new
+    limit."""
     import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -513,7 +515,8 @@ def raise_descriptor_limit() -> int:
 
 
 def load_or_create_key(path: Path) -> KeyPair:
-    """The key in ``path``, made there (mode 0600, synced) if it is not. Raises `StorageError`.
+    """Return the key in ``path``, which is made (mode 0600, synced) if it does not exist.
+    Raises `StorageError`.
 
     The file is the seed and its checksum.
     """
@@ -538,7 +541,8 @@ def load_or_create_key(path: Path) -> KeyPair:
 
 
 def decode_key(path: Path, data: bytes) -> KeyPair:
-    """The key that is the content of ``path``. Raises `StorageError`."""
+    """Return the key that the file at ``path`` contains. Raises `StorageError` if it is
+    damaged."""
     seed, check = data[:SEED_BYTES], data[SEED_BYTES:]
     if len(seed) < SEED_BYTES or (check and check != _key_checksum(seed)):
         raise StorageError(
@@ -565,12 +569,13 @@ async def open_world(
     trims: bool = False,
     mounts: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[RealWorld]:
-    """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key``
-    if None).
+    """Open a world over the folder ``data`` (temporary if None), signing with ``key``
+    (``data/key`` if None).
 
-    A process that is a node and nothing else ``trims``: it gives freed memory back every
-    second, and looks for garbage in cycles every ten. ``mounts`` are places elsewhere
-    (`p2p.machine.RealDisk`)."""
+    A process that is a node and nothing else ``trims``: it returns freed memory every second,
+    and collects garbage in cycles every ten. ``mounts`` maps names to places elsewhere
+    (`p2p.machine.RealDisk`).
+    """
     require_trio()
     if data is not None:
         check("data", data, Path, str)

@@ -23,15 +23,15 @@ from p2p.wire import KI, MIB
 from p2p.world import World
 
 BURST: Final = 2.0 * MIB
-"""Bytes that all strangers together get at once: four of the longest answers about ledgers, and
-run files for many newcomers."""
+"""Bytes that all strangers together may get at once: four of the longest answers about ledgers,
+and run files for many newcomers."""
 RATE: Final = 64.0 * KI
-"""Bytes a second after that, where the owner sets no limit to upload: half of a slow home's
-line of 1 Mbit/s."""
+"""Bytes a second after the burst, where the owner sets no limit to upload: half of a slow
+home's line of 1 Mbit/s."""
 SHARE: Final = 1 / 8
-"""Share of ``[share] upload`` for strangers, if the owner sets one."""
+"""Fraction of ``[share] upload`` for strangers, if the owner sets one."""
 SECONDS: Final = 16.0
-"""Burst of that share, in seconds."""
+"""Seconds of that fraction that make the burst."""
 
 
 class StrangerMeter:
@@ -57,13 +57,14 @@ class StrangerMeter:
         self._rate = SHARE * upload if upload else RATE
         self._bucket = TokenBucket(burst, world.now())
         self.refused = 0
-        """Answers that strangers did not get."""
+        """Number of answers that strangers did not get."""
 
     def begin(self, is_member: Callable[[PeerId], bool], charge: Callable[[int], None]) -> None:
-        """Meter no peer that ``is_member`` from now on, and tell ``charge`` of the bytes of
-        each answer, which are upload as well.
+        """Exempt peers for which ``is_member`` returns True from now on, and report the bytes
+        of each answer, which are upload as well, to ``charge``.
 
-        Until then everybody is a stranger: a node answers for its run before it knows a member.
+        Until then every peer counts as a stranger: a node answers for its run before it knows a
+        member.
         """
         self._is_member, self._charge = is_member, charge
 
@@ -87,5 +88,6 @@ class StrangerMeter:
         return True
 
     def allows_at_door(self, peer: PeerId, size: int) -> bool:
-        """`allows`, for what a newcomer needs before it can be a member."""
+        """Return what `allows` does, for answers that a newcomer needs before it can be a
+        member."""
         return self.allows(peer, size, is_door=True)

@@ -23,12 +23,11 @@ from p2p.identity import PeerId
 from p2p.wire import decode_varint_untrusted, encode_varint
 
 MAX_MULTIADDR: Final = 512
-"""Bytes or characters. The longest we can dial, a DNS name of 253 with port and id, has about
-320.
-"""
+"""Most bytes or characters of an address. The longest that can be dialled, a DNS name of 253
+with port and id, has about 320."""
 
 _MEMO: Final = 4096
-"""Places remembered, so that all who hold an address share it; 4 MiB at most."""
+"""Places that are cached, so that all who hold an address share it; 4 MiB at most."""
 _CODES: Final = {
     "ip4": 4,
     "tcp": 6,
@@ -41,16 +40,16 @@ _CODES: Final = {
     "p2p": 421,
     "p2p-circuit": 290,
 }
-"""multiformats' numbers of the protocols that we know."""
+"""Numbers of the supported protocols in multiformats."""
 _NAMES: Final = {code: name for name, code in _CODES.items()}
 _CIRCUIT: Final = "p2p-circuit"
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8, _CIRCUIT: 0}
-"""Bytes of the values that have a fixed length; others are behind a varint."""
+"""Bytes of the values that have a fixed length. Other values follow a varint."""
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PLACES = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
 _PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
 _PLACES |= {("dnsaddr",)}
-"""The protocols of everything that can be dialled."""
+"""The protocol sequences of all addresses that can be dialled."""
 
 
 class AddrSource(Enum):
@@ -62,14 +61,14 @@ class AddrSource(Enum):
     """
 
     OWNER = "owner"
-    """This node's operator or the embedding program: bootstrap addresses. The only DNS names
-    resolved.
-    """
+    """This node's operator or the embedding program named the address, such as a bootstrap
+    address. Only its DNS names are resolved."""
     SIGNED = "signed"
-    """The peer itself, in a statement whose signature was verified: a member's heartbeat or a
-    DHT record."""
+    """The peer itself named the address, in a statement whose signature was verified: a
+    member's heartbeat or a DHT record."""
     HEARSAY = "hearsay"
-    """A stranger about itself (identify), or any peer about a third party (DHT contacts)."""
+    """A stranger named its own address (identify), or any peer named a third party's (DHT
+    contacts)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,7 +100,7 @@ class Multiaddr:
 
     @classmethod
     def parse(cls, text: str) -> Multiaddr:
-        """Raise `ValueError` naming what is wrong in ``text``."""
+        """Parse an address. Raise a `ValueError` that names what is wrong in ``text``."""
         check("text", text, str)
         if len(text) > MAX_MULTIADDR:
             raise ValueError(
@@ -118,7 +117,7 @@ class Multiaddr:
 
     @classmethod
     def tcp(cls, host: str, port: int) -> Multiaddr:
-        """The address of a TCP port on an IP address."""
+        """Return the address of a TCP port on an IP address."""
         check("host", host, str)
         check_number("port", port, 0, 0xFFFF)
         family = "ip6" if ":" in host else "ip4"
@@ -126,7 +125,7 @@ class Multiaddr:
 
     @property
     def peer_id(self) -> PeerId | None:
-        """Id that must answer there, if the address names one."""
+        """Id of the peer that must answer, if the address names one."""
         name, value = self.parts[-1]
         return PeerId.from_base58(value) if name == "p2p" else None
 
@@ -136,31 +135,31 @@ class Multiaddr:
         return self if self.parts[-1][0] != "p2p" else _place(self)
 
     def with_peer(self, peer: PeerId) -> Multiaddr:
-        """The same place, with ``peer`` as the one who must answer."""
+        """Return the same place with ``peer`` as the peer that must answer."""
         check("peer", peer, PeerId)
         return Multiaddr((*self.transport.parts, ("p2p", str(peer))))
 
     @property
     def relay(self) -> Multiaddr | None:
-        """Address of the relay, with its id, if this is a place behind one."""
+        """Address of the relay, with its id, if this is a place behind a relay."""
         place = self.transport.parts
         return _place(self.transport) if place[-1][0] == _CIRCUIT else None
 
     @property
     def through(self) -> Multiaddr:
-        """The place behind this relay, whose address must name its peer."""
+        """Return the place behind this relay, whose address must name its peer."""
         return Multiaddr((*self.parts, (_CIRCUIT, "")))
 
     @property
     def host_port(self) -> tuple[str, int]:
-        """Host and port of a TCP address. Raise `ValueError` if it is another kind."""
+        """Host and port of a TCP address. Raises `ValueError` for another kind of address."""
         place = self.transport.parts
         if len(place) != 2:
             raise ValueError(f"{self} is not a TCP address")
         return place[0][1], int(place[1][1])
 
     def to_bytes(self) -> bytes:
-        """The binary form (multiformats/multiaddr)."""
+        """Return the binary form (multiformats/multiaddr)."""
         out = bytearray()
         for name, value in self.parts:
             data = _value_to_bytes(name, value)
@@ -235,7 +234,7 @@ def _value_from_bytes(name: str, data: bytes) -> str:
 
 
 def decode_multiaddr_untrusted(data: object) -> Multiaddr:
-    """Raise `BadMessage`, and nothing else, whatever ``data`` is."""
+    """Decode the binary form. Raise `BadMessage`, and nothing else, whatever ``data`` is."""
     if not isinstance(data, bytes) or not 0 < len(data) <= MAX_MULTIADDR:
         raise BadMessage(f"an address must be 1 to {MAX_MULTIADDR} bytes")
     parts = []
@@ -269,8 +268,8 @@ def _take_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def as_multiaddr(addr: Multiaddr | str, purpose: str) -> Multiaddr:
-    """``addr``, read if it is text. Raises `ConfigError` that says what it was to be used for:
-    ``dial``, ``listen``."""
+    """Return ``addr``, parsed if it is text. Raises a `ConfigError` that says for what it was
+    to be used: ``dial``, ``listen``."""
     check("addr", addr, Multiaddr, str)
     try:
         return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)

@@ -7,7 +7,7 @@ from typing import Final
 from blake3 import blake3
 
 MAX_NAME: Final = 255
-"""Bytes of a file's name: what the usual file systems take."""
+"""Most bytes of a file's name on the usual file systems."""
 
 
 def derived(name: str, *, before: str = "", after: str = "") -> str:
@@ -26,7 +26,8 @@ def derived(name: str, *, before: str = "", after: str = "") -> str:
 
 
 def unencodable(error: UnicodeEncodeError) -> str:
-    """Say that this process cannot name a file so, and what to do."""
+    """Return an error that says that this process cannot use such a file name, and what to
+    do."""
     name = error.object.rpartition("/")[2]
     return (
         f"no file can be called {name!r} here: file names are {error.encoding} in this"

@@ -17,20 +17,20 @@ class Listener(Protocol):
 
     @property
     def addr(self) -> Multiaddr:
-        """Actual address, where port 0 has become a port."""
+        """The actual address, in which port 0 is replaced by a real port."""
         ...
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
-        """The next incoming stream. Raises `trio.ClosedResourceError` once closed."""
+        """Return the next incoming stream. Raises `trio.ClosedResourceError` once closed."""
         ...
 
     async def aclose(self) -> None:
-        """Stop listening; streams already accepted live on."""
+        """Stop listening. Accepted streams stay open."""
         ...
 
 
 class Network(Protocol):
-    """Raw byte streams. Suite: tests/conformance/test_networks.py."""
+    """A network of raw byte streams. Its suite is tests/conformance/test_networks.py."""
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
         """Open a stream to ``addr`` (a ``/p2p/`` at its end is ignored). Raises
@@ -48,6 +48,6 @@ class PunchingNetwork(Protocol):
     """A network that can dial from the port at which it listens."""
 
     async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        """Dial ``addr`` from our listener's port, again while it refuses. The caller sets the
-        deadline. Raises `PeerUnreachable`."""
+        """Dial ``addr`` from our listener's port, and again while it refuses. The caller sets
+        the deadline. Raises `PeerUnreachable`."""
         ...

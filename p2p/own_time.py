@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 STALL: Final = 3.0
-"""Seconds that a deadline is missed by from which the process is taken to have been stopped. A
-busy event loop is late by less."""
+"""Seconds by which a deadline must be missed for the process to count as stopped. A busy event
+loop is less late."""
 
 
 class OwnTime:
@@ -22,7 +22,8 @@ class OwnTime:
     __slots__ = ("_absent", "_last", "_on_resume")
 
     def __init__(self, on_resume: Callable[[float], None] = lambda _: None) -> None:
-        """``on_resume`` is called with the own time of the first event after a stop."""
+        """Start with own time equal to the world's. ``on_resume`` is called with the own time
+        of the first event after a stop."""
         self._absent = 0.0
         self._last = -math.inf
         self._on_resume = on_resume

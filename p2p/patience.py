@@ -18,7 +18,8 @@ from p2p.world import Timer, World
 
 @contextmanager
 def move_on_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope]:
-    """Like `trio.move_on_after`, but the wait begins anew after the process was stopped."""
+    """Limit a block like `trio.move_on_after`, but start the wait anew after the process was
+    stopped."""
     with trio.CancelScope() as scope:
         due = world.now() + seconds
         timer: Timer
@@ -40,8 +41,8 @@ def move_on_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope
 
 @contextmanager
 def fail_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope]:
-    """Like `trio.fail_after`, but the wait begins anew after the process was stopped. Raises
-    `trio.TooSlowError`."""
+    """Limit a block like `trio.fail_after`, but start the wait anew after the process was
+    stopped. Raises `trio.TooSlowError`."""
     with move_on_after_own(world, seconds) as scope:
         yield scope
     if scope.cancelled_caught:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NewType
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""The optimiser step that produced a set of weights. Never decreases."""
+"""The optimiser step that produced a set of weights. It never decreases."""
 
 NO_POLICY: Final = PolicyVersion(-1)
 """The version of a node that has no policy yet."""

@@ -14,7 +14,7 @@ from p2p.errors import BadMessage
 from p2p.wire import decode_varint_untrusted, encode_varint
 
 _VARINT: Final = 0
-"""Wire types of protobuf: the last is read over."""
+"""Wire types of protobuf. Fields of the last type are skipped."""
 _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
@@ -94,21 +94,24 @@ def fields_untrusted(
 
 
 def as_bytes_untrusted(value: int | bytes, what: str) -> bytes:
-    """The value of a bytes field. Raise `BadMessage` naming ``what`` if it came as a varint."""
+    """Return the value of a bytes field. Raise a `BadMessage` that names ``what`` if it is a
+    varint."""
     if isinstance(value, int):
         raise BadMessage(f"{what} must be a bytes field")
     return value
 
 
 def as_int_untrusted(value: int | bytes, what: str) -> int:
-    """The value of a varint field. Raise `BadMessage` naming ``what`` if it came as bytes."""
+    """Return the value of a varint field. Raise a `BadMessage` that names ``what`` if it is
+    bytes."""
     if isinstance(value, bytes):
         raise BadMessage(f"{what} must be a varint field")
     return value
 
 
 def as_text_untrusted(value: int | bytes, what: str) -> str:
-    """The value of a text field. Raise `BadMessage` naming ``what`` unless it is UTF-8."""
+    """Return the value of a text field. Raise a `BadMessage` that names ``what`` unless it is
+    UTF-8."""
     try:
         return as_bytes_untrusted(value, what).decode()
     except UnicodeDecodeError:

@@ -14,27 +14,27 @@ from p2p.door import check, check_has, check_number
 from p2p.errors import BadMessage
 
 KI: Final = 1024
-"""Bytes of a kibibyte, and a count of 1,024."""
+"""Number of bytes in a kibibyte, also used for counts of 1,024."""
 MIB: Final = 1024 * 1024
-"""Bytes of a mebibyte."""
+"""Number of bytes in a mebibyte."""
 MAX_VARINT_BYTES: Final = 9
-"""multiformats' unsigned-varint: at most 63 bits, so nine groups of seven."""
+"""Most bytes of a varint. multiformats' unsigned-varint has at most 63 bits, so nine groups of
+seven."""
 _UNCOUNTED: Final = 4 * KI
-"""Bytes of an unfinished frame that are not worth counting: a stream itself costs as much."""
+"""Bytes of an unfinished frame that are not counted, since a stream itself costs as much."""
 MAX_ITEMS: Final = 128
-"""Items in all lists and tables of a message, unless its caller names another limit: a
+"""Most items in all lists and tables of a message, unless its caller names another limit. A
 heartbeat has 20, the longest DHT answer 91. Bytes alone do not bound the work: an empty list is
 one byte on the wire and 75 in memory."""
 MAX_DEPTH: Final = 8
-"""Nesting of a message. Ours have 3, the run file 4; what is deeper is an attack on the
-reader's stack.
-"""
+"""Most levels of nesting in a message. Ours have 3, the run file 4; a deeper message is an
+attack on the reader's stack."""
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
 _Message = TypeVar("_Message")
 
 
 def encode_varint(number: int) -> bytes:
-    """Unsigned LEB128, as multiformats has it."""
+    """Encode a number as unsigned LEB128, like multiformats."""
     if number < 0x80:
         return bytes((number,))
     out = bytearray()
@@ -66,7 +66,7 @@ def decode_varint_untrusted(
 
 
 def frame(payload: bytes | bytearray | memoryview) -> bytes:
-    """``payload`` behind its length."""
+    """Return ``payload`` with its length in front."""
     check("payload", payload, bytes, bytearray, memoryview)
     return encode_varint(len(payload)) + bytes(payload)
 
@@ -89,13 +89,12 @@ class FrameParser:
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes, split anyhow."""
+        """Add bytes, split in any way."""
         self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole frame, or None. Raise `BadMessage` as soon as a length is beyond the
-        limit.
-        """
+        """Return the next whole frame, or None. Raise `BadMessage` as soon as a length exceeds
+        the limit."""
         if not self._buffer:
             return None
         head = decode_varint_untrusted(self._buffer)
@@ -129,16 +128,17 @@ class _Receives(Protocol):
 
 @runtime_checkable
 class Holds(Protocol):
-    """A stream that wants to know what its reader keeps, so that it counts as the peer's."""
+    """A stream that counts what its reader keeps as held for the peer."""
 
     def keep(self, count: int) -> None:
-        """The reader keeps ``count`` bytes that it has received and cannot use yet."""
+        """Record that the reader keeps ``count`` bytes that it has received and cannot use
+        yet."""
         ...
 
 
 @functools.cache
 def _holds(kind: type) -> bool:
-    """Return True if streams of a class are `Holds`; to ask each of them takes 9 µs, and there
+    """Return True if streams of a class are `Holds`. Checking each stream takes 9 µs, and there
     are three classes."""
     return issubclass(kind, Holds)
 
@@ -160,14 +160,13 @@ class FrameReader:
 
     @property
     def pending(self) -> int:
-        """Bytes received that no frame has taken yet: those of an unfinished frame, if
-        `receive` waits.
-        """
+        """Number of received bytes that no frame has taken yet. While `receive` waits, they are
+        those of an unfinished frame."""
         return self._parser.pending
 
     async def receive(self) -> bytes | None:
-        """The next frame, or None when the stream has ended between frames. Raises `BadMessage`
-        on a frame that is too long or cut off."""
+        """Return the next frame, or None when the stream has ended between frames. Raises
+        `BadMessage` if a frame is too long or cut off."""
         while (payload := self._parser.next_frame()) is None:
             if self._parser.pending:
                 return await self._receive_rest()
@@ -193,7 +192,7 @@ class FrameReader:
         return payload
 
     def _tell(self) -> None:
-        """Have what we keep counted, unless it was, and is, little."""
+        """Have the kept bytes counted, unless they were, and are, few."""
         pending = self._parser.pending
         if self._holder is not None and (pending > _UNCOUNTED or self._told):
             self._told = pending if pending > _UNCOUNTED else 0
@@ -201,9 +200,8 @@ class FrameReader:
 
 
 def pack(value: object) -> bytes:
-    """Canonical msgpack: what is signed or hashed has one encoding. Keep dictionaries out of
-    it.
-    """
+    """Encode as canonical msgpack: what is signed or hashed has one encoding. Dictionaries
+    should not be used in it."""
     packed: bytes | None = msgpack.packb(value, use_bin_type=True)
     assert packed is not None
     return packed
@@ -275,8 +273,8 @@ def _check_depth(value: object, left: int) -> None:
 
 
 def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) -> list[Any]:
-    """``value`` as a list with exactly these types, in order. Raise `BadMessage` naming
-    ``what``.
+    """Return ``value`` as a list with exactly these types, in order. Raise a `BadMessage` that
+    names ``what`` if it is none.
 
     A bool is no int here, whatever Python says.
     """
@@ -294,18 +292,18 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
 
 
 Layout = tuple[tuple[type, ...], Callable[..., _Message]]
-"""The types of a message's fields after its kind, and the function that makes the message of
+"""The types of a message's fields behind its kind, and the function that makes the message of
 them."""
 
 
 def message_untrusted(
     layouts: Mapping[Any, Layout[_Message]], kind: object, fields: list[Any], *, what: str
 ) -> _Message:
-    """Return the message of this ``kind``, a number or a word, with these ``fields``. Raises
-    `BadMessage` naming ``what``.
+    """Return the message of this ``kind``, a number or a word, with these ``fields``. Raise a
+    `BadMessage` that names ``what``.
 
-    All our protocols on msgpack read their messages with this. A message is a list that starts
-    with its kind: a number, or a word in SHARDCAST. The kind stands at the message's class
+    All our protocols on msgpack read their messages with this function. Each message is a list
+    that starts with its kind (a number; SHARDCAST's are words), which stands at its class
     (``Ping.KIND``), and ``messages.py`` has one table from kinds to layouts.
     """
     layout = layouts.get(kind) if type(kind) is int or type(kind) is str else None
@@ -319,10 +317,10 @@ class Codec(NamedTuple):
     """Encoding of a message's field."""
 
     kind: type
-    """Its wire type."""
+    """Type of the field on the wire."""
     encode: Callable[[Any], object] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
-    """May raise `BadMessage`."""
+    """Converts the wire's value to the field's; may raise `BadMessage`."""
 
 
 class MessageTable(Generic[_Message]):
@@ -342,7 +340,7 @@ class MessageTable(Generic[_Message]):
             self._layouts[number] = kinds, partial(_make, message, codecs)
 
     def encode(self, message: _Message) -> list[object]:
-        """Return the number of a message's kind, and its fields as they are written."""
+        """Return the number of a message's kind, and its fields in wire form."""
         number, codecs = self._codecs[type(message)]
         return [number, *[codec.encode(getattr(message, name)) for name, codec in codecs]]
 

@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
 """Environment of a child. A fixed hash seed gives sets of text one order in every worker
-process: in another order five of the 106 families of reasoning-gym make another task of a
+process: with another order five of the 106 families of reasoning-gym make a different task of a
 seed."""
 KILL_AFTER: Final = 1.0
-"""Seconds that a child has to end after its input has ended. Ours end at once
+"""Seconds in which a child must end after its input has ended. Ours end at once
 (`roles.engines.worker`); one that does not hangs."""
 READY_WITHIN: Final = 120.0
-"""Seconds that a confined worker has to say that it is ready: it takes a tenth of one."""
+"""Seconds in which a confined worker must report that it is ready. It takes a tenth of one."""
 BLOCK: Final = 64 * KI
 """Bytes of a worker's output read at a time: the capacity of a pipe."""
 
@@ -62,7 +62,8 @@ class WorkerStarter:
     """Starts the workers of one world, and knows how this machine contains them."""
 
     def __init__(self, folder: Path, keys: Sequence[Path]) -> None:
-        """``folder`` is the world's, and ``keys`` what no worker may read."""
+        """Start workers for a world whose folder is ``folder``. ``keys`` are files that no
+        worker may read."""
         self._folder = str(folder.absolute())
         self._keys = [str(key.absolute()) for key in keys]
         self._turn = trio.Lock()
@@ -70,8 +71,8 @@ class WorkerStarter:
         self._for_machine: Containment | None = None
 
     async def containment(self) -> Containment:
-        """Return how strangers' code is contained here; tried once. Raises
-        `WorkerNotStarted`."""
+        """Return how strangers' code is contained here, tried once. Raises `WorkerNotStarted`
+        if the trial cannot run."""
         async with self._turn:
             if self._found is None:
                 try:
@@ -82,15 +83,16 @@ class WorkerStarter:
             return self._found
 
     async def _containment_of(self, confined: Confinement, name: str) -> Containment:
-        """Raises `WorkerNotStarted` where a confinement is required and nothing contains."""
+        """Return the containment for a confinement. Raises `WorkerNotStarted` if containment is
+        required and nothing contains workers here."""
         found = await self.containment()
         if confined.required and not found.holds:
             raise WorkerNotStarted(f"{name} must not run uncontained; containment: {found}")
         return await self._with_machine(found) if confined.sees_machine else found
 
     async def _with_machine(self, found: Containment) -> Containment:
-        """Return the containment of workers that see the machine. They have other mounts, which
-        may fail where the plain ones do not."""
+        """Return the containment of workers that see the machine. Their mounts differ, and may
+        fail where the others do not."""
         async with self._turn:
             if self._for_machine is None:
                 reason = found.reason
@@ -111,7 +113,7 @@ class WorkerStarter:
     async def open(
         self, argv: Sequence[str], name: str, confined: Confinement | None
     ) -> AsyncIterator[ProcessWorker]:
-        """See `p2p.world.World.open_worker`."""
+        """Open a worker, as `p2p.world.World.open_worker` describes."""
         start = await self._launch(argv, name, confined)
         try:
             worker = _start(start, name, confined)
@@ -151,7 +153,7 @@ def _refused(name: str, error: OSError) -> WorkerNotStarted:
 
 
 def _start(start: Launch, name: str, confined: Confinement | None) -> ProcessWorker:
-    """Raises `OSError`."""
+    """Start the process. Raises `OSError` if the system refuses."""
     is_heard = confined is not None and confined.chatter is not None
     process = subprocess.Popen(
         start.command,
@@ -176,8 +178,8 @@ class ProcessWorker:
         *,
         is_nested: bool = False,
     ) -> None:
-        """``process`` has unbuffered pipes, which are this worker's from now on.
-        ``is_nested``: see `Launch`."""
+        """Speak to ``process``, whose unbuffered pipes belong to this worker from now on.
+        ``is_nested`` is explained at `Launch`."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
@@ -192,25 +194,27 @@ class ProcessWorker:
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
         self._ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-        """Can be read when the child has ended; None where there is no such thing."""
+        """Descriptor that becomes readable when the child has ended; None where the system has
+        none."""
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
         self._said = Words(name)
         self._inner: list[int] = []
-        """The first process of its machine."""
+        """The first process of the worker's namespace."""
         self._resting: list[int] = []
-        """Descriptors of the processes that are stopped between calls: numbers come again."""
+        """Descriptors of the processes that are stopped between calls. Process ids would not
+        do, since they are reused."""
         self._turn = trio.Lock()
 
     @property
     def pid(self) -> int:
-        """Process id of the child, or of what contains it."""
+        """Process id of the child, or of the program that contains it."""
         return self._process.pid
 
     @property
     def pids(self) -> list[int]:
-        """The child's, and that of the process in what contains it."""
+        """Process ids of the child, and of the process inside its container."""
         return [self._process.pid, *self._inner]
 
     async def wait_ready(self) -> None:
@@ -234,7 +238,7 @@ class ProcessWorker:
             return b""
 
     async def call(self, request: bytes) -> bytes:
-        """Send a request and return the reply. Raises `WorkerDied`, also after a call was
+        """Send a request and return the reply. Raises `WorkerDied`, also if an earlier call was
         cancelled on its way."""
         async with self._turn:
             is_whole = False
@@ -252,7 +256,7 @@ class ProcessWorker:
         raise answer
 
     async def _heard(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do ``work``, and listen to what the child prints meanwhile."""
+        """Do ``work``, and meanwhile read what the child prints."""
         if self._stderr is None:
             return await work()
         async with trio.open_nursery() as nursery:
@@ -262,7 +266,7 @@ class ProcessWorker:
         return done
 
     async def _listen(self, stream: trio.lowlevel.FdStream) -> None:
-        """Read output until it ends or exceeds its limit."""
+        """Read output until it ends, and kill the child if it exceeds its limit."""
         left = self._chatter
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await stream.receive_some(BLOCK):
@@ -274,7 +278,7 @@ class ProcessWorker:
                     return
 
     async def _exchange(self, request: bytes) -> bytes | ShoalError:
-        """The reply, or why there is none."""
+        """Return the reply, or the error that explains why there is none."""
         async with trio.open_nursery() as nursery:
             if self._ended is not None:
                 nursery.start_soon(self._let_go, self._ended)
@@ -283,8 +287,8 @@ class ProcessWorker:
         return answer
 
     async def _let_go(self, ended: int) -> None:
-        """Kill what an ended child has started, which holds its pipes. Processes outside our
-        groups keep them."""
+        """Kill the processes that an ended child has started and that hold its pipes. Processes
+        outside our groups keep the pipes."""
         await trio.lowlevel.wait_readable(ended)
         self._kill_group()
         await trio.sleep(KILL_AFTER)  # noqa: TID251 - no world
@@ -322,7 +326,7 @@ class ProcessWorker:
     async def aclose(self) -> None:
         """End the child: first by ending its input, then by force.
 
-        A contained one by force at once, which is as good.
+        A contained child is ended by force at once, which is as good.
         """
         await self._stdin.aclose()
         if not self._is_nested:
@@ -353,7 +357,8 @@ class ProcessWorker:
                 await self._listen(self._stderr)
 
     def _find_resting(self) -> list[int]:
-        """Return the processes of a worker that has just begun: itself."""
+        """Return descriptors of the processes of a worker that has just begun, which is the
+        worker alone."""
         found = []
         for pid in (pid for first in self._inner for pid in _children_of(first)):
             with contextlib.suppress(OSError):  # Linux before 5.3, or it has ended
@@ -366,11 +371,11 @@ class ProcessWorker:
                 signal.pidfd_send_signal(process, number)
 
     def _kill(self) -> None:
-        """End the child and all that it started: a library's processes, or a stranger's, that
-        would go on computing, and keep the pipe open, when their parent is gone.
+        """Kill the child and all that it started. A process of a library or a stranger would
+        otherwise go on computing, and keep the pipe open, when its parent is gone.
 
-        Of a contained one its machine's first process: then the child takes note of that, and
-        ends by itself.
+        Of a contained child, the first process of its namespace is killed; the child then ends
+        by itself.
         """
         inner = _children_of(self._process.pid) if self._is_nested else []
         for child in inner:
@@ -380,7 +385,8 @@ class ProcessWorker:
             self._kill_group()
 
     def _kill_group(self) -> None:
-        """While one of them lives, no other group gets this number."""
+        """Kill the child's process group. While one of its processes lives, no other group gets
+        its number."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -407,7 +413,8 @@ class Words:
         """The last line so far."""
 
     def hear(self, data: bytes) -> None:
-        """Log it, line by line. It may quote a stranger: nothing of it reaches a terminal."""
+        """Log output line by line. Control characters are escaped, since it may quote a
+        stranger."""
         text = data[: self._left].decode("utf-8", "backslashreplace")
         self._left -= min(self._left, len(data))
         for line in text.splitlines():

@@ -20,19 +20,18 @@ from p2p.sandbox import Confinement, Containment
 T = TypeVar("T")
 
 OFF_LOOP: Final = 64 * 1024
-"""Bytes of foreign content up to which it is decoded where it comes in: half a millisecond of
-numbers. What is longer is decoded in a thread, and only once its signature was judged."""
+"""Bytes of foreign content up to which it is decoded on the event loop: half a millisecond of
+numbers. Longer content is decoded in a thread, and only once its signature was verified."""
 LATE: Final = 1.0
-"""Seconds that a site may be late on purpose: many round trips, and less than any
-peer waits for an answer.
-"""
+"""Most seconds that a `World.buggify` site may be late: many round trips, and less than any
+peer waits for an answer."""
 
 
 class Timer(Protocol):
-    """A callback that will be called."""
+    """A callback that will be called at its time."""
 
     def cancel(self) -> None:
-        """Forget it; harmless when it has fired."""
+        """Cancel the callback. Nothing happens if it was called already."""
         ...
 
 
@@ -41,12 +40,12 @@ class DiskEntry:
     """A file that `Disk.walk` found."""
 
     path: str
-    """Relative to where the walk began; empty if that is the file."""
+    """Path relative to where the walk began; empty if that is the file."""
     size: int
     stamp: int
-    """A number that changes whenever the file is written, as far as the machine can tell."""
+    """Number that changes whenever the file is written, as far as the machine can tell."""
     is_plain: bool = True
-    """False for a symbolic link, a device, a socket: what lies behind it is not looked at."""
+    """False for a symbolic link, a device or a socket, which are not followed or opened."""
 
 
 class Disk(Protocol):
@@ -58,7 +57,7 @@ class Disk(Protocol):
     """
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file; shorter than ``length`` only at its end."""
+        """Return bytes of a file: ``length`` of them, or fewer at its end."""
         ...
 
     async def write(
@@ -90,44 +89,43 @@ class Disk(Protocol):
         ...
 
     async def remove(self, path: str) -> None:
-        """Remove a file or a whole folder; nothing happens if it is not there."""
+        """Remove a file or a whole folder. Nothing happens if it does not exist."""
         ...
 
     async def list(self, folder: str) -> list[str]:
-        """Sorted names in ``folder``; empty if it is not there."""
+        """Return the sorted names in ``folder``; empty if it does not exist."""
         ...
 
     async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
-        """The file at ``path``, or all below that folder, sorted, but for hidden ones; at most
-        ``most``. Empty if nothing is there."""
+        """Return the file at ``path``, or all files below that folder, sorted, without hidden
+        ones; at most ``most``. Return none if nothing is there."""
         ...
 
     async def size(self, path: str) -> int | None:
-        """Bytes, or None if it is not there."""
+        """Return the bytes of a file; None if it does not exist."""
         ...
 
     async def free(self) -> int:
-        """Bytes that the file system has left, as far as it says: quotas may leave fewer."""
+        """Return the free bytes that the file system reports. Quotas may leave fewer."""
         ...
 
     def holding(self, path: str) -> AbstractContextManager[None]:
         """Keep other processes from a folder for the length of the block, by a file at
-        ``path``. Raises `StorageError` if one has it."""
+        ``path``. Raises `StorageError` if another process holds it."""
         ...
 
     def locate(self, path: str) -> str:
-        """The path that another process of this machine would open; engine workers get weights
-        this way."""
+        """Return the path that another process of this machine would open. Engine workers get
+        weights this way."""
         ...
 
 
 class Worker(Protocol):
-    """A worker process of this node: one request in, one reply out."""
+    """A worker process of this node, which answers one request at a time."""
 
     async def call(self, request: bytes) -> bytes:
-        """Raises `p2p.errors.WorkerDied` if the process ended. One call at a time; others wait
-        their turn.
-        """
+        """Send a request and return the reply. Raises `p2p.errors.WorkerDied` if the process
+        ended. Concurrent calls wait their turn."""
         ...
 
 
@@ -137,21 +135,22 @@ class World(Protocol):
     signer: Signer
     """Signs in this node's name."""
     verify: Verify
-    """Judges signatures. The simulator remembers verdicts; production does not."""
+    """Verifies signatures. The simulator caches verdicts; production does not."""
     disk: Disk
     cores: int
     """Number of calls of `run_blocking` that can run in parallel."""
 
     def now(self) -> float:
-        """Monotonic seconds, from an arbitrary start: for every deadline and age."""
+        """Return monotonic seconds from an arbitrary start, for every deadline and age."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970, as this machine believes. Clocks lie: for signed records only."""
+        """Return the seconds since 1970 by this machine's clock. Clocks are wrong, so it is for
+        signed records only."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after ``seconds``; for pacing, never for polling."""
+        """Return after ``seconds``. It is for pacing, never for polling."""
         ...
 
     async def sleep_until(self, deadline: float) -> None:
@@ -161,17 +160,16 @@ class World(Protocol):
         ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call back once at ``when`` (as of `now`); exceptions end the node."""
+        """Call ``callback`` once at ``when`` (as of `now`). Exceptions end the node."""
         ...
 
     def rng(self, purpose: str) -> Random:
-        """A generator of its own for one purpose; in the simulator a function of (seed, node,
-        purpose).
-        """
+        """Return a generator for one purpose. In the simulator it is a function of (seed, node,
+        purpose)."""
         ...
 
     def entropy(self, count: int) -> bytes:
-        """Random bytes fit for keys."""
+        """Return random bytes fit for keys."""
         ...
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
@@ -196,11 +194,12 @@ class World(Protocol):
 
     async def containment(self) -> Containment:
         """Return how this machine contains confined workers; simulations contain nothing.
-        Raises `p2p.errors.WorkerNotStarted` where it cannot be tried."""
+        Raises `p2p.errors.WorkerNotStarted` if that cannot be tried."""
         ...
 
     def trace(self, name: str, **fields: object) -> None:
-        """Tell the trace what happened: free in production, hashed in the simulator."""
+        """Add an entry to the trace, which is free in production and hashed in the
+        simulator."""
         ...
 
     def buggify(self, name: str) -> bool:
@@ -222,25 +221,22 @@ class World(Protocol):
 async def decode_off_loop(
     world: World, decode: Callable[..., T], data: bytes, *args: Any, rate: float
 ) -> T:
-    """``decode(data, *args)``, in a thread if ``data`` is long. ``rate``: bytes it does in a
-    second.
-    """
+    """Return ``decode(data, *args)``, computed in a thread if ``data`` is long. ``rate`` is the
+    bytes that it decodes in a second."""
     if len(data) <= OFF_LOOP:
         return decode(data, *args)
     return await world.run_blocking(decode, data, *args, cost=len(data) / rate)
 
 
 def lateness(world: World, name: str) -> float:
-    """A `World.buggify` site that is late, by this many seconds: up to `LATE`, 0.0 outside the
-    simulator.
-    """
+    """Return the seconds by which a `World.buggify` site is late: up to `LATE`, and 0.0 outside
+    the simulator."""
     return world.rng(name).uniform(0.0, LATE) if world.buggify(name) else 0.0
 
 
 async def dawdle(world: World, name: str) -> None:
-    """A `World.buggify` site that takes its time: up to `LATE` seconds, none outside the
-    simulator.
-    """
+    """Delay at a `World.buggify` site: up to `LATE` seconds, and not at all outside the
+    simulator."""
     seconds = lateness(world, name)
     if seconds:
         await world.sleep(seconds)

@@ -26,13 +26,12 @@ class Verdict(Enum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     INCONCLUSIVE = "inconclusive"
-    """The verifier could not tell (its own fault, or too little evidence): no worker
-    is punished.
-    """
+    """The verifier could not decide, by its own fault or for too little evidence. No worker is
+    punished."""
 
 
 class Reason(Enum):
-    """Reason of a verdict; operators and ledgers see these values."""
+    """The reason of a verdict. Operators and ledgers see these values."""
 
     WITHIN_LIMITS = "within limits"
     NO_TOKENS = "no tokens"
@@ -59,38 +58,38 @@ class Reason(Enum):
 
 
 MEAN_POWER: Final = 0.75
-"""The power by which the limit of a mean falls with the number of chunks
-(`Limits.mantissa_limit`): between 1/2, for normal errors, and 1, for a single outlier
+"""The power with which the limit of a mean falls as the number of chunks grows
+(`Limits.mantissa_limit`). It lies between 1/2, for normal errors, and 1, for a single outlier
 (bench/README.md)."""
 
 CHUNK_EXCESS: Final = 3.0
-"""The worst chunk of a group may have so many times `Limits.mantissa_mean`. Now and then a
+"""Limit of the worst chunk of a group, as a multiple of `Limits.mantissa_mean`. Now and then a
 state amplifies noise: of 320,000 honest chunks the worst had 6.4, the next 4.9 and 4.8, while
 no group of 16 answers had more than 1.6 in the mean (bench/README.md)."""
 
 MAX_LIMIT: Final = 1e9
-"""The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
+"""The largest value of any of `Limits`. A higher limit lets everything pass, or is a
 mistake."""
 
 LADDER: Final = (1e-5, 0.05, 0.1, 0.2, 0.4)
-"""Tokens are counted that are further off than each of these, in nats (rule CDF: in
-probability). The first says that a token differs by more than rounding."""
+"""Steps, in nats (rule CDF: in probability), beyond each of which the tokens that are off are
+counted. The first step means that a token differs by more than rounding."""
 
 LARGEST: Final = 64
-"""Largest offsets of a group that are kept as evidence: a calibration fits its tail to the
-largest 256 of some hundred groups."""
+"""Number of largest offsets of a group that are kept as evidence. A calibration fits its tail
+to the largest 256 of some hundred groups."""
 
 FALSE_REJECTIONS: Final = 1e-4
-"""Chance that an honest submission is rejected, by all tests of all its groups together. One
-in 10,000: a node that works for a month hands in fewer."""
+"""Chance that an honest submission is rejected, by all tests of all its groups together. It is
+one in 10,000; a node that works for a month submits fewer."""
 
 TESTS: Final = 16
-"""Upper bound of the tests of a group, a pool or a history. Each of the three gets a third of
-`FALSE_REJECTIONS`, in equal parts for each test."""
+"""Upper bound of the number of tests of a group, a pool or a history. Each of the three gets a
+third of `FALSE_REJECTIONS`, in equal parts for each test."""
 
 GROUPS: Final = 256
-"""Groups that a submission may have, each of which is tested. A promise for the largest costs
-a group of a small one little: limits grow with the logarithm."""
+"""Most groups that a submission may have, each of which is tested. Allowing for the largest
+submission costs the groups of a small one little, since limits grow with the logarithm."""
 
 POOL_CHANCE: Final = FALSE_REJECTIONS / 3 / TESTS
 """Chance that a test of a pool or a history rejects honest work: 2e-6."""
@@ -99,8 +98,9 @@ GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
 """Chance that a test of a group rejects honest work: 8e-9."""
 
 OVERDISPERSION: Final = 1.5
-"""Variance of honest counts and sums over that of independent tokens: equal answers share their
-states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (bench/README.md)."""
+"""Variance of honest counts and sums, divided by that of independent tokens. Equal answers
+share their states, so tokens that are far off come in clumps. It is 1.1 to 1.5 in groups of 16
+(bench/README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,36 +113,35 @@ class Evidence:
 
     tokens: int
     malformed: str
-    """Why the proof is not even a proof; empty when it is one."""
+    """Reason why the proof is malformed; empty if it is well-formed."""
     exponent_mismatches: int
-    """Largest count over the group's TOPLOC chunks."""
+    """Largest number of differing exponents in any of the group's TOPLOC chunks."""
     mantissa_mean: float
     """Mean of the chunks' mean mantissa errors, each scaled to a whole chunk and weighted by
     its independence (`proofs.toploc.independence`)."""
     mantissa_median: float
-    """Largest over the chunks, scaled."""
+    """Largest median mantissa error of any chunk, scaled to a whole chunk."""
     draw_distance: float
-    """Largest distance; 0 under the rule Gumbel."""
+    """Largest distance of any token; 0 under the rule Gumbel."""
     off: tuple[int, ...]
-    """Tokens that are further off than each step of `LADDER`."""
+    """Number of tokens that are further off than each step of `LADDER`."""
     gap_mean: float
     """Mean gap of the tokens; 0 under the rule CDF."""
     gap_max: float
-    """The largest gap."""
+    """Largest gap of any token."""
     end_probability: float
-    """Smallest probability of the end token at a claimed end before the length limit; 1.0
-    without one.
-    """
+    """Smallest probability of the end token at a claimed end before the length limit; 1.0 if
+    there is no such end."""
     surprise: float
     """z-statistic of the summed surprise of the tokens."""
     mantissa_worst: float
-    """Largest mean mantissa error of a chunk, scaled."""
+    """Largest mean mantissa error of any chunk, scaled to a whole chunk."""
     chunks: float
-    """Whole chunks that the group's are worth as evidence: what they weigh together. 1.0 if all
-    completions are equal and short, and no less."""
+    """Number of whole, independent chunks that the group's chunks are worth as evidence. It is
+    at least 1.0, which it is if all completions are equal and short."""
     largest: tuple[float, ...] = ()
-    """The `LARGEST` that are furthest off, the furthest first. For calibration: no limit is
-    held against them."""
+    """The `LARGEST` offsets, largest first. They serve calibration; no limit applies to
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +154,7 @@ class Limits:
     """
 
     exponent_mismatches: int
-    """Most exponents that may differ in a chunk, of its ``proof_values``."""
+    """Most exponents that may differ in a chunk of ``proof_values`` values."""
 
     mantissa_mean: float
     """Largest mean mantissa error of a group that counts as one chunk. This test finds other
@@ -163,7 +162,7 @@ class Limits:
     number of chunks (`mantissa_limit`); the worst chunk may exceed it (`CHUNK_EXCESS`)."""
 
     mantissa_median: float
-    """Largest median mantissa error. In fp32 under 1 value in 100 differs."""
+    """Largest median mantissa error. In fp32 fewer than 1 value in 100 differ."""
 
     draw_distance: float
     """Rule CDF: largest distance of any token from its draw."""
@@ -183,15 +182,16 @@ class Limits:
 
     end_probability: float = 1e-12
     """Least probability of an end token. An honest draw ends with a token of probability p in a
-    share p of cases, so n tokens fall below it with a chance of n times as much at most."""
+    share p of cases, so the chance that any of n tokens falls below this is at most n times as
+    much."""
 
     surprise: float = 20.0
-    """Most standard deviations of the surprise of drawn tokens. Only gross lies fail it, as a
-    policy that is nearly sure has a surprise with a heavy tail."""
+    """Most standard deviations of the surprise of drawn tokens. Only gross lies fail it, since
+    the surprise of a policy that is nearly sure has a heavy tail."""
 
     pooled_mantissa_mean: float
-    """Largest mean mantissa error over many chunks: 1.2 times the honest mean. Between one and
-    many see `mantissa_limit`."""
+    """Largest mean mantissa error over many chunks: 1.2 times the honest mean. `mantissa_limit`
+    interpolates between one chunk and many."""
 
     def __post_init__(self) -> None:
         numbers = [(name, getattr(self, name)) for name in self.__slots__ if name != "off"]
@@ -216,7 +216,8 @@ class Limits:
         return self.pooled_mantissa_mean + above * share
 
     def gap_limit(self, tokens: int, chance: float) -> float:
-        """Return the bound that the summed gaps of honest tokens exceed with `chance` at most.
+        """Return the bound that the summed gaps of ``tokens`` honest tokens exceed with
+        `chance` at most.
 
         The model is compound Poisson: gaps of exponential size with the mean `gap_mean` a
         token. The square is Chernoff's bound on their sum: ``gap_scale * ln(1 / chance)`` for
@@ -226,8 +227,11 @@ class Limits:
         return (math.sqrt(self.gap_mean * tokens) + math.sqrt(sure)) ** 2
 
     def off_limits(self, tokens: int, chance: float) -> dict[float, int]:
-        """Map each step to the count of honest tokens beyond it that is exceeded with `chance`
-        at most, by a Poisson model of clumps of `OVERDISPERSION` tokens."""
+        """Map each step to the largest count of honest tokens beyond it.
+
+        Honest work exceeds the count with `chance` at most, by a Poisson model of clumps of
+        `OVERDISPERSION` tokens.
+        """
         clumps = {step: share * tokens / OVERDISPERSION for step, share in self.off}
         return {
             step: math.floor(OVERDISPERSION * poisson_limit(mean, chance))
@@ -236,7 +240,7 @@ class Limits:
 
     @classmethod
     def fp32(cls) -> Limits:
-        """Limits for runs that compute in float32: any violation is a lie."""
+        """Return limits for runs that compute in float32, where any violation is a lie."""
         return cls(
             exponent_mismatches=2,
             mantissa_mean=0.05,
@@ -251,8 +255,8 @@ class Limits:
 
     @classmethod
     def bf16(cls) -> Limits:
-        """Limits for runs in bfloat16 with Gumbel draws: single groups are noisy, pools are
-        not."""
+        """Return limits for runs in bfloat16 with Gumbel draws, where single groups are noisy
+        and pools are not."""
         return cls(
             exponent_mismatches=22,
             mantissa_mean=5.0,
@@ -268,7 +272,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with the number that decided it and the limit it was held against."""
+    """A verdict, with the number that decided it and the limit that it was compared with."""
 
     verdict: Verdict
     reason: Reason
@@ -295,14 +299,14 @@ class Shape:
     """The form that a group must have before a validator runs a model for it."""
 
     group_size: int
-    """Completions per group."""
+    """Number of completions per group."""
     max_new_tokens: int
     vocabulary: int
-    """Tokens are 0 up to, not including, this."""
+    """Number of tokens; they count from 0."""
     end_tokens: frozenset[int]
-    """Tokens that end a turn, and a completion of one turn."""
+    """Tokens that end a turn, and also a completion of one turn."""
     turns: int = 1
-    """Turns of a completion, at most."""
+    """Most turns of a completion."""
 
 
 def check_shape(tokens: Sequence[Sequence[int]], shape: Shape) -> Judgement:
@@ -337,7 +341,7 @@ def _check_tokens(completion: Sequence[int], shape: Shape) -> Judgement:
 
 
 def judge(evidence: Evidence, limits: Limits) -> Judgement:
-    """Hold one group's evidence against the limits; the first violation is the reason."""
+    """Compare one group's evidence with the limits. The first violation is the reason."""
     if evidence.malformed:
         return _rejected(Reason.MALFORMED_PROOF, 1, 0)
     if evidence.tokens <= 0:
@@ -370,8 +374,7 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
 
 
 def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
-    """Judge the groups of one submission together; each was or will be judged by itself as
-    well.
+    """Judge the groups of one submission together, in addition to each by itself.
 
     What adds up is held against the limits of so many tokens and chunks: how many tokens are
     how far off, the sum of their gaps, the mean mantissa error.
@@ -390,14 +393,14 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
 
 
 def judge_draws(pool: Sequence[Evidence], limits: Limits) -> Judgement:
-    """Judge several submissions of one worker by their draws together; each was judged by
-    itself as well."""
+    """Judge the draws of several submissions of one worker together, in addition to each
+    submission by itself."""
     return _judge_draws(pool, limits, POOL_CHANCE)
 
 
 def _judge_draws(pool: Sequence[Evidence], limits: Limits, chance: float) -> Judgement:
-    """Judge the numbers of tokens off by each distance, and the sum of gaps. Each test rejects
-    honest work with this chance at most."""
+    """Judge the counts of tokens off by each distance, and the sum of gaps. Each test rejects
+    honest work with ``chance`` at most."""
     tokens = sum(evidence.tokens for evidence in pool)
     total = sum(evidence.gap_mean * evidence.tokens for evidence in pool)
     limit = limits.gap_limit(tokens, chance)
@@ -411,9 +414,8 @@ def _judge_draws(pool: Sequence[Evidence], limits: Limits, chance: float) -> Jud
 
 
 def poisson_limit(mean: float, false_alarm: float) -> int:
-    """The smallest count that a Poisson variable exceeds with at most this probability (up to
-    0.5).
-    """
+    """Return the smallest count that a Poisson variable exceeds with at most the probability
+    ``false_alarm`` (up to 0.5)."""
     if mean <= 0:
         return 0
     # Beyond mean + 10 sd + 40 the tail is below 1e-17 whatever the mean.
@@ -428,7 +430,7 @@ def poisson_limit(mean: float, false_alarm: float) -> int:
 
 
 def _poisson_tail(mean: float, count: int) -> float:
-    """The probability of more than ``count``, summed upwards from the first term."""
+    """Return the probability of more than ``count``, summed upwards from the first term."""
     if count < mean - 1:
         return 1.0  # it is above one half here: the median is at least mean - ln 2
     term = math.exp((count + 1) * math.log(mean) - mean - math.lgamma(count + 2))

@@ -40,13 +40,12 @@ Logits: TypeAlias = NDArray[np.floating]
 """Scores, one row per token position: (rows, vocabulary)."""
 
 SURPRISE_FLOOR: Final = 4.0
-"""Nats squared that are added to the variance of the summed surprise: a policy that is sure of
-nearly every token has next to no variance, and one unlikely token would condemn an honest
-worker."""
+"""Squared nats added to the variance of the summed surprise. A policy that is sure of nearly
+every token has next to no variance, and one unlikely token would condemn an honest worker."""
 
 LOWEST: Final = -80.0
-"""A token whose scaled logit is this far below the best is never drawn: its probability is
-below 2e-35, and no uniform of 53 bits nor noise of 32 reaches it. float32 would make of it a
+"""Scaled logit, relative to the best, below which a token is never drawn. Its probability is
+below 2e-35, and no uniform of 53 bits nor noise of 32 reaches it. In float32 it would become a
 denormal number, each of which costs a hundred times as much."""
 
 # Values that are looked at together: 256 KiB of float32, which with two arrays of scratch stays
@@ -68,7 +67,8 @@ _SLACK: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """One token per row, and its log-probability at the temperature (greedy: at 1)."""
+    """One token per row, and its log-probability at the temperature (for greedy decoding, at
+    1)."""
 
     tokens: NDArray[np.intp]
     logprobs: NDArray[np.float64]
@@ -76,19 +76,19 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of drawing again; one element per claimed token."""
+    """The result of drawing again, with one element per claimed token."""
 
     mismatch: NDArray[np.bool_]
-    """The draw gives another token."""
+    """True where the draw gives another token."""
     distance: NDArray[np.float64]
-    """CDF: from the uniform to the claimed token's interval, 0 to 1. Greedy: how much less
-    probable than the most probable token. Infinite, Gumbel's too, where token or logits are
-    void; else 0."""
+    """Rule CDF: distance from the uniform to the claimed token's interval, 0 to 1. Greedy:
+    difference in probability to the most probable token. Infinite, under Gumbel too, where the
+    token or the logits are invalid; otherwise 0 under Gumbel."""
     gap: NDArray[np.float64]
-    """Rule Gumbel: the best score less the claimed token's; greedy: of logits. Infinite as the
-    distance is. Rule CDF: 0."""
+    """Rule Gumbel: the best score minus the claimed token's; for greedy decoding, of logits.
+    Infinite where the distance is. Rule CDF: 0."""
     logprob: NDArray[np.float64]
-    """The claimed token's log-probability, at the temperature (greedy: at 1)."""
+    """The claimed token's log-probability, at the temperature (for greedy decoding, at 1)."""
     entropy: NDArray[np.float64]
     """The row's entropy in nats: the expected -logprob of an honest draw."""
     variance: NDArray[np.float64]
@@ -105,7 +105,7 @@ _quiet = np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def draw(
     logits: Logits, words: Words, temperature: float, rule: DrawRule = DrawRule.CDF
 ) -> DrawnTokens:
-    """The token of each row: logits (rows, vocabulary) and words (rows,).
+    """Return the token of each row, drawn from logits (rows, vocabulary) and words (rows,).
 
     A logit of minus infinity is a token that cannot be drawn. Raises `ValueError` when a row
     has no distribution (NaN, plus infinity).
@@ -129,7 +129,7 @@ def replay(
     temperature: float,
     rule: DrawRule = DrawRule.CDF,
 ) -> Replay:
-    """Draw again and compare with the claimed tokens. Never raises because of them."""
+    """Draw again and compare with the claimed tokens. Invalid tokens raise no exception."""
     _check(logits, words, temperature)
     count, vocabulary = logits.shape
     known, claimed = _indices(tokens, vocabulary)
@@ -174,21 +174,21 @@ class DrawStatistics:
         self._variance = 0.0
         self._gaps = 0.0
         self.tokens = 0
-        """Rows so far."""
+        """Number of rows added so far."""
         self.distance = 0.0
-        """The largest."""
+        """Largest distance so far."""
         self.gap_max = 0.0
-        """The largest."""
+        """Largest gap so far."""
         self._largest = np.empty(0)
 
     def add(
         self, logits: Logits, tokens: Sequence[int] | NDArray[np.integer], words: Words
     ) -> NDArray[np.float64]:
-        """Take one block of rows into account; return the log-probs of its tokens."""
+        """Add one block of rows; return the log-probabilities of its tokens."""
         return self.take(replay(logits, tokens, words, self._temperature, self._rule))
 
     def take(self, seen: Replay) -> NDArray[np.float64]:
-        """`add`, of a block that was replayed elsewhere, where its logits are."""
+        """Add a block that was already replayed, such as by the device that has its logits."""
         off = seen.distance if self._rule is DrawRule.CDF else seen.gap
         self.tokens += len(seen.logprob)
         # not within a step: NaN, too, counts
@@ -209,23 +209,23 @@ class DrawStatistics:
 
     @property
     def largest(self) -> tuple[float, ...]:
-        """The `proofs.checks.LARGEST` that are furthest off, the furthest first; none that is
-        within the first step."""
+        """The `proofs.checks.LARGEST` largest offsets, largest first, without those within the
+        first step."""
         return tuple(self._largest.tolist())
 
     @property
     def gap_mean(self) -> float:
-        """The mean of all rows; 0 without one."""
+        """Mean gap of all rows; 0 without rows."""
         return self._gaps / self.tokens if self.tokens else 0.0
 
     @property
     def surprise(self) -> float:
-        """z-statistic of the summed surprise of the tokens: their -log p against the entropy
+        """z-statistic of the tokens' summed surprise, which is their -log p minus the entropy
         of each row.
 
-        Near 0 for honest draws, large for tokens that another model wrote, negative for tokens
-        picked for being likely. Greedy decoding has no surprise: 0. The variance carries
-        `SURPRISE_FLOOR`.
+        It is near 0 for honest draws, large for tokens that another model wrote, and negative
+        for tokens picked for being likely. Greedy decoding has no surprise, so it is 0.
+        `SURPRISE_FLOOR` is added to the variance.
         """
         if self._temperature == 0:
             return 0.0
@@ -233,7 +233,7 @@ class DrawStatistics:
 
 
 def _larger(so_far: float, values: NDArray[np.float64]) -> float:
-    """NaN if one is."""
+    """Return the larger of the maximum so far and the values' maximum; NaN if any is NaN."""
     highest = float(values.max(initial=0.0))
     return nan if isnan(highest) or isnan(so_far) else max(so_far, highest)
 
@@ -248,7 +248,8 @@ def _check(logits: Logits, words: Words, temperature: float) -> None:
 def _indices(
     tokens: Sequence[int] | NDArray[np.integer], vocabulary: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Which tokens are in the vocabulary, and an index for each: 0 for those that are not."""
+    """Return which tokens are in the vocabulary, and an index for each: 0 for those that are
+    not."""
     if not isinstance(tokens, np.ndarray):
         # Numbers of any size are foreign here: what is no index must not reach an array.
         inside = [0 <= token < vocabulary for token in tokens]
@@ -278,7 +279,7 @@ def _blocks(logits: Logits, temperature: float) -> Iterator[tuple[slice, _Block]
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """Working memory for the rows of a block."""
+    """Working memory for the rows of a block, reused for each block."""
 
     scaled: NDArray[np.float32]
     weights: NDArray[np.float32]
@@ -287,10 +288,10 @@ class _Arrays:
     bits: NDArray[np.uint32]
     bounds: NDArray[np.float32]
     tokens: NDArray[np.uint32]
-    """The vocabulary."""
+    """The numbers of the vocabulary's tokens."""
 
     def of(self, rows: int) -> _Arrays:
-        """Views of the arrays for so many rows."""
+        """Return views of the arrays for ``rows`` rows."""
         return _Arrays(
             self.scaled[:rows],
             self.weights[:rows],
@@ -306,12 +307,13 @@ class _Choice(Protocol):
     best: NDArray[np.intp]
 
     def how_far(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Distance or gap, by the rule, of one token of each row. Not below 0."""
+        """Return the distance or gap, by the rule, of one token of each row. It is never below
+        0."""
         ...
 
 
 class _Block:
-    """Rows that are looked at together, and their one exponential."""
+    """Rows that are processed together, and share one computation of the exponential."""
 
     def __init__(
         self, logits: NDArray[np.float32], temperature: float, arrays: _Arrays
@@ -320,8 +322,8 @@ class _Block:
         self.rows = np.arange(len(logits))
         self.arrays = arrays
         self.weights = arrays.weights[:, : logits.shape[1]]
-        """exp of the scaled logits, the largest of each row 1: probabilities but for
-        ``total``."""
+        """Exponentials of the scaled logits, where the largest of each row is 1. Divided by
+        ``total`` they are probabilities."""
         self._is_greedy = temperature == 0
         self._temperature = temperature or 1.0
         self._top = logits.max(axis=1)
@@ -336,7 +338,7 @@ class _Block:
         if impossible is not None:
             self.weights[impossible] = 0.0
         self.parts = arrays.weights.reshape(len(logits), -1, _SUM_BLOCK)
-        """The weights, in the blocks of the cumulative sum."""
+        """The weights, divided into the blocks of the cumulative sum."""
         sums = np.einsum("ijk->ij", self.parts, dtype=np.float64, casting="safe")
         self.borders: NDArray[np.float64] = sums.cumsum(axis=1)
         """Cumulative weight at the end of each block."""
@@ -344,15 +346,15 @@ class _Block:
         """Sum of the weights of each row; NaN where a row has no distribution."""
 
     def logprob(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The log-probability of one token in each row."""
+        """Return the log-probability of one token in each row."""
         values = self.exact(self.rows, tokens) - np.log(self.total)
         # a certain token's may be a rounding above 0
         certain: NDArray[np.float64] = np.minimum(values, 0.0)
         return certain
 
     def moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance of -log p in each row. Overwrites the weights: nothing comes
-        after."""
+        """Return the mean and variance of -log p in each row. The weights are overwritten, so
+        this must be the last use."""
         first = np.einsum("ij,ij->i", self.weights, self._scaled) / self.total
         np.multiply(self.weights, self._scaled, out=self.weights)
         second = np.einsum("ij,ij->i", self.weights, self._scaled) / self.total
@@ -365,14 +367,14 @@ class _Block:
         return _Inverse(self, words) if rule is DrawRule.CDF else _Race(self, words)
 
     def exact(self, rows: NDArray[np.intp], tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Scaled logits of single tokens, in float64."""
+        """Return the scaled logits of single tokens, in float64."""
         above = self.logits[rows, tokens].astype(np.float64) - self._top[rows]
         scaled: NDArray[np.float64] = above / self._temperature
         return scaled
 
 
 class _Greedy:
-    """The most probable token, the first of equals."""
+    """Chooses the most probable token, the first of equals."""
 
     def __init__(self, block: _Block, rule: DrawRule) -> None:
         self._block = block
@@ -380,7 +382,7 @@ class _Greedy:
         self.best = block.logits.argmax(axis=1)
 
     def how_far(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The distance in probability (CDF) or in logits (Gumbel)."""
+        """Return the distance in probability (CDF) or in logits (Gumbel)."""
         block = self._block
         if self._rule is DrawRule.GUMBEL:
             return -block.exact(block.rows, tokens)
@@ -390,7 +392,8 @@ class _Greedy:
 
 
 class _Inverse:
-    """The first token whose cumulative weight exceeds the uniform's share of the total."""
+    """Chooses the first token whose cumulative weight exceeds the uniform's share of the
+    total."""
 
     def __init__(self, block: _Block, words: Words) -> None:
         self._block = block
@@ -402,7 +405,7 @@ class _Inverse:
     def _inside(
         self, which: NDArray[np.intp]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Cumulative weights within one block of each row, and the border before it.
+        """Return the cumulative weights within one block of each row, and the border before it.
 
         The block's own sum was rounded in another order: its last token, and those of no weight
         that follow, end exactly where the next block begins.
@@ -416,7 +419,7 @@ class _Inverse:
         return np.where(inside >= inside[:, -1:], end, np.minimum(inside, end)), before
 
     def how_far(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Distance of the uniform to the token's interval."""
+        """Return the distance of the uniform to the token's interval."""
         which, place = np.divmod(tokens, _SUM_BLOCK)
         inside, before = self._inside(which)
         rows = self._block.rows
@@ -428,7 +431,8 @@ class _Inverse:
 
 
 class _Race:
-    """The token with the largest sum of scaled logit and Gumbel noise, the first of equals."""
+    """Chooses the token with the largest sum of scaled logit and Gumbel noise, the first of
+    equals."""
 
     def __init__(self, block: _Block, words: Words) -> None:
         self._block = block
@@ -456,13 +460,13 @@ class _Race:
             self._highest[rows[chosen]] = scores[chosen]
 
     def _scores(self, rows: NDArray[np.intp], tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The exact scores of single tokens."""
+        """Return the exact scores of single tokens."""
         bits = noise_bits(self._words[rows], tokens[:, None])[:, 0]
         scores: NDArray[np.float64] = self._block.exact(rows, tokens) + gumbel(bits)
         return scores
 
     def how_far(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The best score less the token's."""
+        """Return the best score minus the token's."""
         gap = self._highest - self._scores(self._block.rows, tokens)
         # a claimed score is no candidate's only if it is lower, or beyond the slack's rounding
         return np.where(gap > 0, gap, np.where(np.isnan(gap), inf, 0.0))

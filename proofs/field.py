@@ -31,7 +31,8 @@ PRIME: Final = 65497
 
 @cache
 def _inverses() -> Elements:
-    """The inverse of each element, of zero zero: a^(P - 2) by repeated squaring, 2 ms once."""
+    """Return the inverse of each element, with zero for zero. It computes a^(P - 2) by repeated
+    squaring, 2 ms once."""
     result = np.ones(PRIME, dtype=np.uint32)
     power = np.arange(PRIME, dtype=np.uint32)
     for bit in range((PRIME - 2).bit_length()):
@@ -42,14 +43,15 @@ def _inverses() -> Elements:
 
 
 def _reduce(values: Elements, scratch: Elements, out: Elements) -> None:
-    """``out`` = ``values`` mod `PRIME`; ``scratch`` is as large and overwritten."""
+    """Write ``values`` mod `PRIME` to ``out``. ``scratch`` has the same size and is
+    overwritten."""
     np.floor_divide(values, PRIME, out=scratch)
     np.multiply(scratch, PRIME, out=scratch)
     np.subtract(values, scratch, out=out)
 
 
 def _divided_differences(points: NDArray[np.intp], values: Elements) -> Elements:
-    """Newton's coefficients, in the place of ``values``; both arrays are (n, polynomials)."""
+    """Replace ``values`` by Newton's coefficients. Both arrays are (n, polynomials)."""
     inverses = _inverses()
     gaps, numerators, factors = (
         np.empty_like(points),
@@ -72,7 +74,7 @@ def _divided_differences(points: NDArray[np.intp], values: Elements) -> Elements
 
 
 def interpolate(x: NDArray[np.integer], y: NDArray[np.integer]) -> Elements:
-    """Coefficients, constant term first, of the polynomials through the points.
+    """Return the coefficients, constant term first, of the polynomials through the points.
 
     Both arrays are (polynomials, n). The x of one polynomial must be distinct elements; y is
     taken modulo `PRIME`. The result, (polynomials, n), does not depend on the order of the
@@ -96,9 +98,8 @@ def interpolate(x: NDArray[np.integer], y: NDArray[np.integer]) -> Elements:
 
 
 def evaluate(coefficients: NDArray[np.integer], x: NDArray[np.integer]) -> Elements:
-    """Values of the polynomials (polynomials, n) at the elements (polynomials, k): Horner's
-    rule.
-    """
+    """Return the values of the polynomials (polynomials, n) at the elements (polynomials, k),
+    by Horner's rule."""
     terms = np.ascontiguousarray(coefficients.T, dtype=np.uint32)
     points = np.ascontiguousarray(x.T, dtype=np.uint32)
     result = np.zeros_like(points)

@@ -31,14 +31,14 @@ Words: TypeAlias = NDArray[np.uint64]
 """Draw words: 64 random bits per token position."""
 
 SEED_BYTES: Final = 32
-"""SHA-256."""
+"""Bytes of a seed, which is a SHA-256 digest."""
 
 DRAW_DOMAIN: Final = b"/shoal/draw/1.0.0"
 TASK_DOMAIN: Final = b"/shoal/task/1.0.0"
 UNIFORM_DOMAIN: Final = b"/shoal/uniform/1.0.0"
 
 WORDS_PER_DIGEST: Final = 4
-"""64 bits each."""
+"""Number of words, of 64 bits each, in one digest."""
 
 # The two multipliers of lowbias32 (Chris Wellons, public domain), found by search: of all
 # two-round hashes of 32 bits of this form it is the one whose output bits depend most evenly on
@@ -58,14 +58,13 @@ class DrawRule(Enum):
 
 
 def draw_seed(run: bytes, policy: bytes, node: bytes, step: int, slot: int) -> bytes:
-    """The seed of one completion: the run's and the policy's digest, the peer, numbers without
-    gaps.
-    """
+    """Return the seed of one completion, from the digests of the run and the policy, the peer,
+    and consecutive numbers."""
     return _seed(DRAW_DOMAIN, run, policy, node, step, slot)
 
 
 def task_seed(run: bytes, policy: bytes, node: bytes, step: int, group: int) -> bytes:
-    """The seed from which the environment derives the task of one group."""
+    """Return the seed from which the environment derives the task of one group."""
     return _seed(TASK_DOMAIN, run, policy, node, step, group)
 
 
@@ -104,18 +103,20 @@ def draw_words(seeds: Sequence[bytes], start: int, count: int) -> Words:
 
 
 def uniforms(words: Words) -> NDArray[np.float64]:
-    """The upper 53 bits of each word, the most that a float64 below 1 holds: in [0, 1)."""
+    """Return the upper 53 bits of each word as a float64 in [0, 1): the most that it can hold
+    there."""
     return np.ldexp((words >> np.uint64(11)).astype(np.float64), -53)
 
 
 def noise_bits(
     words: Words, tokens: NDArray[np.integer], out: NDArray[np.uint32] | None = None
 ) -> NDArray[np.uint32]:
-    """32 bits of noise for each token under each word: (rows,) and (tokens,) or (rows, tokens)
-    to (rows, tokens).
+    """Return 32 bits of noise for each token under each word.
 
-    Only xor, shifts and products modulo 2^32, so that any library computes the same on any
-    device: torch in int32, where products wrap as well and a shift to the right needs a mask.
+    The shapes are (rows,) for words, and (tokens,) or (rows, tokens) for tokens; the result is
+    (rows, tokens). Only xor, shifts and products modulo 2^32 are used, so that any library
+    computes the same on any device: torch in int32, where products wrap as well and a shift to
+    the right needs a mask.
     """
     low = words.astype(np.uint32)[:, None]
     high = (words >> np.uint64(32)).astype(np.uint32)[:, None]
@@ -133,7 +134,7 @@ def noise_bits(
 
 
 def gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Gumbel noise -ln(-ln(u)) of u = 1 - (bits + 1/2) / 2^32: from -3.1 to 22.9.
+    """Return Gumbel noise -ln(-ln(u)) of u = 1 - (bits + 1/2) / 2^32, from -3.1 to 22.9.
 
     u is counted from 1 downwards, as large noise, which decides, comes of a u near 1, and 1 - u
     is exact there.

@@ -40,11 +40,11 @@ Rows: TypeAlias = NDArray[np.float32]
 """Hidden states of one sequence: (tokens, width)."""
 
 ROWS_PER_CHUNK: Final = 32
-"""Tokens per proof; the package's ``decode_batching_size`` in every published run."""
+"""Tokens per chunk; the package's ``decode_batching_size`` in every published run."""
 
 TOP_K: Final = 128
-"""The package's values per chunk; fewer only where a whole chunk has fewer. A run names its own
-number (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
+"""The package's number of values per chunk, lower only where a whole chunk has fewer. A run
+names its own number (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
 
 MAX_TOP_K: Final = 1024
 """Most values per chunk that a run may name: 2 KiB a chunk, 64 bytes a token. Interpolation
@@ -84,7 +84,8 @@ NO_MATCH: Final = float(2**64)
 # one limit fits both. Tried: errors in absolute terms (0.09 and 0.12), a square root, which
 # makes of the short ones 0.9.
 SHORT_CHUNK_POWER: Final = 0.25
-"""Power of the share of a chunk's rows that are there, by which its errors are multiplied."""
+"""Errors of a short chunk are multiplied by the fraction of its rows that exist, to this
+power."""
 
 # Bits of a bfloat16, then of a float32, and the one pattern that every NaN is written as.
 _SIGN_AND_EXPONENT: Final = 0xFF80
@@ -110,7 +111,7 @@ _BATCH_CHUNKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """The bytes cannot be a proof of so many tokens, whatever the activations."""
+    """A verdict on bytes that cannot be a proof of so many tokens, whatever the activations."""
 
     reason: str
 
@@ -134,25 +135,26 @@ class ToplocStats:
 
     chunks: int
     exponent_mismatches: int
-    """Values whose sign or exponent differs, and values of ours that are not finite."""
+    """Number of values whose sign or exponent differs, or of which the verifier's own is not
+    finite."""
     mantissa_mean: float
-    """Infinite when no value of some chunk agrees. This and the median are scaled as those of
-    whole chunks (`SHORT_CHUNK_POWER`)."""
+    """Largest mean mantissa error of a chunk; infinite if no value of some chunk agrees. This
+    and the median are scaled to whole chunks (`SHORT_CHUNK_POWER`)."""
     mantissa_median: float
     means: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    """The mean of every chunk."""
+    """The mean mantissa error of every chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The largest values of one chunk, the largest first: where they are and what they are."""
+    """The largest values of one chunk, largest first: their places and their bit patterns."""
 
     size: int
-    """The number of values in the flattened chunk."""
+    """Number of values in the flattened chunk."""
     indices: NDArray[np.integer]
-    """(k,), within the flattened chunk."""
+    """Places (k,) of the values in the flattened chunk."""
     patterns: NDArray[np.uint16]
-    """(k,), bfloat16."""
+    """Bit patterns (k,) of the values in bfloat16."""
 
 
 class TopValues:
@@ -163,16 +165,16 @@ class TopValues:
 
     def __init__(self, values: int = TOP_K) -> None:
         self.values = values
-        """Per chunk."""
+        """Number of values kept per chunk."""
         self._chunks: list[_Chunk] = []
         self._rows: list[Rows] = []
         self._waiting = 0
         self.tokens = 0
-        """Rows so far."""
+        """Number of rows added so far."""
 
     def add(self, rows: Rows) -> None:
-        """The next rows, (tokens, width) in float32; as many as there are. Raises `ValueError`
-        for another shape or width."""
+        """Add the next rows, (tokens, width) in float32, any number of them. Raises
+        `ValueError` for another shape or width."""
         rows = _checked(rows)
         if self._rows and rows.shape[1] != self._rows[0].shape[1]:
             raise ValueError(f"rows of {rows.shape[1]} after rows of {self._rows[0].shape[1]}")
@@ -193,24 +195,25 @@ class TopValues:
         indices: NDArray[np.integer],
         patterns: NDArray[np.uint16],
     ) -> None:
-        """The next chunk, of so many rows and values, of which `largest` was found elsewhere:
-        by an engine whose states are on another device. Raises `ValueError` behind rows that
-        wait for their chunk to be full."""
+        """Add the next chunk, of ``rows`` rows and ``size`` values, whose `largest` was found
+        elsewhere: by an engine whose states are on another device. Raises `ValueError` while
+        earlier rows wait for their chunk to be full."""
         if self._waiting:
             raise ValueError(f"{self._waiting} rows wait for the chunk before this one")
         self.tokens += rows
         self._chunks.append(_Chunk(size, indices, patterns))
 
     def extend(self, other: TopValues) -> None:
-        """The chunks of ``other``, whose rows follow."""
+        """Add the chunks of ``other``, whose rows follow. Raises `ValueError` while earlier
+        rows wait for their chunk to be full."""
         if self._waiting:
             raise ValueError(f"{self._waiting} rows wait for the chunk before this one")
         self.tokens += other.tokens
         self._chunks += other.chunks
 
     def close_all(self, others: Sequence[TopValues]) -> None:
-        """Close ``others``, which are of this class. Their last chunks are ranked together
-        where that is cheaper."""
+        """Close ``others``, which are of this class. A subclass may rank their last chunks
+        together where that is cheaper."""
 
     def _wait(self, rows: Rows) -> None:
         if len(rows):
@@ -237,15 +240,16 @@ Source: TypeAlias = Rows | TopValues
 
 
 def bfloat16_patterns(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bit patterns of float32 values rounded to bfloat16, ties to even, every NaN to 0x7FC0."""
+    """Return the bit patterns of float32 values rounded to bfloat16: ties to even, every NaN to
+    0x7FC0."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(bits & _MAGNITUDE > _INFINITY, _NAN, rounded).astype(np.uint16)
 
 
 def largest(block: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.uint16]]:
-    """Indices and bfloat16 patterns, each (rows, k), of the k values of largest magnitude in
-    each row.
+    """Return indices and bfloat16 patterns, each (rows, k), of the k values of largest
+    magnitude in each row.
 
     Magnitudes are compared after rounding; of equal ones the lower index wins. Largest first.
     """
@@ -286,8 +290,8 @@ def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
 
 
 def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[bytes]:
-    """Return a proof for each row of points; both arrays are (chunks, k), indices distinct in a
-    row."""
+    """Return a proof for each row of points. Both arrays are (chunks, k), with distinct indices
+    in a row."""
     moduli = injective_moduli(indices)
     words = np.empty((len(indices), 1 + indices.shape[1]), dtype=">u2")
     words[:, 0] = moduli
@@ -296,16 +300,15 @@ def encode(indices: NDArray[np.integer], patterns: NDArray[np.integer]) -> list[
 
 
 def proof_size(tokens: int, width: int, values: int = TOP_K) -> int:
-    """Bytes of the proof for so many rows of hidden states: 2 + 2 ``values`` per started chunk,
-    fewer if it is tiny.
-    """
+    """Return the bytes of the proof for ``rows`` rows of hidden states: 2 + 2 ``values`` per
+    started chunk, fewer if it is tiny."""
     whole, rest = divmod(tokens, ROWS_PER_CHUNK)
     sizes = [ROWS_PER_CHUNK * width] * whole + [rest * width] * (rest > 0)
     return sum(2 + 2 * min(values, size) for size in sizes)
 
 
 def commit(activations: Sequence[Source], values: int = TOP_K) -> list[bytes]:
-    """The proof of each sequence: its chunks' proofs, one after the other; empty without
+    """Return the proof of each sequence: its chunks' proofs, one after the other; empty without
     tokens.
 
     Every array is (tokens, width), float32. Raises `ValueError` for other shapes.
@@ -349,8 +352,8 @@ def verify(
 
 
 def worst(stats: Sequence[ToplocStats | Malformed]) -> ToplocStats | Malformed:
-    """The worst of several sequences, such as the completions of a group, statistic by
-    statistic; `Malformed` if one is."""
+    """Return the worst of several sequences, such as the completions of a group, statistic by
+    statistic; `Malformed` if any is malformed."""
     measured = list[ToplocStats]()
     for number, one in enumerate(stats):
         if isinstance(one, Malformed):
@@ -398,11 +401,11 @@ def independence(completions: Sequence[Sequence[int]]) -> list[list[float]]:
 
 
 def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
-    """The numbers that the package itself would report, chunk by chunk: signs are not looked
-    at.
+    """Return the numbers that the package itself would report, chunk by chunk, with signs
+    ignored.
 
-    For comparison with published thresholds; judge by `verify`. Raises `ValueError` if the
-    bytes are not the proof of that many rows.
+    They serve to compare with published thresholds; `verify` gives what to judge by. Raises
+    `ValueError` if the bytes are not the proof of that many rows.
     """
     chunks = _largest(_cut(_checked(rows)), TOP_K)
     claim = _parse_untrusted(proof, chunks)
@@ -418,14 +421,14 @@ def _checked(rows: Rows) -> Rows:
 
 
 def _cut(rows: Rows) -> list[NDArray[np.float32]]:
-    """The chunks of a sequence, flattened."""
+    """Return the chunks of a sequence, flattened."""
     return [
         rows[i : i + ROWS_PER_CHUNK].reshape(-1) for i in range(0, len(rows), ROWS_PER_CHUNK)
     ]
 
 
 def _sequences(activations: Sequence[Source], values: int) -> list[list[_Chunk]]:
-    """The chunks of each sequence; those of all that come as rows are looked at together."""
+    """Return the chunks of each sequence. Chunks that are given as rows are ranked together."""
     kept = [one.chunks if isinstance(one, TopValues) else [] for one in activations]
     cut = [
         one.waiting if isinstance(one, TopValues) else _cut(_checked(one))
@@ -438,7 +441,7 @@ def _sequences(activations: Sequence[Source], values: int) -> list[list[_Chunk]]
 
 
 def _largest(chunks: Sequence[NDArray[np.float32]], values: int) -> list[_Chunk]:
-    """The largest values of each chunk; chunks of equal size are ranked together."""
+    """Return the largest values of each chunk. Chunks of equal size are ranked together."""
     by_size: dict[int, list[int]] = {}
     for position, chunk in enumerate(chunks):
         by_size.setdefault(chunk.size, []).append(position)
@@ -456,8 +459,8 @@ def _largest(chunks: Sequence[NDArray[np.float32]], values: int) -> list[_Chunk]
 
 
 def _batches(chunks: Sequence[_Chunk]) -> Iterator[list[int]]:
-    """Positions of chunks that are computed with together: of equally many values, which are
-    all that the chunk has, or not."""
+    """Yield the positions of chunks that can be computed together: they have equally many
+    values, and either all or none keep all values of the chunk."""
     alike: dict[tuple[int, bool], list[int]] = {}
     for position, chunk in enumerate(chunks):
         k = len(chunk.indices)
@@ -470,7 +473,8 @@ def _batches(chunks: Sequence[_Chunk]) -> Iterator[list[int]]:
 def _parse_untrusted(
     proof: bytes, ours: Sequence[_Chunk]
 ) -> list[NDArray[np.intp]] | Malformed:
-    """Modulus and coefficients of each chunk, or why these bytes are no proof. Never raises."""
+    """Return the modulus and coefficients of each chunk, or why the bytes are no proof. Never
+    raises."""
     expected = sum(2 + 2 * len(chunk.indices) for chunk in ours)
     if len(proof) != expected:
         return Malformed(f"{len(proof)} bytes for {len(ours)} chunks, not {expected}")
@@ -492,10 +496,10 @@ def _parse_untrusted(
 def _measure(
     chunks: Sequence[_Chunk], claims: Sequence[NDArray[np.intp]], *, strict: bool
 ) -> list[ChunkStats]:
-    """Statistics of each chunk.
+    """Return the statistics of each chunk.
 
-    ``strict``: signs count, what is not finite never agrees, and values whose rank among the
-    largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
+    With ``strict`` signs count, values that are not finite never agree, and values whose rank
+    among the largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
     """
     results: list[ChunkStats | None] = [None] * len(chunks)
     for batch in _batches(chunks):
@@ -513,7 +517,9 @@ def _measure(
 def _compare(
     claimed: NDArray[np.uint16], own: NDArray[np.uint16], *, strict: bool, is_cut: bool
 ) -> Iterator[ChunkStats]:
-    """``own`` is ordered, largest first; ``is_cut`` says that the chunk has more values than
+    """Compare claimed with own values of several chunks.
+
+    ``own`` is ordered, largest first; ``is_cut`` means that the chunks have more values than
     these.
     """
     differs = (claimed ^ own) & (_SIGN_AND_EXPONENT if strict else _EXPONENT) != 0

@@ -10,18 +10,19 @@ from typing import Final
 from p2p.wire import KI, MIB
 
 SCRATCH: Final = 64 * MIB
-"""Bytes of ``/tmp`` in there. It is memory, beside what a worker may map."""
+"""Bytes of a worker's ``/tmp``. It is memory, beside what the worker may map."""
 TASKS: Final = 64
-"""Threads (and processes) of one worker. Libraries start one for each core, a stranger's code
-must not start as many as the machine has numbers for."""
+"""Most threads and processes of one worker. Libraries start one for each core; a stranger's
+code must not start as many as the machine has numbers for."""
 OPEN_FILES: Final = 256
-"""Files of one worker. Each costs the kernel up to 64 KiB where it is a pipe."""
+"""Most open files of one worker. Each costs the kernel up to 64 KiB where it is a pipe."""
 REPLY: Final = 64 * MIB
-"""Bytes of one reply: what engines and environments say at most (`roles.workers.calls`)."""
+"""Most bytes of one reply, as engines and environments send them (`roles.workers.calls`)."""
 CHATTER: Final = 16 * MIB
-"""Bytes that a worker may print during one call, on its way to where they are forgotten."""
+"""Most bytes that a worker may print during one call. They are discarded after the first
+`HEARD`."""
 HEARD: Final = 64 * KI
-"""Bytes of what a worker prints in its life that go to the node's log."""
+"""Bytes of a worker's printed output, over its life, that go to the node's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,56 +34,57 @@ class Confinement:
     """
 
     readable: tuple[str, ...] = ()
-    """Files and folders."""
+    """Files and folders that the worker may read."""
 
     writable: tuple[str, ...] = ()
-    """Folders of this machine; made if they are not there."""
+    """Folders of this machine that the worker may write. They are made if they do not exist."""
 
     sees_machine: bool = False
-    """True if all of this machine may be read but homes and sockets, and its accelerators used:
-    for our own engines, which need drivers wherever they lie."""
+    """True if the worker may read all of this machine except homes and sockets, and use its
+    accelerators. It is meant for our own engines, which need drivers wherever they lie."""
 
     network: bool = False
-    """True if it may open sockets, and sees this machine's interfaces."""
+    """True if the worker may open sockets, and sees this machine's interfaces."""
 
     forks: bool = False
-    """True if it may start processes. Each may then use ``memory`` again."""
+    """True if the worker may start processes. Each may then use ``memory`` again."""
 
     variables: tuple[str, ...] = ()
-    """Names of environment variables that it keeps, and beginnings of names that end in ``*``;
-    all others are gone."""
+    """Names of environment variables that the worker keeps. A name that ends in ``*`` stands
+    for all that begin so. All other variables are removed."""
 
     memory: int | None = None
-    """Bytes of address space of each process."""
+    """Most bytes of address space of each process."""
 
     tasks: int | None = TASKS
-    """Threads and processes together."""
+    """Most threads and processes together."""
 
     cores: int | None = 1
-    """Cores that its threads share (Linux)."""
+    """Number of cores that its threads share (Linux)."""
 
     rests: bool = True
     """True if the worker is stopped between calls where ``bwrap`` contains it, so that it uses
     the machine only when asked."""
 
     file_size: int | None = SCRATCH
-    """Bytes of one file."""
+    """Most bytes of one file."""
 
     open_files: int | None = OPEN_FILES
-    """Open files of each process."""
+    """Most open files of each process."""
 
     scratch: int = SCRATCH
-    """Bytes of ``/tmp``, all files together."""
+    """Most bytes of all files in ``/tmp`` together."""
 
     reply: int = REPLY
-    """Bytes of one reply."""
+    """Most bytes of one reply."""
 
     chatter: int | None = CHATTER
-    """Bytes on standard error during one call. None: it is the node's own, unread."""
+    """Most bytes on standard error during one call. With None, standard error is the node's
+    own, and is not read."""
 
     required: bool = True
-    """True if it must not run where this machine cannot contain it. Else it gets the limits
-    that a process can give itself."""
+    """True if the worker must not run where this machine cannot contain it. Otherwise it runs
+    there with the limits that a process can set itself."""
 
     def __post_init__(self) -> None:
         amounts = (
@@ -99,16 +101,16 @@ class Mechanism(Enum):
     """The ways to contain workers on a machine."""
 
     BUBBLEWRAP = "bubblewrap"
-    """Linux: own namespaces, made by ``bwrap``."""
+    """Linux: namespaces of the worker's own, made by ``bwrap``."""
     SEATBELT = "seatbelt"
-    """macOS: ``sandbox-exec``."""
+    """macOS: a profile for ``sandbox-exec``."""
     NONE = "none"
-    """No containment, except resource limits of the process."""
+    """No containment except the resource limits of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containment:
-    """How a machine contains workers, as tried."""
+    """The way in which a machine contains workers, as found by a trial."""
 
     mechanism: Mechanism = Mechanism.NONE
     """The mechanism that works here."""
@@ -117,11 +119,11 @@ class Containment:
     """The path of ``bwrap`` or ``sandbox-exec``."""
 
     is_switching: bool = False
-    """True if the node is root: then each worker runs as a user that no person has, without a
-    user namespace. The kernel counts no process of root's."""
+    """True if the node is root. Each worker then runs as a user of its own that no person has,
+    without a user namespace. The kernel does not count root's processes."""
 
     reason: str = ""
-    """Why nothing contains them, for a person; empty if something does."""
+    """The reason, for a person, why nothing contains workers; empty if something does."""
 
     @property
     def holds(self) -> bool:
@@ -140,7 +142,7 @@ class Containment:
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
-    """Return True if ``path`` is one of ``folders``, or in one."""
+    """Return True if ``path`` is one of ``folders``, or lies in one."""
     return any(
         path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders
     )

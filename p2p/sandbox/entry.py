@@ -20,9 +20,10 @@ from typing import Final
 from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 
 READY: Final = b"+"
-"""A worker's first words."""
+"""Output of a worker whose limits are in force."""
 NO_NEW_PRIVS: Final = 38
-"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, as the next, and of ``linux/seccomp.h``."""
+"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, which also has the next constant. The last is
+of ``linux/seccomp.h``."""
 SECCOMP: Final = 22
 """``PR_SET_SECCOMP``."""
 FILTER: Final = 2
@@ -31,13 +32,13 @@ FILTER: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryLimits:
-    """The limits of a worker, as they cross the command line."""
+    """The limits of a worker, as passed on the command line."""
 
     amounts: dict[str, int]
-    """Resource limits by Python's names, without ``RLIMIT_``."""
+    """Resource limits by Python's names, without the prefix ``RLIMIT_``."""
 
     cores: int = 0
-    """Cores to stay on, which are drawn; 0 for all."""
+    """Number of cores to stay on, chosen at random; 0 for all."""
 
     user: int = 0
     """User id to switch to; 0 keeps the current one."""
@@ -48,21 +49,21 @@ class EntryLimits:
     network: bool = False
     forks: bool = False
     uncounted: bool = False
-    """See `p2p.sandbox.seccomp.filter_program`."""
+    """True if the filter allows uncounted memory; see `p2p.sandbox.seccomp.filter_program`."""
 
     def to_argument(self) -> str:
-        """The limits as a command line argument."""
+        """Return the limits as a command line argument."""
         return json.dumps(asdict(self))
 
 
 class _Program(ctypes.Structure):
-    """``struct sock_fprog``."""
+    """The C type ``struct sock_fprog``."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def main(argv: list[str]) -> None:
-    """Take away, say so, and become the worker."""
+    """Apply the limits, report that they are in force, and become the worker."""
     limits = EntryLimits(**json.loads(argv[1]))
     module, rest = argv[2], argv[3:]
     for name, amount in limits.amounts.items():
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> None:
 
 
 def _limit(name: str, amount: int) -> None:
-    """Lower a limit; only root may raise one."""
+    """Lower a resource limit. Only root may raise one."""
     import resource  # not at the top: Windows has none, and nodes import this to say so
 
     kind: int = getattr(resource, f"RLIMIT_{name}")

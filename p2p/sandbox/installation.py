@@ -41,13 +41,13 @@ PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyve
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
 MOST_LINKS: Final = 40
-"""Links on the way to a file: as many as Linux follows."""
+"""Most links followed on the way to a file, as in Linux."""
 MAPS: Final = "/proc/self/maps"
 ACCELERATORS: Final = (
     "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
     "nvgpu", "nvmap", "udmabuf",
 )  # fmt: skip
-"""Devices that engines compute with: flatpak's list, and those of data centres."""
+"""Devices with which engines compute: flatpak's list, and those of data centres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +55,29 @@ class Installation:
     """The paths of this machine that a worker needs, all absolute."""
 
     python: str
-    """The interpreter."""
+    """The path of the interpreter."""
 
     system: tuple[str, ...]
-    """The system's folders and files."""
+    """Folders and files of the operating system."""
 
     links: tuple[tuple[str, str], ...]
     """Symbolic links among them, with their targets as written."""
 
     readable: tuple[str, ...]
-    """Python's own, and packages."""
+    """Python's own files and folders, and packages."""
 
     search: tuple[str, ...]
-    """Folders on the path that Python does not find by itself."""
+    """Folders on the import path that Python does not find by itself."""
 
     private: tuple[str, ...]
-    """Folders that hold the secrets of a person or a program: homes, and where sockets are."""
+    """Folders that hold the secrets of a person or a program: homes, and places of sockets."""
 
     devices: tuple[str, ...]
-    """Accelerators."""
+    """Device files of accelerators."""
 
 
 def find_installation() -> Installation:
-    """The installation of the running Python."""
+    """Return the installation of the running Python."""
     prefixes = _both({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix})
     python = sys.executable
     found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]
@@ -113,7 +113,7 @@ def _both(paths: Iterable[str]) -> list[str]:
 
 
 def _chain(path: str) -> Iterator[str]:
-    """A file, and the links on the way to it."""
+    """Return a file and the links on the way to it."""
     for _ in range(MOST_LINKS):
         yield path
         if not os.path.islink(path):
@@ -123,8 +123,8 @@ def _chain(path: str) -> Iterator[str]:
 
 
 def _searched() -> list[str]:
-    """The entries of ``PYTHONPATH`` and the folder of ``p2p``; Python finds the others by
-    itself."""
+    """Return the entries of ``PYTHONPATH`` and the folder of ``p2p``. Python finds all others
+    by itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = _package_root()
     folders = [os.path.abspath(path) for path in named if path]
@@ -138,7 +138,8 @@ def _is_public(path: str) -> bool:
 
 
 def _on_path() -> list[str]:
-    """Folders and archives that this process imports from, but for what Python puts first."""
+    """Return the folders and archives that this process imports from, except what Python puts
+    first."""
     paths = list(sys.path)
     if paths and any(_is_same(paths[0], place) for place in ("", os.path.dirname(sys.argv[0]))):
         del paths[0]  # where the command was given, or its script lies: `-P` does without
@@ -153,7 +154,7 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _package_root() -> str:
-    """The folder that ``p2p`` was imported from."""
+    """Return the folder from which ``p2p`` was imported."""
     spec = importlib.util.find_spec("p2p")
     assert spec is not None
     assert spec.origin is not None
@@ -161,7 +162,7 @@ def _package_root() -> str:
 
 
 def _importable(root: str) -> Iterator[str]:
-    """Modules, packages and what `importlib.metadata` reads, directly in ``root``."""
+    """Return the modules, packages and metadata (`importlib.metadata`) directly in ``root``."""
     if not os.path.isdir(root):
         yield root  # an archive
         return
@@ -178,7 +179,7 @@ def _importable(root: str) -> Iterator[str]:
 
 
 def _library_folders(known: list[str]) -> list[str]:
-    """Folders of libraries that this process has mapped and that lie elsewhere."""
+    """Return the folders of libraries that this process has mapped and that lie elsewhere."""
     try:
         lines = Path(MAPS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # macOS: there the system's loader reads its own cache
@@ -194,15 +195,15 @@ def _library_folders(known: list[str]) -> list[str]:
 
 
 def _homes() -> tuple[str, ...]:
-    """This user's home by both names, and the parent folders of other homes. The root is no
-    home, though containers give it to users without a name."""
+    """Return this user's home by both names, and the parent folders of other homes. The root is
+    no home, though containers give it to users without a name."""
     home = os.path.expanduser("~")
     own = [path for path in _both([home]) if path != "/"]
     return tuple(dict.fromkeys([*own, "/home", "/root"]))
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Without those inside others, shortest first."""
+    """Return the folders without those that lie inside others, shortest first."""
     kept: list[str] = []
     for path in sorted(dict.fromkeys(paths), key=lambda path: (path.count("/"), path)):
         if not is_below(path, kept):

