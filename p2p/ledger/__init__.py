@@ -5,7 +5,7 @@ what proves that an author forked its log, and the file that tells a torn end fr
 `ledger` is the driver: it appends, and recovers after kill -9.
 
 Others' ledgers: `core.exchange` is what is kept of each author, what nodes ask each other, and
-who has told two stories; `service` asks and answers, `kept` has it on the disk.
+which authors equivocate; `service` asks and answers, `kept` has it on the disk.
 
 Entries flow one way: a role's statement is signed, written, synced, and only then acknowledged.
 

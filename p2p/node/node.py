@@ -8,7 +8,7 @@ another passes through here, and nowhere else:
 * a policy that SHARDCAST publishes is announced on the gossip topic of the run; an announcement
   from gossip is judged by SHARDCAST before it is passed on;
 * the head of our ledger goes into our heartbeat, those in others' heartbeats go to the exchange
-  of ledgers, and a proof that an author has told two stories goes out on a topic of its own;
+  of ledgers, and a proof that an author has equivocated goes out on a topic of its own;
 * the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's
   roster;
 * the run document says whose heartbeats are passed on and whose policies count;
@@ -121,7 +121,7 @@ async def open_node(
     ):
 
         def is_member(peer: PeerId) -> bool:
-            """Return True if ``peer`` is an officer of the run, or a member."""
+            """Return True if ``peer`` is a member, or a trainer or validator of the run."""
             return peer in node.membership or peer in node.run.officers
 
         meter.begin(is_member, node.shardcast.charge_upload)

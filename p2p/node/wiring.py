@@ -7,7 +7,7 @@ publishes a record under the name of its run; a node that has no neighbours, or 
 or a validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were
 cut in two heals through the DHT.
 
-Proofs that an officer of the run has told two stories travel by gossip.
+Proofs that a trainer or validator of the run has equivocated travel by gossip.
 
 The text of an invite is read once: what is kept in the node's folder is the pass made of it,
 which is no secret and admits no other identity. A node whose invite is void ends with a

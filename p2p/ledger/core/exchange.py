@@ -8,7 +8,7 @@ Every few seconds it asks one of its peers what that has beyond its own shelves,
 in a swarm of n nodes news is everywhere after about log n rounds, each of which costs a node
 one question.
 
-An author that tells two stories is found by the first node that holds a part of both, wherever
+An author that equivocates is found by the first node that holds a part of both logs, wherever
 they meet: in an answer, or in the signed head that each heartbeat carries. From then on the
 proof is all that is kept of it: nothing that it states counts, nor has counted
 (`Exchange.statements`). A proof needs no trust in who hands it over.

@@ -1,4 +1,4 @@
-"""What viewers are told: a whole snapshot each second.
+"""Snapshots for viewers: a whole one each second.
 
 The node is looked at once a second, whoever watches: the curves need it. A picture is drawn and
 encoded only while somebody watches, once for all viewers; twice a minute, and at the end, one

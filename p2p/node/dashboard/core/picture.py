@@ -259,7 +259,7 @@ def _roles(known: Mapping[str, NodeView], panels: Panels) -> dict[str, Any]:
 
 
 def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]]:
-    """Yield the new points of each value of a curve panel.
+    """Yield the points of each value of a curve panel.
 
     Without ``rows`` this is the newest point. With it, the points are those of the list there,
     whose items are tables, or lists of x and a number for each value. Points with x below 0,
