@@ -1,4 +1,5 @@
-"""What the trainer has accepted: each place at most once, on disk before its worker is told.
+"""Places that the trainer has accepted: each counts once and is on disk before its worker is
+told.
 
 A place that is taken goes to the disk (`roles.trainer.inbox`), gets a receipt in the ledger and
 goes into the buffer, in this order. Everything is keyed by the digest of its commitment, so a
@@ -44,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 ALIKE: Final = 100
-"""Groups without spread, one after the other, that are said to be no accident: where one in ten
-has spread, it happens once in 40,000 times."""
+"""Number of consecutive groups without spread that cannot be chance. If one group in ten has
+spread, such a sequence has a probability of 1 in 40,000."""
 
 
 class Intake:
-    """Places that were taken, and the groups of them that wait for a step."""
+    """The accepted places, and the groups in them that wait for a step."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Intake:
         self.buffer = buffer
         self.accounts = Accounts()
         self.paces = Paces()
-        """What each worker's machine has proven."""
+        """Measured speed of each worker."""
         self._node = node
         self._sampling = sampling
         self._ledger = ledger
@@ -71,28 +72,29 @@ class Intake:
         self._durable = durable
         self._step = 0
         self.is_over = False
-        """Whether the run has all its steps."""
+        """True once the run has taken all its steps."""
         self._arrived = Notifier()
         self._consumed = Notifier()
         self._taken: dict[bytes, None] = {}
         """Digests of the commitments of all places taken so far; their receipts are in the
         ledger."""
         self._taking: dict[bytes, None] = {}
-        """Those that are being written to disk now."""
+        """Digests of the commitments of places that are being written to disk now."""
         self._authors: dict[bytes, PeerId] = {}
-        """Which node each place in the buffer is of."""
+        """Maps each place in the buffer to the node that made it."""
         self.alike = 0
-        """Groups since the last one that had spread: nothing is learnt from them."""
+        """Groups without spread since the last group with spread. The engine learns nothing
+        from them."""
         self._learning: list[BufferedGroup] = []
-        """Taken out of the buffer by the step that is under way."""
+        """Groups that the current step has taken out of the buffer."""
         self._planned: list[BufferedGroup] = []
-        """What an earlier life took for the next step, and did not end."""
+        """Groups that an earlier process planned for the next step but did not finish."""
         self._noted = 0
-        """The newest step that the ledger knows."""
+        """The newest step that the ledger records."""
 
     @property
     def taken(self) -> int:
-        """Number of places taken so far, in all lives."""
+        """Number of places accepted so far, including earlier processes."""
         return len(self._taken)
 
     def has_taken(self, commitment: Commitment) -> bool:
@@ -100,11 +102,11 @@ class Intake:
         return commitment.digest in self._taken
 
     async def wait_change(self) -> None:
-        """Return when groups have come or gone."""
+        """Wait until groups are added or removed."""
         await self._consumed.wait()
 
     async def recall(self) -> None:
-        """Read what was taken in earlier lives, and what was learnt from it."""
+        """Read which places earlier processes accepted and which groups they learnt from."""
         await self._inbox.recall()
         await self.accounts.recall(self._node.world.disk)
         async for entry in self._ledger.entries(RECEIPT_KIND):
@@ -146,7 +148,7 @@ class Intake:
             return None
 
     async def restore(self, step: int) -> None:
-        """Take up again what was taken and, by `step`, not learnt from."""
+        """Restore the places that were accepted and, as of `step`, not yet learnt from."""
         self._step = step
         counted = dict.fromkeys(itertools.islice(self._taken, self.accounts.submissions))
         planned = self._inbox.learnt_after(step).get(step + 1, [])
@@ -200,7 +202,8 @@ class Intake:
         self._arrived.notify_all()
 
     def note_unsent(self, node: PeerId, places: int) -> None:
-        """Count places that were not wanted: their groups teach nothing, by their claims."""
+        """Count places that were not requested because their claims say that no group has
+        spread."""
         groups = places * self._sampling.submission
         self.accounts.note_unsent(node, groups)
         self._note_alike(groups, has_spread=False)
@@ -220,8 +223,8 @@ class Intake:
         self.accounts.turn_down(node, key, groups, is_over=self.is_over)
 
     async def drop(self, commitments: Collection[Commitment]) -> None:
-        """Learn nothing from these places any more: on disk when this returns, so that no later
-        life does."""
+        """Never learn from these places again. The decision is on disk when this returns, so it
+        also holds after a restart."""
         keys = {one.digest for one in commitments}
         dropped = [group for group in self.buffer if group.source in keys]
         if not dropped:
@@ -276,7 +279,7 @@ class Intake:
         return self.accounts.of(node).fates(waiting[node], is_over=self.is_over)
 
     def finish(self) -> None:
-        """The run has all its steps: nothing more is wanted."""
+        """Note that the run has taken all its steps, so no more work is wanted."""
         self.is_over = True
         self._consumed.notify_all()
 
@@ -285,8 +288,8 @@ class Intake:
         return Counter(author for author in authors if author is not None)
 
     def _work_by_author(self, groups: Iterable[BufferedGroup]) -> dict[PeerId, Work]:
-        """Return what a step learns from, for the ledger. A group whose author is forgotten is
-        nobody's."""
+        """Return the work that a step learns from, by author, for the ledger. Groups whose
+        author is no longer known are left out."""
         done: dict[PeerId, Work] = {}
         for one in groups:
             author = self._authors.get(one.source)
