@@ -200,7 +200,6 @@ class HostedModel(TransformerModel):
         raise EngineError(f"a {self.shape.architecture} cannot be moved")
 
     def like(self, dtype: Dtype, device: torch.device) -> TransformerModel:
-        """See `TransformerModel.like`."""
         return HostedModel(self.shape, dtype, device, self._table)
 
     def forward(
@@ -212,7 +211,6 @@ class HostedModel(TransformerModel):
         *,
         reach: int | None = None,
     ) -> Tensor:
-        """See `TransformerModel.forward`."""
         rows, length = tokens.shape
         if positions is None:
             reach = length

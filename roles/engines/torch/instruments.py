@@ -60,11 +60,9 @@ class HostInstruments:
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """See `Instruments`."""
         return draws.replay(logits, tokens, words, temperature, rule)
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """See `Instruments`."""
         return toploc.TopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
@@ -74,11 +72,9 @@ class HostInstruments:
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """See `Instruments`."""
         return draws.draw(self.view(logits), words, temperature, rule)
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """See `Instruments`."""
         return toploc.commit([self.view(rows) for rows in chunks], values)
 
 
@@ -88,11 +84,9 @@ class DeviceInstruments:
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """See `Instruments`."""
         return replay_on_device(logits, tokens, words, temperature, rule)
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """See `Instruments`."""
         return DeviceTopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
@@ -102,11 +96,9 @@ class DeviceInstruments:
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """See `Instruments`."""
         return draw_on_device(logits, words, temperature, rule)
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """See `Instruments`."""
         return toploc.commit(rank_chunks(chunks, values), values)
 
 

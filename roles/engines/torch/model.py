@@ -442,7 +442,6 @@ class Block(nn.Module):
         layer: tuple[Tensor, Tensor] | None,
         used: int,
     ) -> Tensor:
-        """See `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, seen, layer, used)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

@@ -78,12 +78,10 @@ class VllmEngine:
         self._sampling: Sampling | None = None
 
     def placement(self) -> Placement:
-        """See `roles.engines.worker.LocalEngine`."""
         device = "cpu" if requirements.is_for_cpu() else "cuda"
         return Placement("vllm", device, threads_of(self._config))
 
     def load(self, weights: str) -> None:
-        """See `roles.engines.base.Generator`."""
         if not Path(weights).exists():
             raise FileNotFoundError(f"there are no weights at {weights}")
         if self._vllm is None:
@@ -101,11 +99,9 @@ class VllmEngine:
 
     @property
     def has_room(self) -> bool:
-        """See `roles.engines.base.Generator`."""
         return len(self._under_way) < ROWS
 
     def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """See `roles.engines.base.Generator`."""
         self._check(tasks, sampling)
         check_numbers(tasks, {group.task.group for group in self._under_way.values()})
         if self._under_way and sampling != self._sampling:
@@ -126,7 +122,6 @@ class VllmEngine:
         self._under_way |= {str(slot): one for one in groups for slot in one.slots}
 
     def advance(self, seconds: float) -> list[Group]:
-        """See `roles.engines.base.Generator`."""
         end, ended = perf_counter() + seconds, list[_Requests]()
         while self._under_way:
             for output in self._vllm.llm_engine.step():
@@ -147,11 +142,9 @@ class VllmEngine:
         return []
 
     def hear(self, answers: Sequence[Row]) -> None:
-        """Not for this engine."""
         self._refuse()
 
     def drop(self) -> None:
-        """See `roles.engines.base.Generator`."""
         if self._under_way:
             self._vllm.llm_engine.abort_request(list(self._under_way))
             self._under_way.clear()
@@ -161,7 +154,6 @@ class VllmEngine:
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """See `roles.engines.base.Scorer`."""
         rows = [
             (task.prompt, one.tokens)
             for task, group in zip(tasks, groups, strict=True)
@@ -180,23 +172,18 @@ class VllmEngine:
         return scored
 
     def open(self, checkpoint: str, base: str = "") -> int:
-        """Not for this engine."""
         self._refuse()
 
     def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """Not for this engine."""
         self._refuse()
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """Not for this engine."""
         self._refuse()
 
     def save(self, checkpoint: str, weights: str) -> None:
-        """Not for this engine."""
         self._refuse()
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """Not for this engine."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
