@@ -169,7 +169,7 @@ class TorchEngine:
         return self._shared
 
     def close(self) -> None:
-        """End what other processes there are; the end of this one does it as well."""
+        """End the other processes of the learner. They end with this process as well."""
         if self._shared is not None:
             self._shared.close()
 

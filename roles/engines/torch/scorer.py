@@ -35,9 +35,9 @@ from roles.engines.torch.model import Cache, TransformerModel, slice_rows
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, Tokens, pack
 
 BLOCK: Final = 512
-"""Tokens of a long group read at once. With fewer, products of matrices lose (64 take 1.4 times
-as long each); with more, short completions side by side spend more on attention that the mask
-then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, grows."""
+"""Tokens of a long group that are read at once. With fewer, products of matrices are slower
+(1.4 times with 64). With more, short completions side by side spend more on attention that the
+mask then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class States:
 
     group: int
     parts: tuple[tuple[int, int], ...]
-    """Of which completion, and how many."""
+    """For each run of rows, its completion and the number of rows."""
     rows: Tensor
     """(tokens, width)."""
 
@@ -62,7 +62,7 @@ def score(
     *,
     instruments: Instruments | None = None,
 ) -> list[Scored]:
-    """One `Scored` per group, in order. Tokens and their numbers were checked before."""
+    """Return one `Scored` per group, in order. Tokens and their numbers were checked before."""
     _check_tokens(model.shape.vocabulary, tasks, groups)
     tools = instruments or instruments_for(model.device)
     replays = [
@@ -105,9 +105,8 @@ def _feed(
 def read_groups(
     model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
 ) -> Iterator[Iterator[States]]:
-    """The states behind every completion token: batches of whole groups, and of each group its
-    states in order.
-    """
+    """Yield the states behind every completion token: batches of whole groups, with the states
+    of each group in order."""
     asked = [
         (task.prompt, group.completions) for task, group in zip(tasks, groups, strict=True)
     ]
@@ -138,7 +137,7 @@ def _check_tokens(vocabulary: int, tasks: Sequence[GroupTask], groups: Sequence[
 def _read_packed(
     model: TransformerModel, batch: PackedBatch, numbers: Sequence[int]
 ) -> Iterator[States]:
-    """One pass over several groups, each a row."""
+    """Read several groups in one pass, each as a row."""
     hidden, start = batch.hidden(model), 0
     for group, pieces in groupby(batch.pieces, key=lambda piece: piece.group):
         parts = tuple((piece.completion, piece.length) for piece in pieces)
@@ -150,7 +149,7 @@ def _read_packed(
 def _read_long(
     model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Completion]
 ) -> Iterator[States]:
-    """Several passes over one group, its prompt cached."""
+    """Read one group in several passes, with its prompt cached."""
     first = len(prompt)
     texts = [one.text for one in completions]
     packs = list(_packs([text for text, _ in texts]))
@@ -174,7 +173,8 @@ def _read_long(
 
 
 def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tensor:
-    """Of the states of ``text`` from place ``start`` on, those behind drawn tokens."""
+    """Return the states behind drawn tokens among ``rows``, the states of ``text`` from
+    ``start`` on."""
     if len(drawn) == len(text):
         return rows
     some = drawn[bisect(drawn, start) : bisect(drawn, start + len(rows))]
@@ -182,7 +182,8 @@ def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tens
 
 
 def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
-    """Runs of completions that are read together: `BLOCK` tokens, or one completion."""
+    """Yield runs of completions that are read together: up to `BLOCK` tokens, or one
+    completion."""
     some, length = list[int](), 0
     for number, tokens in enumerate(completions):
         if some and length + len(tokens) - 1 > BLOCK:
@@ -196,9 +197,8 @@ def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
 def _read_blocks(
     model: TransformerModel, tokens: Tokens, start: int, cache: Cache
 ) -> Iterator[Tensor]:
-    """The states of tokens that follow what is in the cache, whose positions begin at
-    ``start``.
-    """
+    """Yield the states of tokens that follow those in the cache; their positions begin at
+    ``start``."""
     for at in range(0, len(tokens), BLOCK):
         block = send_numbers([tokens[at : at + BLOCK]], model.device)
         length, used = block.shape[1], cache.used
@@ -218,7 +218,7 @@ def _read_beside(
     model: TransformerModel, group: int, first: int, last: Tensor, cache: Cache,
     texts: Sequence[tuple[Tokens, Sequence[int]]], some: Sequence[int],
 ) -> States:  # fmt: skip
-    """Several completions in one pass: each sees the prompt and itself."""
+    """Read several completions in one pass, each of which sees the prompt and itself."""
     tokens, positions, owners = list[int](), list[int](), list[int]()
     for number in some:
         more = texts[number][0][:-1]

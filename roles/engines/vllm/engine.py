@@ -44,7 +44,7 @@ from roles.models.bundle import CONFIG
 from roles.models.config import ModelConfig, write_config
 
 EXTENSION: Final = "roles.engines.vllm.extension.ShoalExtension"
-"""What vLLM mixes into its workers."""
+"""Class that vLLM mixes into its workers."""
 
 BLOCK: Final = 32
 """Tokens of a block of the cache. The completions of a group share the whole blocks of their
@@ -54,7 +54,7 @@ A multiple of 32 is what its CPU kernels ask for, GPUs take any of 16."""
 
 @dataclass(slots=True, init=False)
 class _Requests:
-    """Those of a group of which not every completion has ended."""
+    """Open requests of a group with completions that have not ended."""
 
     task: GroupTask
     slots: list[int]
@@ -65,7 +65,7 @@ class _Requests:
 
 
 class VllmEngine:
-    """Implements `roles.engines.worker.LocalEngine`, but for training."""
+    """Implements `roles.engines.worker.LocalEngine` except for training."""
 
     def __init__(self, config: EngineConfig) -> None:
         requirements.prepare()
@@ -138,7 +138,7 @@ class VllmEngine:
 
     @property
     def waiting(self) -> list[Row]:
-        """See `roles.engines.base.Generator`: none in completions of one turn."""
+        """Always empty: completions of this engine have one turn."""
         return []
 
     def hear(self, answers: Sequence[Row]) -> None:
@@ -205,7 +205,7 @@ class VllmEngine:
             )
 
     def _open(self) -> Any:
-        """Start vLLM with weights of chance, which `load` replaces."""
+        """Start vLLM with random weights, which `load` replaces."""
         from vllm import LLM
 
         config, options = self._config, self._config.vllm
@@ -236,7 +236,7 @@ class VllmEngine:
         return vllm
 
     def _run(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Read these alone, to the end; what they leave is in the extension."""
+        """Read these prompts alone, to the end; the extension keeps what it recorded."""
         self._enqueue(range(len(prompts)), prompts, 1)
         while self._vllm.llm_engine.has_unfinished_requests():
             self._vllm.llm_engine.step()
@@ -264,5 +264,5 @@ class VllmEngine:
             self._vllm.llm_engine.add_request(str(slot), text, parameters)
 
     def _tell(self, method: str, *arguments: object) -> Any:
-        """Call the extension in every worker; the answer of the first, whose rank is 0."""
+        """Call the extension in every worker, and return the answer of rank 0."""
         return self._vllm.collective_rpc(method, args=arguments)[0]
