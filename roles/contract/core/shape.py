@@ -43,11 +43,11 @@ class Family(Enum):
     """Family of the decoder; each differs from the others by one flag of `ModelShape`."""
 
     QWEN3 = "qwen3"
-    """Norms of queries and keys."""
+    """Architecture with norms of queries and keys."""
     QWEN2 = "qwen2"
-    """Biases of queries, keys and values."""
+    """Architecture with biases of queries, keys and values."""
     LLAMA = "llama"
-    """Neither."""
+    """Architecture without either."""
 
 
 class Dtype(Enum):
