@@ -331,7 +331,7 @@ class Learner(Protocol):
 
     @property
     def warning(self) -> str:
-        """What the learner waits for that a person must do; empty if nothing."""
+        """Reason to wait for something that a person must do; empty if there is none."""
         ...
 
     @property

@@ -49,7 +49,7 @@ MAX_RANKS: Final = 64
 
 
 class Autocast(Enum):
-    """Whether a learner multiplies in bfloat16."""
+    """Choice of whether a learner multiplies in bfloat16."""
 
     AUTO = "auto"
     """Train in bfloat16 if the model is large and the CPU has instructions for it."""
@@ -59,7 +59,7 @@ class Autocast(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits(EnvironmentLimits):
-    """What this machine's owner allows a run to ask of it, whichever run it is."""
+    """Limits that this machine's owner sets to what any run may ask of it."""
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`: a 0.5 B model with 1,024 new tokens

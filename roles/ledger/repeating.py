@@ -59,7 +59,7 @@ class Outcome(Enum):
     REFUTED = "refuted"
     """A replay does not find what the proof says."""
     UNKNOWN = "cannot be repeated"
-    """What a replay needs is missing or fails."""
+    """A replay lacks something that it needs, or fails."""
     VOID = "void"
     """The proof is damaged or is of another run, so it convicts nobody."""
 

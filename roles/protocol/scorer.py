@@ -138,7 +138,7 @@ class Ruling:
     groups: tuple[Group, ...] = ()
     """Groups as the worker drew them; empty if nothing was scored."""
     rewards: tuple[float, ...] = ()
-    """One reward for each completion, as a verdict carries them (float32)."""
+    """Rewards of all completions, as a verdict carries them (float32)."""
     found: tuple[Claim, ...] = ()
     """Correct claim about each group."""
     replayed: tuple[int, ...] = ()

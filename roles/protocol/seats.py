@@ -1,4 +1,5 @@
-"""How many streams a service reads at a time.
+"""Bounds on the streams that a service reads at a time: per peer, per network, for strangers,
+and in all.
 
 Of one peer, of one network, of strangers, and of all together.
 

@@ -131,7 +131,7 @@ class TrainerWatch:
 
     @property
     def meanwhile(self) -> str:
-        """What the trainer does while this node waits, as the end of a sentence; empty if
+        """Activity of the trainer while this node waits, as the end of a sentence; empty if
         unknown."""
         if self.account is None or self.is_away:
             return ""

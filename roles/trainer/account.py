@@ -1,4 +1,4 @@
-"""What became of each node's accepted work: the trainer's accounts, which peers may query.
+"""Accounts of each node's accepted work, which peers may query.
 
 Theory of operation
 

@@ -29,10 +29,11 @@ class TrainerConfig(RoleConfig):
     no step can need again is removed."""
 
     autocast: Autocast = Autocast.AUTO
-    """Whether the engine trains with bfloat16 products: ``auto``, ``on`` or ``off``."""
+    """Choice of whether the engine trains with bfloat16 products: ``auto``, ``on`` or
+    ``off``."""
 
     gpus: GpuOptions = field(default_factory=GpuOptions)
-    """How the learner uses several GPUs, or one that is too small."""
+    """Options by which the learner uses several GPUs, or one that is too small."""
 
     diloco: DilocoConfig = field(default_factory=DilocoConfig)
     """Settings of this machine for runs that pre-train on text."""

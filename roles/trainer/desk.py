@@ -131,7 +131,6 @@ class WorkDesk:
         account_of: Callable[[PeerId, bool], Account],
         capacity: int,
     ) -> None:
-        """`capacity` is the number of groups that the buffer holds."""
         self.gate = gate
         self.scorer = scorer
         self._node = node

@@ -83,7 +83,7 @@ class TrainerSession:
         """Bytes of the newest policy as it travels."""
         self.last_step: StepReport | None = None
         self.wrong = ""
-        """What is wrong with the last step, and which setting of learner.toml corrects it."""
+        """Problem of the last step, and the setting of learner.toml that corrects it."""
         self._guards = LearningGuards()
 
     @property
@@ -123,7 +123,8 @@ class TrainerSession:
         return self._standing.why_not
 
     def workers(self) -> dict[str, dict[str, object]]:
-        """The rate of accepted work of each worker, and whether it meets the run's minimum."""
+        """Return the rate of accepted work of each worker, and whether it meets the run's
+        minimum."""
         least = self._standing.run.terms.admission.min_tokens_per_second
         return self.intake.paces.health(self.node.world.now(), least)
 

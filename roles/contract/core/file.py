@@ -107,7 +107,7 @@ class AdmissionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRules:
-    """Which peers may join the run and submit rollouts."""
+    """Rules by which peers may join the run and submit rollouts."""
 
     mode: AdmissionMode = AdmissionMode.OPEN
     """``open``: everybody; ``allow``: the peers of ``allowed`` and invited ones."""
@@ -368,7 +368,7 @@ class Terms:
     """Peers whose verdicts count; none: the trainer's scorer judges newcomers."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """Which other peers may join."""
+    """Rules by which other peers may join."""
 
     model: Model
     """Model that is trained."""
@@ -391,7 +391,7 @@ class Terms:
     """Terms of ``algorithm = "diloco"``."""
 
     trust: TrustTerms = field(default_factory=TrustTerms)
-    """How much work is checked, and how names earn standing."""
+    """Amount of work that is checked, and the way in which names earn standing."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():

@@ -120,7 +120,7 @@ class ModelShape:
     """True if each head's queries and keys are normed, as in Qwen3."""
 
     rope_scaling: RopeScaling | None = field(default=None, metadata=LATER)
-    """How rotary frequencies are slowed down; None: they are not."""
+    """Slow-down of the rotary frequencies; None: there is none."""
 
     architecture: str = field(default="", metadata=LATER)
     """The class of transformers that computes the model, by the base's ``config.json``. What

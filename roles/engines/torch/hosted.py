@@ -86,7 +86,7 @@ def new_model(
 
 @dataclass(slots=True)
 class _Pass:
-    """What attention must know of the current pass."""
+    """The state of the current pass that attention needs."""
 
     model: TransformerModel
     cache: Cache | None = None

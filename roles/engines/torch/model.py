@@ -98,7 +98,7 @@ class RowParts:
 
 
 Seen: TypeAlias = Tensor | Unpacking | RowParts | None
-"""Which positions attention sees. A tensor is a mask (rows, 1, length, keys), True is seen.
+"""Positions that attention sees. A tensor is a mask (rows, 1, length, keys), True is seen.
 `Unpacking`: up to the position in its sequence. None: up to the position in its row."""
 
 

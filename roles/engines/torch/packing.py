@@ -82,7 +82,7 @@ class PackedBatch:
     positions: Tensor
     """(rows, length)."""
     seen: Seen
-    """Which positions attention sees; None where it is causal in each row."""
+    """Positions that attention sees; None where attention is causal in each row."""
     behind: Tensor
     """For each answer token, the index in the rows laid end to end of the state that it was
     drawn from."""

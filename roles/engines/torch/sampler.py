@@ -270,7 +270,8 @@ class Sampler:
         return not self._open or len(self._open) < self._places()
 
     def under_way(self) -> dict[int, tuple[int, ...]]:
-        """Tokens of the completions that go on, by their numbers in order of `add`."""
+        """Return the tokens of the completions that go on, by their numbers in order of
+        `add`."""
         rows = zip(self._completion.tolist(), self._place, self._length, strict=True)
         return {
             completion: tuple(self._tokens[place, :length].tolist())

@@ -46,7 +46,7 @@ class States:
 
     group: int
     parts: tuple[tuple[int, int], ...]
-    """For each run of rows, its completion and the number of rows."""
+    """The completion and the number of rows of each run of rows."""
     rows: Tensor
     """(tokens, width)."""
 

@@ -1,4 +1,4 @@
-"""What became of a node's accepted work: a question to the trainer, and its answer.
+"""Account of a node's accepted work: a question to the trainer, and its answer.
 
 A verdict tells a worker that its work was accepted, and no more: whether anything was learnt
 from it the trainer alone knows. So the trainer answers any peer that asks with that peer's own

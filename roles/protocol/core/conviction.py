@@ -77,8 +77,7 @@ class Conviction:
 
     @property
     def weight(self) -> Weight:
-        """How strongly the conviction counts. A lie convicts alone; three strikes convict
-        together."""
+        """Weight of the proof. A lie convicts alone; three strikes convict together."""
         if self.accused == self.verdict.validator:
             return weigh(self.verdict, self.finding)
         return Weight.NOTHING if self.finding is None else self.finding.weight

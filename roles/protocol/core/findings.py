@@ -46,7 +46,7 @@ may depend on the machine."""
 
 
 class Weight(IntEnum):
-    """How strongly a finding speaks against the validator that signed otherwise."""
+    """Strength of a finding against the validator that signed otherwise."""
 
     NOTHING = 0
     BORDERLINE = 1
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def weight(self) -> Weight:
-        """How strongly the finding counts."""
+        """Strength of this finding against the validator."""
         if self.reason in _CERTAIN:
             return Weight.LIE
         if self.reason == HEARS_OTHER:

@@ -1,4 +1,4 @@
-"""What a trainer decides without I/O.
+"""Decisions of a trainer, without I/O.
 
 `gate` says whose work may teach and who is convicted, by `records` of names and validators.
 `buffer` holds accepted groups by age until a step takes them; `demand` says how many places

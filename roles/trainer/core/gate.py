@@ -130,7 +130,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the gate knows about a name, for answers, pages and the driver's own checks."""
+    """The gate's knowledge about a name, for answers, pages and the driver's own checks."""
 
     stood: int = 0
     owed: int = 0
@@ -141,7 +141,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """What a decision means for a worker."""
+    """The consequence of a decision for a worker."""
 
     node: PeerId
     reason: str
@@ -173,7 +173,7 @@ class Audited:
     validator: PeerId
     worker: Consequence | None
     weight: Weight
-    """How strongly the audit speaks against the validator."""
+    """Weight of the audit against the validator."""
     is_convicted: bool = False
     """True if this audit has convicted the validator."""
     proof: Conviction | None = None
