@@ -1,6 +1,6 @@
 """A sample of this node's answers, for people who want to see what their machine does.
 
-Nothing hangs on it: an environment that fails here is not asked again in this life.
+No work depends on it: an environment that fails here is not asked again by this process.
 """
 
 from __future__ import annotations

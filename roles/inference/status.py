@@ -180,8 +180,8 @@ class Life:
 
 
 def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | None) -> Life:
-    """Return the counts of all lives. If the trainer tells of more work than was accepted here,
-    the surplus is not believed."""
+    """Return the counts over all processes. If the trainer reports more work than was accepted
+    here, the surplus is ignored."""
     if book is None:
         return Life()
     each = counts.rollouts

@@ -1,21 +1,19 @@
 """Bounds on the streams that a service reads at a time: per peer, per network, for strangers,
 and in all.
 
-Of one peer, of one network, of strangers, and of all together.
-
 Theory of operation
 -------------------
 A seat stands for the memory that a message takes while it arrives. Peers that fill all seats
-and send nothing would shut out all others, so a seat is lent, not given: when none is left, the
-slowest occupant goes for the peer that asks. An attacker can have many names; it cannot have
-had work accepted without doing it, cannot choose its networks freely, and cannot be fast
+and send nothing would shut out all others, so a seat can be taken away: when none is left, the
+slowest occupant is evicted for the peer that asks. An attacker can have many names. It cannot
+have work accepted without doing it, cannot choose its networks freely, and cannot be fast
 without paying for the bytes. Therefore:
 
 * strangers together get `STRANGERS` seats, the rest is for peers with accepted work;
 * one network, where the host knows networks, gets `PER_NETWORK`;
-* a peer that was made to go for being slow gives way to one that was not.
+* a peer that was evicted as slow is evicted before one that was not.
 
-No I/O: the caller knows the time, and is told whom to cancel.
+No I/O: the caller gives the time and a function that cancels the occupant.
 """
 
 from __future__ import annotations

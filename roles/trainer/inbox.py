@@ -140,8 +140,7 @@ class Inbox:
         return {key: None for (key, _), at in self._used.items() if at > step}
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the places of which no group can be used any more. Raises
-        `StorageError`."""
+        """Remove the places whose groups can no longer be used. Raises `StorageError`."""
         for key in [key for key in self._files if key not in needed]:
             await dawdle(self._world, "inbox/slow removal")
             if self._most:

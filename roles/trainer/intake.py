@@ -98,7 +98,7 @@ class Intake:
         return len(self._taken)
 
     def has_taken(self, commitment: Commitment) -> bool:
-        """Return True if this place was taken, in this life or an earlier one."""
+        """Return True if this place was accepted by this process or an earlier one."""
         return commitment.digest in self._taken
 
     async def wait_change(self) -> None:
@@ -115,9 +115,9 @@ class Intake:
             self._noted = max(self._noted, decode_learnt_untrusted(entry.body).step)
 
     async def learnt_again(self, step: int) -> AsyncGenerator[list[TrainingGroup]]:
-        """Yield the groups of each step after `step` that an earlier life ended, as far as they
-        are on disk. The last step of the log may have been planned only: then `wait_groups`
-        returns its groups."""
+        """Yield the groups of each step after `step` that an earlier process finished, as far
+        as they are on disk. The last step of the log may have been planned only; `wait_groups`
+        then returns its groups."""
         steps = self._inbox.learnt_after(step)
         for number, places in steps.items():
             if number > self._noted and number == max(steps):
@@ -234,10 +234,10 @@ class Intake:
         self._consumed.notify_all()
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:
-        """Return what an earlier life had planned for the next step, or the `count` oldest
-        groups that are fresh enough for it, once there are so many. They belong to that step:
-        on disk when this returns, and before the engine has them, so that no other step takes
-        them, however this life ends."""
+        """Return the groups of the next step: those that an earlier process planned for it, or
+        else the `count` oldest groups that are fresh enough, once there are that many. That
+        they belong to the step is on disk before the engine gets them, so no other step takes
+        them, even after a crash."""
         groups = self._planned
         while not groups:
             groups = self.buffer.take(count, self._step) or []
@@ -262,8 +262,8 @@ class Intake:
         await self.accounts.keep(self._node.world.disk)
 
     async def forget_used(self, covered: int) -> None:
-        """Remove the places of which no group can be used any more, and none has gone into a
-        step after `covered`, from which the trainer may have to begin again."""
+        """Remove the places whose groups can no longer be used, unless a step after `covered`
+        used one of them: the trainer may have to repeat those steps."""
         self.buffer.drop_stale(self._step)
         waiting = self.buffer.sources
         self._authors = {key: who for key, who in self._authors.items() if key in waiting}
@@ -272,7 +272,7 @@ class Intake:
         self._consumed.notify_all()
 
     def fates(self, node: PeerId | None) -> Fates:
-        """Return what became of the groups of a node, or of all."""
+        """Return where the groups of a node, or of all nodes, are now."""
         waiting = self._by_author([*self.buffer, *self._learning])
         if node is None:
             return self.accounts.total.fates(waiting.total(), is_over=self.is_over)

@@ -87,7 +87,8 @@ class Trainer:
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Return counts for people and dashboards. Before its books are read there are few."""
+        """Return counts for people and dashboards. Until the engine is open and the folder is
+        read, there are few."""
         if self._member is not None:
             return self._member.health()
         session = self.session

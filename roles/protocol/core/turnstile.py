@@ -1,21 +1,23 @@
 """Order in which strangers are heard: a fixed rate, in turns by network and peer.
 
 Theory of operation
+
 -------------------
-To hear a stranger costs this node half a millisecond before the first thing about it is known,
-a name costs the stranger nothing, and nodes that do the work pay with the time of the same
-loop. So nodes without accepted work pass one by one, at a rate that all of them share, and wait
-outside meanwhile: nothing is read, and a stream that waits takes 7 KiB and no time.
 
-Among those that wait networks take turns, and within each its peers: who comes with many names
-has one turn where its addresses show it. A peer whose network is not known is a network of its
-own. Who had few turns of late goes before who had twice as many, so that a newcomer is heard at
-once in front of a crowd that sends and sends; every `EVEN`-th turn goes to the others, or new
-names without end would keep them out.
+To hear a stranger costs this node half a millisecond before anything about the stranger is
+known. A name costs the stranger nothing, and the time is taken from the nodes that do the work.
+So nodes without accepted work pass one by one, at a rate that all of them share. While they
+wait nothing is read, and a waiting stream takes 7 KiB and no time.
 
-Bounded: ``in_all`` that wait, ``per_network`` of one network. A full line belongs to nobody: a
-stream more of a peer, or a network, that has fewer in it makes the newest go of the one that
-has the most. No I/O: the caller knows the time.
+Networks take turns, and within each network its peers: an attacker with many names has one turn
+if its addresses show it. A peer whose network is not known is a network of its own. A network
+that recently had few turns goes before one that had twice as many, so a newcomer is heard at
+once in front of a crowd that sends all the time. Every `EVEN`-th turn goes to the other
+networks; otherwise an endless supply of new names would keep them out.
+
+The queue is bounded: ``in_all`` items, and ``per_network`` of one network. If it is full, a new
+item of a peer or network with fewer items evicts the newest item of the one with most. No I/O:
+the caller knows the time.
 """
 
 from __future__ import annotations

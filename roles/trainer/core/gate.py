@@ -305,11 +305,12 @@ class Gate:
     def commit(
         self, signed: SignedWindow, now: Situation, *, is_listed: bool
     ) -> Assignment | Refused:
-        """Commit to a window whose signature, run and policy digest the driver has checked.
+        """Assign the places of a window whose signature, run and policy digest the driver has
+        checked.
 
-        A window without places changes nothing: it asks how much is wanted. A refusal for lack
-        of room has ``retry`` and blames nobody. ``is_listed``: the run file names the worker,
-        or it holds the owner's invite.
+        A window without places changes nothing; it asks how many places are wanted. A refusal
+        for lack of room has ``retry`` set and blames nobody. ``is_listed``: the run file names
+        the worker, or the worker holds the owner's invite.
         """
         window = signed.window
         name = self._find(window.node)
@@ -360,11 +361,12 @@ class Gate:
         return bool(self._in_standing) and now.newcomers_load > NEWCOMERS_LOAD
 
     def expects(self, commitment: Commitment, now: Situation) -> SignedWindow | Refused:
-        """Return the window that was committed, if the trainer's own scorer waits for this
-        content: what a peer brings beside the content may claim something else.
+        """Return the committed window if the trainer's own scorer waits for this content. The
+        caller must use this window, since a window that a peer sends with the content may
+        differ.
 
-        Content that came is expected still: who has it does not ask, and after a restart nobody
-        has it.
+        Content that has arrived is still expected: a caller that has it does not ask, and after
+        a restart it has to be sent again.
         """
         place = self._look_up(commitment)
         if place is None:
@@ -419,9 +421,9 @@ class Gate:
         """Return the groups of a wanted place that the trainer's scorer replays.
 
         ``spreads`` tells for each group if the rewards that the scorer computed have spread.
-        Those groups are replayed, and each other with chance ``share``. Places of newcomers,
-        and places that only the dice want (all claims are ``alike``), are replayed whole: else
-        junk there would be seen with a fraction of ``share``.
+        Groups with spread are replayed, and each other group with chance ``share``. Places of
+        newcomers, and places that only the dice want (all claims are ``alike``), are replayed
+        completely. Otherwise false claims there would be found with a fraction of ``share``.
         """
         name = self._find(window.node)
         known = None if name is None else name.windows.get(window.digest)
@@ -508,12 +510,12 @@ class Gate:
         return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
 
     def expire(self, now: Situation) -> list[Consequence | Audited]:
-        """Close what is overdue; call it every few seconds.
+        """Close overdue places; call this every few seconds.
 
         Wanted places that did not come to the trainer within ``lag`` versions and `DUE` served
         seconds are blamed on their worker. Windows of other terms, and windows whose validator
-        is silent, convicted or gone, blame nobody. Audited content that its validator did not
-        send within `DUE` served seconds is a strike.
+        is silent, convicted or no longer in the run, blame nobody. Audited content that its
+        validator did not send within `DUE` served seconds is a strike.
         """
         found: list[Consequence | Audited] = []
         passed = self.passed_over(now)
@@ -529,12 +531,13 @@ class Gate:
     # -- validators ------------------------------------------------------------------------
 
     def verdict(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
-        """Take a validator's verdict, whose signature the driver has checked.
+        """Process a validator's verdict, whose signature the driver has checked.
 
-        ``network`` is the worker's, as far as it is known. `Wish.SEND` opens an audit: the
-        content follows, and what the trainer's replay finds goes to `audited`. The same verdict
-        gets the same answer until then, `Wish.TAKE` afterwards: whoever has the content does
-        not ask for it twice, and after a restart nobody has it.
+        ``network`` is that of the worker, as far as it is known. `Wish.SEND` opens an audit:
+        the content follows, and the result of the trainer's replay goes to `audited`. Until
+        then the same verdict gets the same answer, and afterwards `Wish.TAKE`: a driver that
+        has the content does not ask again, and after a restart the content has to be sent
+        again.
         """
         place = self._look_up(verdict.commitment)
         validator = self._validators.get(verdict.validator)
@@ -565,11 +568,12 @@ class Gate:
         return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
-        """Hear a worker say that a validator's signed rejection is wrong.
+        """Process a worker's claim that a validator's signed rejection is wrong.
 
-        `Wish.SEND`: the budget takes it, and content follows. `Wish.TAKE`: it is noted, and the
-        worker may ask again in a minute; of the networks that ask, the one served longest ago
-        is next. The budget grows with verdicts, never with contests.
+        `Wish.SEND`: the budget allows an audit, and the content follows. `Wish.TAKE`: the
+        contest is noted, and the worker may ask again in a minute. Among the networks that ask,
+        the one that was served longest ago is next. The budget grows with verdicts, never with
+        contests.
         """
         if verdict.verdict is not Verdict.REJECTED:
             return Wish.IGNORE
@@ -600,10 +604,12 @@ class Gate:
         now: Situation,
         verify: Verify,
     ) -> Audited:
-        """Say what the trainer's replay of an audited place found. Told twice, it counts once.
+        """Process the result of the trainer's replay of an audited place. A repeated call has
+        no effect.
 
-        ``finding`` is the worst of the replay, None if everything is within limits. What does
-        not make a proof that opens (`roles.protocol.core.conviction`) accuses nobody.
+        ``finding`` is the worst of the replay, None if everything is within limits. Nobody is
+        accused unless the result makes a proof that can be opened
+        (`roles.protocol.core.conviction`).
         """
         commitment = verdict.commitment
         place = self._look_up(commitment)
@@ -638,11 +644,11 @@ class Gate:
             self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
-        """Return the validators of the run that are drawn for nobody now, and why.
+        """Return the validators of the run that get no assignments now, with the reasons.
 
-        One is *silent* that was assigned a window and has sent no decided verdict for `DUE`
-        served seconds. It is passed over for that long, twice as long the next time, and tried
-        again; any verdict of it ends that at once.
+        A validator is *silent* if it was assigned a window and has sent no decided verdict for
+        `DUE` served seconds. It is passed over for that long, twice as long the next time, and
+        then tried again. Any verdict from it ends that at once.
         """
         passed = {}
         for peer in now.validators:
@@ -721,7 +727,8 @@ class Gate:
         return None
 
     def _oldest_missing(self, name: NameRecord, version: PolicyVersion) -> int:
-        """Return the first place under ``version`` whose content the trainer's scorer lacks."""
+        """Return the index of the first place under ``version`` whose content the trainer's
+        scorer lacks."""
         return min(
             (
                 index
