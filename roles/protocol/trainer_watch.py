@@ -1,9 +1,7 @@
 """Presence and activity of the run's trainer, and what became of this node's work.
 
 Theory of operation
-
 -------------------
-
 A node asks the trainer at intervals that the trainer sets (`roles.protocol.core.account`). A
 trainer that answers, or whose heartbeat the swarm knows, is present. A trainer that does
 neither is away since its last sign of life. A trainer that is present and does not speak the

@@ -1,9 +1,7 @@
 """Accounts of each node's accepted work, which peers may query.
 
 Theory of operation
-
 -------------------
-
 For each node the accounts count the groups that were taken, learnt from, or turned down because
 they came too late. Groups that wait are counted in the buffer; every other group that was taken
 was dropped as too old. So no group is counted twice, also after a restart. The accounts go to

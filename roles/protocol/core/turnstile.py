@@ -1,9 +1,7 @@
 """Order in which strangers are heard: a fixed rate, in turns by network and peer.
 
 Theory of operation
-
 -------------------
-
 To hear a stranger costs this node half a millisecond before anything about the stranger is
 known. A name costs the stranger nothing, and the time is taken from the nodes that do the work.
 So nodes without accepted work pass one by one, at a rate that all of them share. While they
