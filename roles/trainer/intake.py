@@ -102,7 +102,7 @@ class Intake:
         return commitment.digest in self._taken
 
     async def wait_change(self) -> None:
-        """Wait until groups are added or removed."""
+        """Wait until groups leave the buffer, or until the run is over."""
         await self._consumed.wait()
 
     async def recall(self) -> None:
