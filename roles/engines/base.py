@@ -340,7 +340,7 @@ class Learner(Protocol):
         ...
 
     async def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """Go on from a policy that was learnt elsewhere, or whose checkpoint is lost: with a
+        """Continue with a policy that was learnt elsewhere, or whose checkpoint is lost, with a
         fresh optimiser. ``base`` as for `open`.
 
         Returns:

@@ -39,7 +39,7 @@ class LocalEngine(Protocol):
     system."""
 
     def placement(self) -> Placement:
-        """The engine, device and threads that compute."""
+        """Return the engine, device and threads that compute."""
         ...
 
     def load(self, weights: str) -> None: ...

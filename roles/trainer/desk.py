@@ -533,7 +533,7 @@ class WorkDesk:
 
     @property
     def _spares_newcomers(self) -> bool:
-        """Return True if newcomers have used up the scorer time that names in standing leave to
+        """Return True if newcomers have used up the scorer time or places that are open to
         them."""
         now = self.situation()
         if not self.gate.has_standing:
@@ -659,7 +659,7 @@ class WorkDesk:
         await self._keep_proof(proof)
 
     async def _keep_proof(self, proof: Conviction) -> None:
-        """Save a proof if it can be opened again, and record it in the ledger."""
+        """Save a proof that can be opened, and record it in the ledger."""
         commitment, disk = proof.submission.commitment, self._world.disk
         kind = BAN_KIND if proof.accused == commitment.node else LIE_KIND
         path = f"{EVIDENCE}/{kind}-{commitment.digest.hex()}"

@@ -64,7 +64,7 @@ class PolicyFiles:
         )
 
     async def open(self) -> int:
-        """Bring the engine to its checkpoint, or to the first policy. Returns the step."""
+        """Load the engine's checkpoint, or make the first policy. Returns the step."""
         self.checkpoint = await self._engine.open(CHECKPOINT, self._base)
         return self.checkpoint
 

@@ -233,7 +233,7 @@ class DilocoTerms:
             )
 
     def rounds(self) -> RoundConfig:
-        """Times of the agreement."""
+        """Return the timing of the rounds."""
         return RoundConfig(
             beat=self.beat,
             silence=6 * self.beat,

@@ -630,7 +630,7 @@ class Run:
         return peer not in named
 
     def shape(self) -> Shape:
-        """Bounds of every group of this run, whatever its content."""
+        """Return the bounds of every group of this run, whatever its content."""
         return Shape(
             group_size=self.terms.sampling.group_size,
             max_new_tokens=self.terms.sampling.max_new_tokens,

@@ -211,7 +211,7 @@ class RankServer:
     """The methods that the first rank may call."""
 
     def join(self, request: bytes) -> None:
-        """Become a rank."""
+        """Make this process a rank of the learner."""
         config, make, number, meeting = pickle.loads(request)
         _stay_on_this_machine()
         torch.set_num_threads(threads_of(config))

@@ -280,7 +280,7 @@ class Sampler:
         }
 
     def numbers(self) -> set[int]:
-        """Numbers of the groups that are under way or have not been taken."""
+        """Return the numbers of the groups that are under way or have not been taken."""
         open_groups = (group for group, _ in self._open.values())
         return {group.task.group for group in itertools.chain(open_groups, self._ended)}
 

@@ -142,7 +142,7 @@ class Replaying:
                 self._found[span.slot] = found + len(rows)
 
     def states(self) -> list[Tensor]:
-        """Hidden states (tokens, width) by slot, in float32."""
+        """Return the hidden states (tokens, width) by slot, in float32."""
         for slot, (found, states) in enumerate(zip(self._found, self._states, strict=True)):
             if found != len(states):
                 raise EngineError(

@@ -80,7 +80,7 @@ class OpenWeights:
             yield name, self._stored[name].tensor()
 
     def head(self) -> Tensor:
-        """Tensor of the head, which may be the embedding."""
+        """Return the tensor of the head, which may be the embedding."""
         return self._stored[EMBEDDING if self._shape.tied else HEAD].tensor()
 
     def _open(self, path: Path, opened: ExitStack) -> None:

@@ -110,9 +110,9 @@ class Turnstile(Generic[T]):
         return self._make_room(fullest, most, held, had)
 
     def _make_room(self, place: str, of: PeerId, held: int, own: int) -> bool:
-        """Evict the newest item of peer ``of`` in a network. Return False if ``held``, the
-        number that its side has, would not exceed that of the asker, who has ``own`` and adds
-        one."""
+        """Evict the newest item of peer ``of`` in a network. Return False, and evict nothing,
+        unless ``held``, the items on that side, exceed ``own``, the asker's items, by at least
+        two."""
         if held <= own + 1:
             return False
         crowd = self._peers(place)

@@ -120,7 +120,7 @@ class WindowRecord:
         return tuple(map(self.window.commitment, self.states))
 
     def excuse(self, *states: PlaceState) -> None:
-        """Excuse the places in any of these states."""
+        """Change the state of the places in any of ``states`` to excused."""
         for index, state in self.states.items():
             if state in states:
                 self.states[index] = PlaceState.EXCUSED
