@@ -1,4 +1,4 @@
-"""The run: what is trained, how, and by whose word.
+"""The run document: what is trained, how, and who has signed it.
 
 The signed document is in the folder `core`. A node calls `open_run`, a role `run_of`. Drafts,
 keys and editions are the owner's side: `roles.own`.

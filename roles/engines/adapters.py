@@ -1,4 +1,4 @@
-"""What a learner with ``[lora]`` has learnt, as a folder that PEFT opens."""
+"""Adapters that a learner with ``[lora]`` has learnt, written as a folder that PEFT opens."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor
 
 SEAL: Final = b"shoal checkpoint file 2\n"
-"""Front of a learner's checkpoint: 24 bytes. With the digest, tensors of 8-byte numbers are
-aligned behind it."""
+"""First 24 bytes of a learner's checkpoint. Together with the digest they keep tensors of
+8-byte numbers aligned."""
 DIGEST_BYTES: Final = 32
-"""SHA-256 of the tensors, behind the seal."""
+"""Bytes of the SHA-256 of the tensors, which follows the seal."""
 NUMBERS: Final = "numbers"
-"""In a checkpoint: the step, and the optimiser's updates."""
+"""Name of the tensor in a checkpoint with the step and the number of the optimiser's
+updates."""
 WEIGHT: Final = "weight."
 TRAVELS: Final = ".lora"
-"""Behind the path of a policy: the adapter that SHARDCAST sends in its place."""
+"""Suffix of the path of the adapter that SHARDCAST sends in place of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """A and B of each target, at a step."""
+    """Matrices A and B of each target at a step."""
 
     step: int
     rank: int
@@ -38,7 +39,7 @@ class StoredAdapter:
 
 
 def read_adapter(checkpoint: Path) -> StoredAdapter | None:
-    """Return what a trainer's checkpoint holds of an adapter; None if every weight has learnt.
+    """Return the adapter in a trainer's checkpoint; None if all weights are trained.
 
     Raises:
         BadModel: The file is no checkpoint.

@@ -1,11 +1,10 @@
-"""What an engine is to a role.
+"""The interface of an engine: prompts and seeds in; tokens, proofs, evidence and new weights
+out.
 
-Prompts and seeds in; tokens, proofs, evidence and new weights out.
-
-An engine runs in a worker process of its own (`roles.engines.client`); these types are what
-crosses the border. Groups are the unit everywhere: one task, drawn from (run, policy, node,
-group), and its completions, each drawn with its own seed. Group numbers of a node under one
-policy have no gaps.
+An engine runs in a worker process of its own (`roles.engines.client`); these types are
+exchanged between the processes. Groups are the unit everywhere: one task, drawn from (run,
+policy, node, group), and its completions, each drawn with its own seed. Group numbers of a node
+under one policy have no gaps.
 """
 
 from __future__ import annotations
@@ -20,42 +19,43 @@ from roles.rl.algorithms import base as algorithms
 
 
 class EngineError(ShoalError):
-    """The engine could not do what was asked; the message says what, and why."""
+    """An engine could not do what was asked; the message says what, and why."""
 
 
 class EngineUnusable(Exception):
-    """An engine cannot go on, and another process could. Its own ends with this, as with a bug,
-    and the node starts another (`roles.workers.client`)."""
+    """An engine's process cannot go on, but a new process could. The process ends with this
+    error, as with a bug, and the node starts another (`roles.workers.client`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What an engine computes with, on this machine."""
+    """The engine, device and threads that compute on this machine."""
 
     engine: str
-    """Its kind, chosen if it was ``auto``."""
+    """Kind of the engine, which is the chosen one if it was ``auto``."""
 
     device: str
-    """As torch names it."""
+    """Device, as torch names it."""
 
     threads: int
 
     idle: str = ""
-    """The sentence about GPUs that lie idle, with what mends it; empty if none does."""
+    """Sentence about GPUs that are unused and how to use them; empty if none is unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn; the same for all nodes of a run."""
+    """Sampling of completions; the same for all nodes of a run."""
 
     temperature: float
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
 
     max_new_tokens: int
-    """A completion that reaches it without an end token is cut there."""
+    """Most tokens of a completion. A completion that reaches this without an end token is
+    cut."""
 
     group_size: int
-    """Completions per task."""
+    """Number of completions per task."""
 
     proof_values: int = 62
     """`roles.contract.core.sampling.SamplingTerms.proof_values` of the run."""
@@ -64,12 +64,12 @@ class Sampling:
     """Turns of a completion, at most. After each but the last the environment may answer."""
 
     heard: int = 0
-    """Tokens that it may insert in one completion."""
+    """Most tokens that the environment may insert in one completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """What to generate: a derived task and one derived seed per completion."""
+    """A derived task, with one derived seed per completion."""
 
     group: int
     prompt: tuple[int, ...]
@@ -78,38 +78,40 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of a completion that is not its last one, and what the environment said then."""
+    """A turn of a completion, other than the last, and what the environment said after it."""
 
     after: int
-    """Drawn tokens of the completion up to its end, end token included."""
+    """Number of drawn tokens of the completion up to the end of the turn, end token
+    included."""
 
     inserted: tuple[int, ...]
-    """What the model reads between this turn and the next."""
+    """Tokens that the model reads between this turn and the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The tokens of one answer (end token included, if it ended), log-probs of them, and the
-    activation proof over them."""
+    """One answer: its tokens (with the end token, if it ended), their log-probs, and the
+    activation proof."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    """From a generator, its own, which do not leave the node; in a `TrainingGroup` the
-    validator's; in what came over the wire none."""
+    """Log-probs of the tokens: from a generator its own, which do not leave the node; in a
+    `TrainingGroup` the validator's; empty in completions that came over the wire."""
     proof: bytes = b""
-    """`proofs.toploc`, one chunk for each 32 tokens; empty in a `TrainingGroup`, which a
-    validator has checked."""
+    """Activation proof (`proofs.toploc`), one chunk for each 32 tokens; empty in a
+    `TrainingGroup`, which a validator has checked."""
     turns: tuple[Turn, ...] = ()
-    """All but the last: none where the environment says nothing in between. Whoever replays a
-    completion derives them (`with_inserted`); they are not on the wire, and there is neither a
-    log-prob nor a proof of what was inserted."""
+    """All turns but the last; empty if the environment says nothing in between. Whoever replays
+    a completion derives them (`with_inserted`). They are not on the wire, and inserted tokens
+    have neither log-probs nor a proof."""
     heard: bytes = b""
-    """As it came over the wire, the sender's digest of all that was inserted; else empty."""
+    """Digest of all inserted tokens as the sender sent it; empty if the completion did not come
+    over the wire."""
 
     @property
     def text(self) -> tuple[tuple[int, ...], Sequence[int]]:
-        """All tokens in the order in which the model reads them, and the places of the drawn
-        ones among them."""
+        """All tokens in the order in which the model reads them, and the indices of the drawn
+        tokens among them."""
         if not self.turns:
             return self.tokens, range(len(self.tokens))
         text, places, start = list[int](), list[int](), 0
@@ -142,13 +144,14 @@ def with_inserted(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A completion under way whose turn has ended: it waits for the environment's answer."""
+    """A completion under way whose turn has ended, so that it waits for the environment's
+    answer."""
 
     group: int
     slot: int
-    """Which of the group's completions."""
+    """Index of the completion in its group."""
     tokens: tuple[int, ...]
-    """In `Generator.waiting` all that were drawn so far; in `Generator.hear` the answer, empty
+    """In `Generator.waiting`, all tokens drawn so far. In `Generator.hear`, the answer; empty
     if the completion is over."""
 
 
@@ -166,12 +169,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a scorer says of one group."""
+    """A scorer's result for one group."""
 
     evidence: Evidence
     logprobs: bytes
-    """Its own, of all tokens, completion after completion: little-endian float16, as a trainer
-    gets them. Off by 0.004 at most above -16, and by 0.0002 above -1, where most tokens are."""
+    """The scorer's own log-probs of all tokens, completion after completion, in little-endian
+    float16. The error is at most 0.004 above -16 and 0.0002 above -1, where most tokens are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +201,12 @@ def seen_by_algorithm(
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimiser step looked like; the guards of the recipe read it."""
+    """Figures of one optimiser step, which the guards of the recipe read."""
 
     step: int
     loss: float
     k3: float
-    """Mean of exp(o-b) - (o-b) - 1 over the step's tokens: how far the samplers were from the
+    """Mean of exp(o-b) - (o-b) - 1 over the step's tokens: the distance between samplers and
     trainer."""
     ratio_max: float
     clipped: float
@@ -212,14 +215,14 @@ class StepReport:
     """Share of tokens whose importance weight is at its cap."""
     entropy: float
     gradient_norm: float
-    """Before it was clipped, in the mean of the step's updates."""
+    """Norm of the gradient before clipping, averaged over the step's updates."""
     tokens: int
     changed: float
-    """Share of the weights that are another number in bfloat16 than before the step: what a
-    patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
+    """Share of the weights whose bfloat16 value the step changed: what a patch of the policy
+    carries. If it is near 0, the rate is too low for weights that are rounded."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What else the algorithm reports, in the mean over the step's tokens: `k3_reference`, and
-    its own."""
+    """Other metrics of the algorithm, averaged over the step's tokens: `k3_reference` and its
+    own."""
 
 
 class Generator(Protocol):
@@ -234,27 +237,27 @@ class Generator(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether more completions than are under way could be decoded at once."""
+        """True if more completions than are under way could be decoded at once."""
         ...
 
     async def load(self, weights: str) -> None:
-        """Replace the weights in place by those of a safetensors file. `EngineError` while
-        groups are under way: none is written by two policies."""
+        """Replace the weights in place by those of a safetensors file. Raises `EngineError`
+        while groups are under way, since no group may be drawn by two policies."""
         ...
 
     async def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """Begin these groups, behind those that are under way.
+        """Begin these groups after those that are under way.
 
-        `EngineError`, and nothing has begun, if a prompt leaves too little of the context, a
-        group of that number is under way, or what is under way is sampled otherwise.
+        Raises `EngineError`, and begins nothing, if a prompt leaves too little of the context,
+        a group of that number is under way, or the groups under way are sampled otherwise.
         """
         ...
 
     async def advance(self) -> list[Group]:
-        """Decode for a moment, or until nothing is under way. The groups that have ended since
-        the last call, proofs included, in any order.
+        """Decode for a moment, or until nothing is under way. Returns the groups that have
+        ended since the last call, with proofs, in any order.
 
-        `EngineError` if it cannot: all that was under way is dropped then.
+        Raises `EngineError` if decoding fails: all that was under way is dropped then.
         """
         ...
 
@@ -265,18 +268,18 @@ class Generator(Protocol):
         ...
 
     async def hear(self, answers: Sequence[Row]) -> None:
-        """Go on with some of `waiting`: read what each of them is told."""
+        """Give some of the `waiting` completions their answers, so that they go on."""
         ...
 
     async def drop(self) -> None:
-        """Forget what is under way."""
+        """Drop the groups that are under way."""
         ...
 
 
 async def draw_all(
     generator: Generator, tasks: Sequence[GroupTask], sampling: Sampling
 ) -> list[Group]:
-    """Draw these alone: one group per task, in order. Nothing else may be under way."""
+    """Draw these tasks alone: one group per task, in order. Nothing else may be under way."""
     await generator.submit(tasks, sampling)
     ended: dict[int, Group] = {}
     while len(ended) < len(tasks):
@@ -285,8 +288,8 @@ async def draw_all(
 
 
 def check_numbers(tasks: Sequence[GroupTask], under_way: Collection[int]) -> None:
-    """Raise `EngineError` if a group would be drawn twice at a time: an answer could be
-    either's."""
+    """Raise `EngineError` if a group would be drawn twice at a time, since its answers could
+    not be told apart."""
     numbers = [task.group for task in tasks]
     twice = {number for number in numbers if number in under_way or numbers.count(number) > 1}
     if twice:
@@ -294,7 +297,7 @@ def check_numbers(tasks: Sequence[GroupTask], under_way: Collection[int]) -> Non
 
 
 class Scorer(Protocol):
-    """Replays other nodes' completions by one prefill and says what it saw."""
+    """Replays other nodes' completions by one prefill and returns evidence and log-probs."""
 
     async def load(self, weights: str) -> None:
         """Replace the weights in place by those of a safetensors file."""
@@ -303,13 +306,14 @@ class Scorer(Protocol):
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """One `Scored` per group, in order. Shapes were checked before (`proofs.checks`)."""
+        """Return one `Scored` per group, in order. Shapes were checked before
+        (`proofs.checks`)."""
         ...
 
 
 def previous_generation(checkpoint: str) -> str:
-    """Where the checkpoint before the newest is kept, lest damage to one file lose the
-    optimiser's state."""
+    """Return the path at which the previous checkpoint is kept, so that damage to one file does
+    not lose the optimiser's state."""
     return f"{checkpoint}.previous"
 
 
@@ -327,7 +331,7 @@ class Learner(Protocol):
 
     @property
     def warning(self) -> str:
-        """What it waits for that a person must do; empty if nothing."""
+        """Reason to wait for something that a person must do; empty if there is none."""
         ...
 
     @property
@@ -336,7 +340,7 @@ class Learner(Protocol):
         ...
 
     async def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """Go on from a policy that was learnt elsewhere, or whose checkpoint is lost: with a
+        """Continue with a policy that was learnt elsewhere, or whose checkpoint is lost, with a
         fresh optimiser. ``base`` as for `open`.
 
         Returns:
@@ -346,7 +350,7 @@ class Learner(Protocol):
         ...
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """One optimiser step over groups of equal size, rewards not all equal within a
+        """Take one optimiser step over groups of equal size, with spread in the rewards of each
         group."""
         ...
 
@@ -360,12 +364,13 @@ class Learner(Protocol):
         ...
 
     async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """The tokens of each completion of each task, in order, under the policy in training.
+        """Return the tokens of each completion of each task, in order, under the policy in
+        training.
 
-        For evaluation: there are no proofs.
+        The answers are for evaluation and have no proofs.
         """
         ...
 
 
 class Engine(Generator, Scorer, Learner, Protocol):
-    """All three; a node uses the part that its role needs."""
+    """Generator, scorer and learner in one; a node uses the part that its role needs."""

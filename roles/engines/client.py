@@ -47,10 +47,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "engine"
-"""Of the node's disk: below it, one folder for each role's engine, with the content of the call
-that is under way."""
+"""Folder on the node's disk with one folder for each role's engine, which holds the content of
+the current call."""
 WORKER_ARGV: Final = ("roles.engines.worker",)
-"""What `World.open_worker` runs, as ``python -m``."""
+"""Arguments with which `World.open_worker` starts the process, after ``python -m``."""
 
 VARIABLES: Final = (
     "PATH", "LANG", "LC_*", "TZ",  # of the system
@@ -61,10 +61,10 @@ VARIABLES: Final = (
     "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",  # and no HF_TOKEN
     "CC", "CXX",  # Triton compiles
 )  # fmt: skip
-"""Of the node's environment, what an engine keeps: how to find and use the machine's
-accelerators. Keys and tokens of other programs are none of its business."""
+"""Environment variables of the node that an engine keeps, by which it finds and uses the
+machine's accelerators. Keys and tokens of other programs are not passed on."""
 SCRATCH: Final = 2 * GIB
-"""Bytes that an engine may leave in `/tmp` and its caches, which are gone with it: Triton's
+"""Bytes that an engine may write to `/tmp` and its caches, which are removed with it: Triton's
 compiled code takes some hundred MB."""
 
 TURN: Final = 0.1
@@ -77,8 +77,9 @@ models, with 100,000 tokens a second, would have decoded all that it was given a
 async def open_engine(
     world: World, config: EngineConfig, *, name: str = "engine", learns: bool = True
 ) -> AsyncIterator[Engine]:
-    """Run an engine for the length of the block; its process ends with the block. Only one
-    that ``learns`` writes into the folder of its role: checkpoints and policies.
+    """Run an engine for the length of the block; its process ends with the block. Only an
+    engine that ``learns`` may write into the folder of its role, which has checkpoints and
+    policies.
 
     Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
     method if its process ends (the next call has another, which holds nothing), `WorkerLost` if
@@ -111,8 +112,9 @@ async def open_engine(
 def confinement_of(
     world: World, config: EngineConfig, name: str, *, learns: bool = True
 ) -> Confinement:
-    """An engine is our own code, and needs drivers wherever they lie: it sees the machine, and
-    writes what is its own: its content, and if it learns the folder of its role.
+    """Return the confinement of an engine. An engine is our own code and needs drivers wherever
+    they lie, so it sees the machine. It writes only its content and, if it learns, the folder
+    of its role.
 
     vLLM, and a learner with several ranks, are several processes that talk to each other by
     sockets.
@@ -139,7 +141,7 @@ def confinement_of(
 
 
 class WorkerEngine:
-    """An engine in a worker process. Calls wait for their turn."""
+    """An engine in a worker process. Calls are made one at a time."""
 
     def __init__(
         self, world: World, remote: Remote, scratch: Scratch, durable: Durable
@@ -210,7 +212,7 @@ class WorkerEngine:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is under way, in this process or in the next."""
+        """Note that no groups are under way any more."""
         self._under_way, self._has_room, self._waiting = 0, True, []
 
     async def score(
@@ -252,7 +254,7 @@ class WorkerEngine:
         contents: Callable[[], list[Iterable[bytes]]],
         decode: Callable[[bytes], T] | None = None,
     ) -> Any:
-        """Call a method with files, and again until the disk has taken them.
+        """Call a method with files, and repeat the call until the disk has taken them.
 
         Returns:
             The value, or, with ``decode``, the values of the file that it names.

@@ -28,9 +28,10 @@ from roles.engines.base import (
 )
 
 TOKEN: Final = "I"
-"""Four bytes, in the machine's order: what embeddings are indexed by."""
+"""Array type code of tokens: four bytes, in the machine's order, with which embeddings are
+indexed."""
 LOGPROB: Final = "f"
-"""Four bytes: what every engine computes log-probs in."""
+"""Array type code of log-probs: four bytes, as every engine computes them."""
 
 
 def encode_task(task: GroupTask) -> bytes:
@@ -78,12 +79,13 @@ def decode_answers(record: bytes) -> Answers:
 
 
 def encode_turns(groups: Sequence[Sequence[Sequence[Turn]]]) -> bytes:
-    """What was inserted in each completion of some groups."""
+    """Encode what was inserted in each completion of some groups."""
     return _pack([[_turns(one) for one in completions] for completions in groups])
 
 
 def decode_turns(data: bytes) -> tuple[tuple[tuple[Turn, ...], ...], ...]:
-    """Raise ValueError or TypeError if they are no such."""
+    """Decode the output of `encode_turns`. Raises ValueError or TypeError if ``data`` is
+    something else."""
     groups = msgpack.unpackb(data)
     return tuple(tuple(map(_read_turns, completions)) for completions in groups)
 

@@ -1,7 +1,4 @@
-"""The configuration of an engine.
-
-Model shape, sampling, learner, environment, and the machine it runs on.
-"""
+"""Configuration of an engine: model shape, sampling, learner, environment, and machine."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from roles.rl.recipes import NETWORK, SORTER
 GIB: Final = 1024**3
 """Bytes of a gibibyte."""
 ROWS: Final = 256
-"""Completions that an engine decodes together. In a CPU second 64 draw 57,000 tokens, 128
-72,000, 256 99,000 (bench/README.md): below 64 dispatch dominates, above 256 nothing is
-gained."""
+"""Completions that an engine decodes together. In a CPU second, 64 rows draw 57,000 tokens, 128
+draw 72,000, and 256 draw 99,000 (bench/README.md): below 64 dispatch dominates, above 256
+nothing is gained."""
 BATCH_TOKENS: Final = 1024
 """Positions that a learner, or a scorer, reads in one pass, padding included. A pass with
 gradients keeps about 1.4 MB of activations a position in a model of 135 M parameters (half of
@@ -37,40 +34,40 @@ where `ROWS` of them would need more, fewer are decoded together. A model of 135
 has 46 kB a token in float32: 256 rows of 180 tokens, 44 of 1,024."""
 
 AUTO: Final = "auto"
-"""Name for the best engine or device that the engine's process finds."""
+"""Name that stands for the best engine or device that the engine's process finds."""
 NODE_ENGINES: Final = ("torch", "vllm")
 """Engines that really compute, unlike ``fake``. A machine's owner may also write `AUTO`."""
 DEVICES: Final = re.compile(r"auto|cpu|cuda(:\d{1,2})?|mps")
-"""What a machine's owner may compute on."""
+"""Devices that a machine's owner may name."""
 AUTO_THREADS: Final = 0
-"""In place of a number of threads: all cores that the process may use less one, which is for
+"""Number of threads that stands for all cores that the process may use less one, which is for
 the node, but at least one."""
 MAX_THREADS: Final = 1024
-"""More than any machine has cores."""
+"""Most threads that may be set: more than any machine has cores."""
 MAX_RANKS: Final = 64
-"""More than one machine has GPUs."""
+"""Most ranks that may be set: more than one machine has GPUs."""
 
 
 class Autocast(Enum):
-    """Whether a learner multiplies in bfloat16."""
+    """Choice of whether a learner multiplies in bfloat16."""
 
     AUTO = "auto"
-    """If the model is large and the CPU has instructions for it."""
+    """Train in bfloat16 if the model is large and the CPU has instructions for it."""
     ON = "on"
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits(EnvironmentLimits):
-    """What this machine's owner allows a run to ask of it, whichever run it is."""
+    """Limits that this machine's owner sets to what any run may ask of it."""
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`: a 0.5 B model with 1,024 new tokens
     comes to 13 GB."""
 
     max_new_tokens: int = 32_768
-    """Tokens of one completion: each is a pass through the model. At 30 a second this many take
-    18 minutes."""
+    """Most tokens of one completion. Each is a pass through the model: at 30 a second this many
+    take 18 minutes."""
 
     def __post_init__(self) -> None:
         if min(self.memory, self.max_new_tokens, self.environment_memory) < 1:
@@ -100,7 +97,7 @@ class MachineLimits(EnvironmentLimits):
 
 
 _HEAD_TOKENS: Final = 512
-"""What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
+"""Answer tokens that `roles.engines.torch.gradient` takes at a time."""
 
 
 def memory_needed(
@@ -109,8 +106,7 @@ def memory_needed(
     context: int,
     learner: LearnerConfig | None = None,
 ) -> int:
-    """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
-    two.
+    """Return the bytes that the largest of the three jobs needs, within a factor of about two.
 
     A learner holds weights, gradients and two moments in float32, and the weights in bfloat16
     to say how many have changed; with `kl_reference` a frozen copy in float32; for the
@@ -139,13 +135,14 @@ def memory_needed(
 
 
 def cache_bytes(shape: ModelShape, number: int) -> int:
-    """Bytes of the keys and values of one token, of ``number`` bytes each."""
+    """Return the bytes of the keys and values of one token; ``number`` is the bytes of each
+    number."""
     return shape.layers * 2 * shape.key_heads * shape.head_width * number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """How fast a simulated machine computes, and how large its policy is. Only the fake engine
+    """Speeds of a simulated machine, and the size of its policy. Only the fake engine
     reads it."""
 
     generate_rate: float = 30_000.0
@@ -156,17 +153,17 @@ class DeviceProfile:
     """Replayed tokens per second. The demo's engine has 46,000 to 56,000 on a core."""
 
     step_seconds: float = 0.6
-    """One optimiser step: 0.36 CPU s in the demo, with a machine that does other things as
-    well."""
+    """Seconds of one optimiser step: 0.36 CPU s in the demo, on a machine that does other
+    things as well."""
 
     load_seconds: float = 0.01
-    """Loading a policy, or saving one: 0.4 MB in the demo."""
+    """Seconds to load or save a policy: 0.4 MB in the demo."""
 
     open_seconds: float = 8.0
-    """Warm-up of a learner without a checkpoint: 7 to 8 CPU s in the demo."""
+    """Seconds of the warm-up of a learner without a checkpoint: 7 to 8 CPU s in the demo."""
 
     policy_bytes: int = 64 * 1024
-    """Size of the weights, as bf16 noise: small, since a simulation moves every byte of it."""
+    """Bytes of the weights, as bf16 noise: few, since a simulation moves every byte."""
 
     start_skill: float = 0.35
     """Probability of a right answer before the first step: about what the demo's warm-up
@@ -179,19 +176,19 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """What a machine's owner says to vLLM, whichever run it is. Only the vllm engine reads
-    it."""
+    """Options of vLLM that a machine's owner sets for all runs. Only the vllm engine
+    reads it."""
 
     tensor_parallel: int = 1
-    """GPUs over which each weight is split, for models that do not fit on one."""
+    """Number of GPUs over which each weight is split, for models that one does not hold."""
 
     cache: int = GIB
     """Bytes for keys and values on each device: more lets more completions run side by side.
     Example: 135 M parameters take 46 KB a token in float32, so 1 GiB holds 23,000 tokens."""
 
     eager: bool = True
-    """Whether the model runs as it is written. False compiles it and records CUDA graphs:
-    minutes at the start, and faster on a GPU."""
+    """If True, the model runs as it is written. False compiles it and records CUDA graphs,
+    which takes minutes at the start and is faster on a GPU."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1 or self.cache < 1:
@@ -200,19 +197,19 @@ class VllmOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOptions:
-    """What a machine's owner says to the learner about its GPUs, whichever run it is."""
+    """GPU options of the learner that a machine's owner sets for all runs."""
 
     ranks: int = 1
     """Processes that share weights, gradients and moments by FSDP2: one for each GPU. On CPUs
     two only cost."""
 
     recompute: bool = False
-    """Whether the activations of a block are dropped and computed again for the gradient: a
+    """If True, the activations of a block are dropped and computed again for the gradient: a
     third more arithmetic, and the memory of one block in place of all."""
 
     offload: bool = False
-    """Whether weights, gradients and moments stay in the CPU's memory between their uses, for
-    models that do not fit on the GPUs."""
+    """If True, weights, gradients and moments stay in the CPU's memory between their uses, for
+    models that the GPUs do not hold."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
@@ -221,7 +218,8 @@ class GpuOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine. Everything but the machine's own fields comes from the run file."""
+    """Configuration of one engine. Everything but the machine's own fields comes from the run
+    file."""
 
     kind: str = "torch"
     """``torch`` and ``vllm`` compute, ``auto`` is one of them by what its process finds;
@@ -238,7 +236,7 @@ class EngineConfig:
     """Data type in which answers are sampled and scored."""
 
     draw: DrawRule = DrawRule.CDF
-    """How a seed decides which token comes next."""
+    """Rule by which a seed decides which token comes next."""
 
     context: int = 4096
     """Most tokens of a prompt and its completion together."""
@@ -247,27 +245,27 @@ class EngineConfig:
     """Tokens that end a completion."""
 
     sampling: SamplingTerms = NETWORK.sampling
-    """How the run draws answers."""
+    """Sampling of answers in the run."""
 
     learner: LearnerConfig | None = None
-    """How the trainer learns; None at other nodes."""
+    """Configuration of the trainer's learner; None at other nodes."""
 
     seed: int = 0
     """Seed of the initial weights and of the learner's random choices."""
 
     device: str = "cpu"
-    """What computes: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
+    """Device that computes: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
 
     threads: int = 1
-    """Threads of torch; `AUTO_THREADS`: all cores less one. Five processes of one thread beat
-    five of torch's default by twenty to one."""
+    """Number of torch's threads; `AUTO_THREADS`: all cores less one. Five processes of one
+    thread are twenty times as fast as five with torch's default."""
 
     nice: int = 0
-    """Added to the worker's niceness."""
+    """Number added to the worker's niceness."""
 
     autocast: Autocast = Autocast.AUTO
-    """Whether the learner multiplies in bfloat16, with weights in float32. The machine chooses,
-    not the run."""
+    """Choice of whether the learner multiplies in bfloat16; its weights are float32 always. The
+    machine chooses, not the run."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -300,7 +298,7 @@ def check_device(name: str) -> None:
 
 
 def check_threads(threads: int) -> None:
-    """Raise `ValueError` unless an engine may have so many, or `AUTO_THREADS`."""
+    """Raise `ValueError` unless ``threads`` is a valid number of threads or `AUTO_THREADS`."""
     if not 0 <= threads <= MAX_THREADS:
         raise ValueError(
             f"threads are 1 to {MAX_THREADS}, or {AUTO_THREADS}: all cores less one"

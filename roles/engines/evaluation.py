@@ -1,7 +1,8 @@
-"""How good a policy is: rewards on held-out tasks, with fixed draws.
+"""Evaluation of a policy: rewards on held-out tasks, with fixed draws.
 
-The trainer, the learning in one process and the benches measure alike, and so can be compared:
-`questions` gives every task one seed that depends on its number alone; `grade` sums up.
+The trainer, the learning in one process and the benches all use this module, so their results
+can be compared. `questions` gives every task one seed that depends on its number alone; `grade`
+sums up.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ class Evaluation:
     """Mean reward on the held-out tasks."""
 
     greedy: float
-    """With the most probable tokens."""
+    """Mean reward with greedy sampling."""
 
     sampled: float
-    """At the sampling temperature."""
+    """Mean reward at the sampling temperature."""
 
     kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Both, by kind of task, if there are several."""
+    """Maps each kind of task to its (greedy, sampled) means, if there are several kinds."""
 
 
 def questions(tasks: Sequence[Task], seed: int) -> list[GroupTask]:
-    """What an engine is asked: each task once."""
+    """Return the engine's tasks for an evaluation: each task once."""
     return [
         GroupTask(
             number,
@@ -43,14 +44,15 @@ def questions(tasks: Sequence[Task], seed: int) -> list[GroupTask]:
 
 
 def evaluation_sampling(sampling: SamplingTerms, temperature: float) -> Sampling:
-    """How they are answered."""
+    """Return how the tasks of an evaluation are answered: one completion each."""
     return Sampling(temperature, sampling.max_new_tokens, 1)
 
 
 def grade(
     kinds: Sequence[str], greedy: Sequence[float], sampled: Sequence[float]
 ) -> Evaluation:
-    """Means over all tasks and by kind; the three are in the order of the tasks."""
+    """Return the means over all tasks and by kind; the three arguments are in the order of the
+    tasks."""
     rows: dict[str, list[tuple[float, float]]] = {}
     for kind, *pair in zip(kinds, greedy, sampled, strict=True):
         rows.setdefault(kind, []).append((pair[0], pair[1]))

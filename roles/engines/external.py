@@ -1,4 +1,4 @@
-"""A trainer of somebody's own in the learner's place: ``kind = "external"`` in learner.toml.
+"""A foreign trainer in the learner's place: ``kind = "external"`` in learner.toml.
 
 The node hands a step's groups to that trainer and takes its weights by files of one folder
 (`roles.shared.exchange` has their names). Everything else stays with the node's own engine,
@@ -49,20 +49,20 @@ logger = logging.getLogger(__name__)
 FOLDER: Final = "trainer/external"
 """Folder on the node's disk that the trainer is given."""
 _LARGEST: Final = 1e300
-"""Largest number that the trainer may report: JSON has integers that no float holds."""
+"""Largest number that is accepted in a report: JSON has integers that no float holds."""
 _WHO: Final = re.compile(r"[0-9A-Za-z]{1,64}")
-"""It becomes part of a file's name."""
+"""Allowed name of a trainer, which becomes part of a file's name."""
 POLL: Final = 0.05
-"""Seconds between two looks at the folder, against steps of seconds."""
+"""Seconds between two looks at the folder; steps take seconds."""
 MAX_JSON: Final = 1 << 20
-"""Bytes of a file that the trainer writes, weights apart: a report of 10,000 numbers."""
+"""Most bytes of a file that the trainer writes, except weights: a report of 10,000 numbers."""
 
 
 class ExternalLearner:
-    """Implements `roles.engines.base.Learner` by a folder and the node's own engine."""
+    """Implements `roles.engines.base.Learner` by a shared folder and the node's own engine."""
 
     def __init__(self, engine: Learner, world: World, config: EngineConfig, run: Run) -> None:
-        """``engine`` computes what the trainer does not."""
+        """Make a learner; ``engine`` computes what the foreign trainer does not."""
         assert config.learner is not None
         self._engine, self._world, self._disk = engine, world, world.disk
         self._config, self._recipe, self._run = config, config.learner, run
@@ -70,15 +70,16 @@ class ExternalLearner:
         self._objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._base = ""
         self._step = 0
-        """Step whose policy the engine holds."""
+        """Step of the policy that the engine holds."""
         self._taken = 0
-        """Versions up to this one are on the node's disk."""
+        """Newest version whose policy is on the node's disk; all before it are as well."""
         self._first = 0
-        """The version that the trainer's model is: it counts its own steps from there."""
+        """Version of the model that the trainer started with, from which it counts its own
+        steps."""
         self._policy = ""
         self._life = self._who = ""
         self._finished = 0
-        """The step that the trainer said it had finished when it came."""
+        """Step that the trainer had finished, as it said when it came."""
         self._is_ready = False
         self._complaint = ""
 
@@ -93,7 +94,8 @@ class ExternalLearner:
         return self._engine.writes_waiting + self._durable.waiting
 
     async def open(self, checkpoint: str, base: str = "") -> int:
-        """See `roles.engines.base.Learner`. Returns once a trainer is there that can go on."""
+        """Wait for a trainer that can go on, and open the engine; see
+        `roles.engines.base.Learner`."""
         self._base = base
         if await self._disk.size(_at(TAKEN)) is None:
             self._step = await self._engine.open(_at("none"), base)
@@ -110,8 +112,8 @@ class ExternalLearner:
         return self._step
 
     async def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """See `roles.engines.base.Learner`: the trainer begins anew from ``weights``, unless it
-        is at ``step``."""
+        """Let the trainer begin anew from ``weights``, unless it is at ``step``; see
+        `roles.engines.base.Learner`."""
         self._base = base
         changed = await self._engine.adopt(weights, step, base)
         self._step, self._policy = step, weights
@@ -120,7 +122,7 @@ class ExternalLearner:
         return changed
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """See `roles.engines.base.Learner`: hand ``groups`` out and wait for the version."""
+        """Hand ``groups`` out and wait for the version; see `roles.engines.base.Learner`."""
         step = self._step + 1
         content = exchange.encode_groups(step, self._rows(groups))
         path = _at(name_of(GROUPS, step))
@@ -153,8 +155,8 @@ class ExternalLearner:
         return _report(step, said, tokens, changed)
 
     async def save(self, checkpoint: str, weights: str) -> None:
-        """See `roles.engines.base.Learner`. The checkpoint is the trainer's affair; weights
-        that are there are not written again."""
+        """Write the policy; see `roles.engines.base.Learner`. The trainer keeps its own
+        checkpoint, and weights that are there are not written again."""
         if not weights:
             return
         if not await self._disk.walk(weights, 1):
@@ -171,11 +173,10 @@ class ExternalLearner:
                     await self._disk.remove(_at(name_of(kind, step)))
 
     async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """See `roles.engines.base.Learner`."""
         return await self._engine.answer(tasks, sampling)
 
     async def _greet(self) -> None:
-        """Say what is to do, and wait for a trainer that can go on from here."""
+        """Write the task for the trainer, and wait for a trainer that can go on from here."""
         await self._write_task()
         logger.info("external_trainer_awaited folder=%s", self._disk.locate(FOLDER))
         while not self._is_ready:
@@ -208,8 +209,8 @@ class ExternalLearner:
         await self._replace(TASK, task)
 
     async def _model(self) -> str:
-        """Return the folder that the trainer begins with: the base, or one that is made here of
-        the policy that the engine holds."""
+        """Return the folder that the trainer begins with: the base, or a folder made of the
+        engine's policy."""
         if self._base and not self._first:
             return self._base
         folder = _at(f"model-{self._first:06d}")
@@ -232,7 +233,7 @@ class ExternalLearner:
         return folder
 
     async def _look(self) -> list[str]:
-        """Return what the folder has. Judges a trainer that is new in it."""
+        """Return the names in the folder. A trainer that is new in it is checked."""
         names = await self._disk.list(FOLDER)
         if exchange.ready(self._life) not in names:
             return names
@@ -274,7 +275,8 @@ class ExternalLearner:
 
     def _has_come(self, names: Sequence[str], step: int) -> bool:
         """Return True if the version of ``step`` is there. A trainer that died between the
-        weights and the report, and began again after ``step``, writes no report any more."""
+        weights and the report, and began again after ``step``, does not write the report any
+        more."""
         reported = name_of(REPORT, step) in names or self._finished >= step
         return self._is_ready and reported and name_of(WEIGHTS, step) in names
 
@@ -298,7 +300,7 @@ class ExternalLearner:
         return None
 
     async def _refuse(self, reason: str, names: Sequence[str]) -> None:
-        """Tell the trainer's process to end, and forget ``names``."""
+        """Tell the trainer's process to end, and remove the files ``names``."""
         logger.error("external_trainer_refused %s", reason)
         self._complaint, self._is_ready = reason, False
         for name in names:  # first: the next trainer may write at once what it is told
@@ -335,7 +337,7 @@ class ExternalLearner:
         await self._durable.insist(partial(self._disk.replace, _at(name), data))
 
     async def _read(self, name: str) -> dict[str, Any]:
-        """Raise `EngineError` unless it is a JSON object."""
+        """Return the JSON object in a file. Raises `EngineError` if it is none."""
         try:
             found = json.loads(await self._disk.read(_at(name), 0, MAX_JSON + 1))
         except (ValueError, RecursionError, FileNotFoundError, StorageError) as error:
@@ -350,8 +352,7 @@ def _at(name: str) -> str:
 
 
 def _report(step: int, said: dict[str, Any], tokens: int, changed: float) -> StepReport:
-    """Return the external trainer's report. Numbers with the name of a `StepReport` field
-    become that field; other numbers become metrics."""
+    """Return the trainer's report: figures by the names of `StepReport`, and other metrics."""
     numbers = {
         name: float(value)
         for name, value in said.items()

@@ -1,4 +1,4 @@
-"""An engine that pretends, for simulations: no process, no torch, no numpy.
+"""An engine for simulations that only pretends to compute: no process, no torch, no numpy.
 
 Theory of operation
 -------------------
@@ -54,28 +54,27 @@ _CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in
 100."""
 _PROOF: Final = struct.Struct(">4sI16s")
-"""Lineage, step, digest of the tokens."""
+"""Fields of a proof: lineage, step, digest of the tokens."""
 _FOREIGN_DRAW: Final = 0.5
-"""The draw distance that is reported when a token is not the seed's."""
+"""Draw distance that is reported for a token that the seed does not give."""
 _OTHER_WEIGHTS: Final = 60
-"""Exponent mismatches that other weights show, of 128: far beyond any limit, as real ones
-are."""
+"""Exponent mismatches, of 128, that other weights show: far beyond any limit, as in reality."""
 _LINEAGE_RANGE: Final = 1 << 24
-"""Scalars are stored as F32, which holds integers exactly up to this."""
+"""Number of lineages. Scalars are stored as F32, which holds integers exactly up to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakePolicy:
-    """What a weights file of this engine holds."""
+    """Content of a weights file of this engine."""
 
     noise: bytes
     lineage: int
-    """Equal along one training run."""
+    """Number that stays the same along one training run."""
     step: int
     skill: float
 
     def encode(self) -> bytes:
-        """As a safetensors file."""
+        """Return the policy as a safetensors file."""
         scalars = struct.pack("<3f", self.lineage, self.step, self.skill)
         return safetensors.encode(
             {
@@ -86,7 +85,7 @@ class FakePolicy:
 
 
 def decode_policy(data: bytes) -> FakePolicy:
-    """What `FakePolicy.encode` made. Raises `EngineError` on anything else."""
+    """Decode the output of `FakePolicy.encode`. Raises `EngineError` on anything else."""
     try:
         tensors = safetensors.decode_untrusted(data)
     except BadMessage as error:
@@ -99,7 +98,7 @@ def decode_policy(data: bytes) -> FakePolicy:
 
 
 def first_policy(config: EngineConfig) -> FakePolicy:
-    """The policy that a learner with this configuration starts from."""
+    """Return the policy that a learner with this configuration starts from."""
     rng = Random(f"fake policy {config.seed}")
     profile = config.profile
     return FakePolicy(
@@ -111,7 +110,8 @@ def first_policy(config: EngineConfig) -> FakePolicy:
 
 
 def _as_stored(number: float) -> float:
-    """``number`` as it comes back from a file: continuing must not differ from running on."""
+    """Return ``number`` as it is read back from a file, so that continuing does not differ from
+    running on."""
     value: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return value
 
@@ -119,7 +119,8 @@ def _as_stored(number: float) -> float:
 def next_policy(
     policy: FakePolicy, learning: float, groups: Sequence[TrainingGroup]
 ) -> FakePolicy:
-    """One optimiser step later: other groups, or in another order, make another policy."""
+    """Return the policy after one optimiser step. Other groups, or another order, give another
+    policy."""
     rng = Random(f"{policy.lineage} {policy.step} {groups}")
     noise = bytearray(policy.noise)
     for _ in range(len(noise) // 2 // _CHANGED_ONE_IN):
@@ -142,16 +143,15 @@ class FakeEngine:
 
     @property
     def warning(self) -> str:
-        """None: it waits for nobody."""
+        """Empty: this learner waits for nobody."""
         return ""
 
     @property
     def writes_waiting(self) -> int:
-        """None: there is no process to write for."""
+        """Always 0: there is no process to write for."""
         return 0
 
     async def load(self, weights: str) -> None:
-        """See `roles.engines.base.Generator`."""
         if self._under_way:
             raise EngineError("groups are under way, and would be written by two policies")
         data = await self._world.disk.read(weights)
@@ -161,14 +161,13 @@ class FakeEngine:
 
     @property
     def has_room(self) -> bool:
-        """See `roles.engines.base.Generator`. Its speed is that of a device which is full, so
+        """True if more groups may be submitted. The engine's speed is that of a full device, so
         there is seldom room beside what is under way."""
         if len(self._under_way) > 1:
             return False
         return not self._under_way or self._world.buggify("fake/has room")
 
     async def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """See `roles.engines.base.Generator`."""
         digest, policy = self._policy()
         begun = (group.group for batch in self._under_way for group in batch)
         check_numbers(tasks, set(begun))
@@ -177,7 +176,7 @@ class FakeEngine:
             self._under_way.append(groups)
 
     async def advance(self) -> list[Group]:
-        """See `roles.engines.base.Generator`: all that was submitted at one time."""
+        """Return all groups that were submitted at one time."""
         if not self._under_way:
             return []
         groups = self._under_way[0]
@@ -189,21 +188,18 @@ class FakeEngine:
 
     @property
     def waiting(self) -> Sequence[Row]:
-        """See `roles.engines.base.Generator`: none, as it draws one turn only."""
+        """Always empty, since the engine draws one turn only."""
         return ()
 
     async def hear(self, answers: Sequence[Row]) -> None:
-        """See `roles.engines.base.Generator`."""
         raise EngineError("the engine fake draws completions of one turn only")
 
     async def drop(self) -> None:
-        """See `roles.engines.base.Generator`."""
         self._under_way.clear()
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """See `roles.engines.base.Scorer`."""
         digest, policy = self._policy()
         honest = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
         await self._spend(scoring, _tokens(groups) / self._config.profile.score_rate)
@@ -213,7 +209,6 @@ class FakeEngine:
         ]
 
     async def open(self, checkpoint: str, base: str = "") -> int:
-        """See `roles.engines.base.Learner`."""
         disk, damage = self._world.disk, []
         for path in (checkpoint, previous_generation(checkpoint)):
             if await disk.size(path) is not None:
@@ -233,7 +228,6 @@ class FakeEngine:
         return self._learning.step
 
     async def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """See `roles.engines.base.Learner`."""
         policy = decode_policy(await self._world.disk.read(weights))
         await self._spend(loading, self._config.profile.load_seconds)
         if policy.step != step:
@@ -242,7 +236,6 @@ class FakeEngine:
         return 0.0
 
     async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """See `roles.engines.base.Learner`."""
         policy = self._learner()
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         await self._spend(training, self._config.profile.step_seconds)
@@ -254,7 +247,6 @@ class FakeEngine:
         )  # fmt: skip
 
     async def save(self, checkpoint: str, weights: str) -> None:
-        """See `roles.engines.base.Learner`."""
         data, disk = self._learner().encode(), self._world.disk
         await self._spend(saving, self._config.profile.load_seconds)
         if weights:
@@ -265,7 +257,6 @@ class FakeEngine:
             await disk.replace(checkpoint, hashlib.sha256(data).digest() + data)
 
     async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """See `roles.engines.base.Learner`."""
         policy = self._learner()
         digest = hashlib.sha256(policy.encode()).digest()
         groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
@@ -286,34 +277,35 @@ class FakeEngine:
 
 
 def _opened_seal(sealed: bytes) -> bytes:
-    """What stands behind its SHA-256. Raises `EngineError` if a bit of it has changed."""
+    """Return what follows the SHA-256 in ``sealed``. Raises `EngineError` if a bit of it has
+    changed."""
     if hashlib.sha256(sealed[32:]).digest() != sealed[:32]:
         raise EngineError("its content does not have the digest that it was written with")
     return sealed[32:]
 
 
 def generating() -> None:
-    """Decoding, with nothing done."""
+    """Name the time of decoding; does nothing."""
 
 
 def scoring() -> None:
-    """Replaying what others claim to have decoded, with nothing done."""
+    """Name the time of replaying completions; does nothing."""
 
 
 def training() -> None:
-    """An optimiser step, with nothing done."""
+    """Name the time of an optimiser step; does nothing."""
 
 
 def loading() -> None:
-    """Bringing weights from the disk into the devices, with nothing done."""
+    """Name the time of loading weights from the disk into the devices; does nothing."""
 
 
 def saving() -> None:
-    """Bringing weights from the devices to the disk, with nothing done."""
+    """Name the time of saving weights from the devices to the disk; does nothing."""
 
 
 ACTIVITIES: Final = (generating, scoring, training, loading, saving)
-"""All that this engine ever gives to `World.run_blocking`."""
+"""All functions that this engine passes to `World.run_blocking`."""
 
 
 def _tokens(groups: Sequence[Group]) -> int:
@@ -327,7 +319,7 @@ def _group(
     task: GroupTask,
     sampling: Sampling,
 ) -> Group:
-    """The honest completions of a task under a policy."""
+    """Return the honest completions of a task under a policy."""
     solution = environment.solution(task.prompt)
     greedy = sampling.temperature == 0
     prompt = struct.pack(f">{len(task.prompt)}I", *task.prompt)
@@ -341,7 +333,7 @@ def _group(
 
 
 def _answer(solution: tuple[int, ...], skill: float, coin: bytes) -> tuple[int, ...]:
-    """The solution with probability ``skill``, else one that lacks a token."""
+    """Return the solution with probability ``skill``, else an answer that lacks a token."""
     if int.from_bytes(coin[:8], "big") < skill * 2.0**64 or len(solution) < 2:
         return solution
     missing = int.from_bytes(coin[8:12], "big") % (len(solution) - 1)
@@ -349,8 +341,7 @@ def _answer(solution: tuple[int, ...], skill: float, coin: bytes) -> tuple[int, 
 
 
 def _logprobs(digest: bytes, tokens: tuple[int, ...]) -> tuple[float, ...]:
-    """Made-up log-probs that any holder of the policy can recompute, whichever node chose the
-    tokens."""
+    """Return made-up log-probs, which any holder of the policy can recompute for any tokens."""
     stream = hashlib.shake_128(digest + repr(tokens).encode()).digest(len(tokens))
     return tuple(-byte / 256 for byte in stream)
 
@@ -363,13 +354,13 @@ def _proof(policy: FakePolicy, tokens: tuple[int, ...]) -> bytes:
 
 
 def _packed_logprobs(digest: bytes, group: Group) -> bytes:
-    """As `Scored` carries them."""
+    """Return the log-probs of a group in the form that `Scored` carries."""
     values = [value for one in group.completions for value in _logprobs(digest, one.tokens)]
     return struct.pack(f"<{len(values)}e", *values)
 
 
 def _evidence(policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
-    """What the real instruments would say about ``claimed``."""
+    """Return the evidence that the real instruments would give about ``claimed``."""
     pairs = list(zip_longest(honest.completions, claimed.completions))
     mismatches = sum(
         ours != theirs
@@ -397,8 +388,8 @@ def _evidence(policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
 
 
 def _activations(policy: FakePolicy, claimed: Group) -> tuple[str, int, float]:
-    """(why malformed, exponent mismatches, mean mantissa error) of the worst of a group's
-    proofs."""
+    """Return (why malformed, exponent mismatches, mean mantissa error) of the worst proof in a
+    group."""
     age = 0
     for one in claimed.completions:
         if len(one.proof) != _PROOF.size:

@@ -1,8 +1,8 @@
-"""What this machine has to compute with, seen without torch: cores, GPUs, installed engines.
+"""Cores, GPUs and installed engines of this machine, found without importing torch.
 
-A worker process and ``shoal doctor`` ask. A GPU that torch cannot see is the usual loss: PyPI's
-builds for some systems, and every build from PyTorch's CPU index, have no CUDA, and say nothing
-of the card that lies idle beside them.
+A worker process and ``shoal doctor`` ask. The most frequent problem is a GPU that torch cannot
+see: PyPI's builds for some systems, and every build from PyTorch's CPU index, have no CUDA, and
+do not report the unused card.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from typing import Final
 from roles.engines.config import EngineConfig
 
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-"""Of a container's cores: microseconds of CPU in each period, and the period, or ``max``."""
+"""File with the CPU quota of a container: microseconds of CPU in each period, and the period,
+or ``max``."""
 _CARDS: Final = ("nvidia[0-9]*", "kfd")
-"""Under /dev: a file for each of NVIDIA's cards, and one for AMD's."""
+"""Patterns of files under /dev: one for each of NVIDIA's cards, and one for AMD's."""
 _SECONDS: Final = 10.0
-"""How long nvidia-smi may take: a second, and some more where the driver has to wake up."""
+"""Timeout of nvidia-smi: it takes a second, and more where the driver has to wake up."""
 CUDA_BUILD: Final = "pip install --force-reinstall torch --index-url URL"
-"""What brings a torch with CUDA; URL is in PyTorch's own table of builds."""
+"""Command that installs a torch with CUDA; URL is in PyTorch's own table of builds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card, as its driver names it."""
+    """A GPU, as its driver names it."""
 
     name: str
     memory: int
@@ -40,7 +41,8 @@ class Gpu:
 
 
 def cores() -> int:
-    """Cores that this process may use: of the machine, of its affinity, of its container."""
+    """Return the number of cores that this process may use, by machine, affinity and
+    container."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -55,8 +57,8 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Bytes that processes may still take: what the kernel has available, within the control
-    group's limit. Infinite where neither is told, as on macOS."""
+    """Return the bytes that processes may still allocate: the kernel's available memory, within
+    the control group's limit. Infinite where neither is known, as on macOS."""
     free = _number_in(Path("/proc/meminfo"), "MemAvailable:") * 1024
     group = Path("/sys/fs/cgroup")
     allowed, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
@@ -64,7 +66,8 @@ def free_memory() -> float:
 
 
 def _number_in(path: Path, key: str = "") -> float:
-    """The number behind ``key`` in a file of the kernel; infinite if there is none."""
+    """Return the number that follows ``key`` in a file of the kernel; infinite if there is
+    none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             if line.startswith(key):
@@ -73,8 +76,8 @@ def _number_in(path: Path, key: str = "") -> float:
 
 
 def threads_of(config: EngineConfig, usable: int | None = None) -> int:
-    """Threads of each process of an engine: as its owner says, or all cores less one, which is
-    left to the node, over as many processes as share a learner."""
+    """Return the threads of each process of an engine: as its owner says, or all cores less
+    one, which is left to the node, divided by the number of processes that share a learner."""
     if config.threads:
         return config.threads
     free = (cores() if usable is None else usable) - 1
@@ -82,8 +85,8 @@ def threads_of(config: EngineConfig, usable: int | None = None) -> int:
 
 
 def gpus(devices: Path = Path("/dev"), query: Sequence[str] = ("nvidia-smi",)) -> list[Gpu]:
-    """The cards that the system knows, whether or not torch does. Apple's are part of the
-    processor."""
+    """Return the GPUs that the system knows, even if torch does not. Apple's GPUs are part of
+    the processor and are not listed."""
     if platform.system() == "Darwin":
         return [Gpu("Apple GPU", 0)] if platform.machine() == "arm64" else []
     files = [path for pattern in _CARDS for path in sorted(devices.glob(pattern))]
@@ -109,7 +112,7 @@ def _asked(command: Sequence[str]) -> list[Gpu]:
 
 
 def torch_version() -> str:
-    """The version that is installed, with its build (``2.13.0+cpu``); empty without torch."""
+    """Return the installed version with its build (``2.13.0+cpu``); empty without torch."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -117,7 +120,8 @@ def torch_version() -> str:
 
 
 def idle_gpus(cards: Sequence[Gpu], device: str, seen: int, build: str) -> str:
-    """The sentence for an owner whose cards lie idle, with what mends it; empty if none does.
+    """Return a sentence for an owner whose GPUs are unused, with the remedy; empty if none is
+    unused.
 
     ``device`` is what the engine computes on, ``seen`` how many GPUs its torch ``build`` sees.
     """

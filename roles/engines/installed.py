@@ -1,4 +1,4 @@
-"""Whether this Python has an engine at all: asked before a node joins, without torch."""
+"""Check for installed engines before a node joins, without importing torch."""
 
 from __future__ import annotations
 

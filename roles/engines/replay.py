@@ -1,4 +1,5 @@
-"""What a scorer finds out about one group while it reads it, block by block; for any engine.
+"""Statistics of one group that a scorer collects while it reads the group block by block, for
+any engine.
 
 An engine with tensors of its own has hidden states and logits at hand only a slice at a time:
 all logits of a group of 16 answers of 32,768 tokens would have 300 GiB at a vocabulary of
@@ -22,11 +23,12 @@ from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 
 LOWEST_FLOAT16: Final = -65504.0
-"""What a log-prob below it is carried as. No honest token comes near it."""
+"""Least log-prob that is carried; lower ones are raised to it. No honest token comes near
+it."""
 
 
 class GroupReplay:
-    """The statistics of one group, of which tokens and seeds are known, fed as it is read."""
+    """Statistics of one group with known tokens and seeds, fed while the group is read."""
 
     def __init__(
         self,
@@ -65,12 +67,12 @@ class GroupReplay:
         self._draws = DrawStatistics(sampling.temperature, rule)
         self._logprobs = np.empty(len(self._tokens))
         self.activations = [top_values(sampling.proof_values) for _ in group.completions]
-        """One for each completion: takes the hidden states behind its tokens (the head's
-        input), in order."""
+        """Collectors of the largest values, one for each completion. Each takes the hidden
+        states behind the completion's tokens (the head's input), in order."""
 
     def add_logits(self, logits: Any) -> None:
-        """The next rows, in float32: those behind the tokens of all completions, one completion
-        after the other. An array, or what ``replay`` takes."""
+        """Add the next rows of logits, in float32: those behind the tokens of all completions,
+        one completion after the other. ``logits`` is an array, or what ``replay`` takes."""
         at = slice(self._draws.tokens, self._draws.tokens + len(logits))
         seen = self._replay(
             logits, self._tokens[at], self._words[at], self._temperature, self._rule
@@ -78,7 +80,8 @@ class GroupReplay:
         self._logprobs[at] = self._draws.take(seen)
 
     def scored(self, activations: toploc.ToplocStats | toploc.Malformed) -> Scored:
-        """What all that was fed says, and the proofs' part of it.
+        """Return the result of all logits that were added, together with the check of the
+        proofs.
 
         Raises `EngineError` if not every row was fed: our own mistake, and no evidence.
         """
@@ -116,19 +119,20 @@ class GroupReplay:
 
     @property
     def proofs(self) -> list[bytes]:
-        """As claimed, one for each completion."""
+        """Claimed activation proofs, one for each completion."""
         return self._proofs
 
 
 def pack_logprobs(logprobs: NDArray[np.floating]) -> bytes:
-    """As `Scored` carries them."""
+    """Return log-probs in the form that `Scored` carries."""
     packed: bytes = np.maximum(logprobs, LOWEST_FLOAT16).astype("<f2").tobytes()
     return packed
 
 
 def conclude(replays: Sequence[GroupReplay], values: int) -> list[Scored]:
-    """What each group's replay says. The proofs of all are verified together, which costs a
-    tenth of one by one where answers are short; ``values`` is `Sampling.proof_values`."""
+    """Return the result of each group's replay. The proofs of all groups are verified together,
+    which costs a tenth of verifying them one by one where answers are short. ``values`` is
+    `Sampling.proof_values`."""
     proofs = [proof for one in replays for proof in one.proofs]
     activations = [each for one in replays for each in one.activations]
     if activations:

@@ -35,8 +35,8 @@ from roles.workers.server import serve
 
 
 class LocalEngine(Protocol):
-    """The methods of `roles.engines.base` within one process, files named as the operating
-    system does."""
+    """The methods of `roles.engines.base` within one process. Paths are those of the operating
+    system."""
 
     def placement(self) -> Placement:
         """Return the engine, device and threads that compute."""
@@ -50,7 +50,8 @@ class LocalEngine(Protocol):
     def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None: ...
 
     def advance(self, seconds: float) -> list[Group]:
-        """See `Generator.advance`: for so long, and one token of each row at least."""
+        """Decode for ``seconds``, and at least one token of each row; see
+        `Generator.advance`."""
         ...
 
     @property
@@ -78,7 +79,7 @@ class LocalEngine(Protocol):
 def draw_all(
     engine: LocalEngine, tasks: Sequence[GroupTask], sampling: Sampling
 ) -> list[Group]:
-    """As `roles.engines.base.draw_all`."""
+    """Draw these tasks alone, as `roles.engines.base.draw_all` does."""
     engine.submit(tasks, sampling)
     ended: dict[int, Group] = {}
     while len(ended) < len(tasks):
@@ -101,7 +102,8 @@ def make_engine(config: EngineConfig) -> LocalEngine:
 
 
 def choose_kind(config: EngineConfig) -> str:
-    """``config.kind``; for ``auto`` vLLM, where it is installed and knows the model."""
+    """Return ``config.kind``, or for ``auto`` the engine that suits: vLLM where it is installed
+    and knows the model."""
     if config.kind != AUTO:
         return config.kind
     from roles.engines.vllm import requirements
@@ -129,11 +131,12 @@ def _make_vllm(config: EngineConfig) -> LocalEngine:
 
 
 class EngineServer:
-    """What a node may call: the methods of an engine, with files in place of long arguments."""
+    """The methods that a node may call: those of an engine, with files in place of long
+    arguments."""
 
     def __init__(self) -> None:
         self._ended: list[Group] = []
-        """Groups whose file the disk has not taken yet."""
+        """Groups that have ended and whose file the disk has not taken yet."""
 
     def configure(self, table: dict[str, Any]) -> tuple[Any, ...]:
         """Prepare this process, threads and niceness before torch is imported, and build the

@@ -1,6 +1,6 @@
-"""A few of this node's answers, as people read them: what a volunteer's machine is busy with.
+"""A sample of this node's answers, for people who want to see what their machine does.
 
-Nothing hangs on it: an environment that fails here is not asked again in this life.
+No work depends on it: an environment that fails here is not asked again by this process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from roles.envs.contained import EnvironmentFailed
 from roles.inference.places import OpenPlace
 
 KEPT: Final = 10
-"""Answers: what somebody reads."""
+"""Number of answers that are kept, as many as somebody reads."""
 EVERY: Final = 5.0
-"""Seconds between answers that are looked at: each costs its environment a task and a reward
-more, of which a submission has dozens."""
+"""Seconds between samples. Each costs its environment one more task and reward, of which a
+submission has dozens."""
 
 
 class Glance:
-    """The newest answers that were looked at."""
+    """The newest sampled answers."""
 
     def __init__(self, world: World, environment: ContainedEnvironment) -> None:
         self._world = world
@@ -32,11 +32,11 @@ class Glance:
 
     @property
     def samples(self) -> list[Sample]:
-        """The newest first."""
+        """The sampled answers, newest first."""
         return list(reversed(self._seen))
 
     async def look(self, place: OpenPlace) -> None:
-        """Look at the first answer of a full place, if it is time for it."""
+        """Sample the first answer of a full place, if a sample is due."""
         if self._world.now() < self._due:
             return
         self._due = self._world.now() + EVERY

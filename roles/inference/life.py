@@ -1,4 +1,4 @@
-"""What became of a node's work in all its lives: counts on disk that never contradict.
+"""Results of a node's work over all its processes: consistent counts on disk.
 
 Theory of operation
 -------------------
@@ -26,33 +26,33 @@ from roles.shared.checked_json import DamagedFile, keep, recall
 logger = logging.getLogger(__name__)
 
 SETTLED: Final = 256
-"""Places that are remembered as counted: five times as many as can be unsettled, since a power
-cut may bring back files that were removed a while ago."""
+"""Number of places that are remembered as counted: five times as many as can be unsettled,
+since a power cut may bring back files that were removed a while ago."""
 _KINDS: Final = (*(verdict.value for verdict in Verdict), "unchecked")
-"""What may become of a place. The last: the trainer did not want it."""
+"""Possible results of a place. The last one says that the trainer did not want it."""
 
 Place = tuple[int, int]
 """Version and index of a submission."""
 
 
 class LifeBook:
-    """Submissions with a verdict, in all lives of one role."""
+    """Counts of submissions with a verdict, over all processes of one role."""
 
     def __init__(self, world: World, path: str, outbox: Outbox) -> None:
         self._world = world
         self._outbox = outbox
         self._path = path
         self._writing = trio.Lock()
-        """The newest state is written last."""
+        """Lock around writes, so that the newest state is written last."""
         self._settled: BoundedDict[Place, None] = BoundedDict(SETTLED)
-        """Those counted last."""
+        """Places that were counted most recently."""
         self.verdicts = dict.fromkeys(_KINDS, 0)
         self.tokens = 0
-        """Drawn in all lives, as far as a verdict came after them."""
+        """Number of tokens drawn over all processes, as of the last verdict."""
 
     @classmethod
     async def open(cls, world: World, path: str, outbox: Outbox) -> LifeBook:
-        """Read what earlier lives counted; damaged, it begins anew."""
+        """Read the counts of earlier processes. A damaged book starts from zero."""
         book = cls(world, path, outbox)
         try:
             found = await recall(world.disk, path)
@@ -68,12 +68,12 @@ class LifeBook:
 
     @property
     def made(self) -> int:
-        """Submissions made in all lives."""
+        """Number of submissions made over all processes."""
         pending = sum(one.key not in self._settled for one in self._outbox)
         return sum(self.verdicts.values()) + pending
 
     async def settle(self, place: Place, kind: str) -> None:
-        """Count what became of a place, on disk when this returns. May be repeated.
+        """Count the result of a place. The count is on disk when this returns. May be repeated.
 
         Raises:
             StorageError: The disk refuses it.

@@ -41,7 +41,7 @@ PlaceKey = tuple[PolicyVersion, int]
 
 @dataclass(frozen=True, slots=True)
 class FullPlace:
-    """What a worker has drawn at one place. The content lies on disk."""
+    """A place whose completions are all drawn. The content lies on disk."""
 
     run: bytes
     terms: bytes
@@ -49,13 +49,13 @@ class FullPlace:
     policy: bytes
     index: int
     digest: bytes
-    """Of the content."""
+    """Digest of the content."""
     claims: bytes
-    """A `Claim` for each group."""
+    """One `Claim` for each group."""
 
     @property
     def key(self) -> PlaceKey:
-        """What names the place."""
+        """Version and index of the place."""
         return self.version, self.index
 
     def fits_behind(self, other: FullPlace) -> bool:
@@ -113,13 +113,13 @@ class Outbox:
         self._folder = folder
         self._places: dict[PlaceKey, FullPlace] = {}
         self._windows: dict[PlaceKey, SignedWindow] = {}
-        """By the key of the first place."""
+        """Windows by the key of their first place."""
         self._next: PlaceKey = (PolicyVersion(-1), 0)
         self._removed = Notifier()
 
     @classmethod
     async def open(cls, world: World, folder: str) -> Outbox:
-        """Read what a previous life left."""
+        """Read the places and windows that an earlier process left."""
         outbox = cls(world, folder)
         for name in sorted(await world.disk.list(folder)):
             await outbox._restore(name)
@@ -168,7 +168,7 @@ class Outbox:
 
     @property
     def newest(self) -> PolicyVersion:
-        """The newest version that was worked under, in whatever life; -1 before the first."""
+        """Newest version under which any process worked; -1 before the first."""
         return self._next[0]
 
     def next_index(self, version: PolicyVersion) -> int:
@@ -176,8 +176,8 @@ class Outbox:
         return self._next[1] if self._next[0] == version else 0
 
     def go_on_at(self, version: PolicyVersion, index: int) -> None:
-        """Move the cursor to the place that the trainer has to see next under the newest
-        version: one of the two has lost what it knew."""
+        """Move the cursor to the place that the trainer expects next under the newest version.
+        The two differ only if one of them has lost its state."""
         if self._next[0] == version:
             self._next = version, index
 
@@ -213,7 +213,7 @@ class Outbox:
         await self._removed.wait()
 
     async def add(self, place: FullPlace, content: bytes) -> None:
-        """Keep a full place and move the cursor behind it. May be repeated.
+        """Keep a full place and move the cursor to the next one. May be repeated.
 
         Raises:
             StorageError: The disk refuses it.

@@ -1,4 +1,4 @@
-"""What an inference node shows on the dashboard."""
+"""Dashboard panels of an inference node."""
 
 from __future__ import annotations
 

@@ -24,24 +24,24 @@ from roles.protocol.core.groups import UNHEARD
 
 @dataclass(slots=True)
 class OpenPlace:
-    """One place, and what has ended of it."""
+    """One place, and its completions that have ended."""
 
     order: DrawOrder
     index: int
     tasks: Sequence[GroupTask]
     asked: Sequence[Task] = ()
-    """The same, as the environment made them."""
+    """Tasks as the environment made them."""
     ended: dict[int, Group] = field(default_factory=dict)
     unheard: set[tuple[int, int]] = field(default_factory=set)
     """Groups and slots of completions that the environment failed to answer."""
 
     @property
     def is_full(self) -> bool:
-        """Whether every group has ended."""
+        """True if every group has ended."""
         return len(self.ended) == len(self.tasks)
 
     def groups(self) -> tuple[Group, ...]:
-        """All of a full place, in the order of its tasks."""
+        """Return all groups of a full place, in the order of its tasks."""
         return tuple(self._marked(self.ended[task.group]) for task in self.tasks)
 
     def _marked(self, group: Group) -> Group:
@@ -55,7 +55,7 @@ class OpenPlace:
 
 
 class OpenPlaces:
-    """Those under way, none left out between them."""
+    """The places under way, consecutive in the draw order."""
 
     def __init__(self) -> None:
         self._places: list[OpenPlace] = []
@@ -66,17 +66,17 @@ class OpenPlaces:
 
     @property
     def next_index(self) -> int:
-        """Behind the last of them; there is one at least."""
+        """Index after the last open place; there must be at least one."""
         return self._places[-1].index + 1
 
     def add(self, place: OpenPlace) -> None:
-        """Behind the last one."""
+        """Add a place after the last one."""
         assert not self._places or place.index == self.next_index
         self._places.append(place)
         self._of |= {task.group: place for task in place.tasks}
 
     def note(self, groups: Iterable[Group]) -> None:
-        """These have ended."""
+        """Record groups that have ended."""
         for group in groups:
             self._of.pop(group.group).ended[group.group] = group
 
@@ -85,12 +85,12 @@ class OpenPlaces:
         return self._of[group]
 
     def take_full(self) -> OpenPlace | None:
-        """The first of them, if it is full; those behind it wait for it."""
+        """Remove and return the first place, if it is full. Later places wait for it."""
         if not self._places or not self._places[0].is_full:
             return None
         return self._places.pop(0)
 
     def clear(self) -> None:
-        """Give them all up."""
+        """Drop all open places."""
         self._places.clear()
         self._of.clear()

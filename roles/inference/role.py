@@ -25,11 +25,11 @@ from roles.protocol.trainer_watch import TrainerWatch
 
 
 class Inference:
-    """Generates rollouts for a run."""
+    """The role that generates rollouts for a run."""
 
     name: ClassVar[str] = "inference"
     session_type: ClassVar[type[InferenceSession]] = InferenceSession
-    """What does the work; a role that works otherwise has another."""
+    """Class of the session that does the work; other roles set another."""
 
     def __init__(self, config: SamplerConfig) -> None:
         self._config = config
@@ -39,13 +39,13 @@ class Inference:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from ``[role.inference]``."""
+        """Return the role that the table ``[role.inference]`` describes."""
         config = read_table(SamplerConfig, table, f"[role.{cls.name}]")
         check_engine_installed(config.engine, cls.name)
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
+        """Return counts for people and dashboards."""
         session, watch = self._session, self._watch
         return {
             **self.counts.health(),
@@ -58,7 +58,7 @@ class Inference:
         }
 
     def progress(self) -> Progress:
-        """For the live line."""
+        """Return the progress that the live line shows."""
         facts = facts_of(self._now(), self._speed, self._life, self.counts)
         return Progress(facts=tuple(facts), over=self.counts.idle)
 

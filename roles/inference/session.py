@@ -1,4 +1,4 @@
-"""An inference node at work: draw, prove, commit, send what is wanted.
+"""An inference node at work: draws, proves, commits, and sends what is wanted.
 
 One loop loads the newest whole policy and keeps the engine full: it is given the next place of
 the draw order whenever it has room for more rows (`roles.inference.places`) and the trainer
@@ -57,7 +57,7 @@ from roles.shared.reasons import printable
 logger = logging.getLogger(__name__)
 
 LONGEST_FAILURE: Final = 60.0
-"""Seconds between places of an environment that makes no tasks at all."""
+"""Most seconds of pause between places if the environment makes no tasks at all."""
 WINDOWS: Final = 3
 """Windows of places that may be unsettled: one that is drawn, one that is answered, one that is
 scored."""
@@ -76,7 +76,7 @@ class InferenceSession:
         name: str,
         counts: InferenceCounts,
     ) -> None:
-        """``name`` is the role's, by which logs and heartbeats call it."""
+        """Make a session; ``name`` is the role's name in logs and heartbeats."""
         self.node = node
         self.counts = counts
         self.run = run
@@ -86,51 +86,51 @@ class InferenceSession:
         self._durable = Durable(node.world, name)
         self._name = name
         self.book: LifeBook | None = None
-        """Counts of all lives; None until they are read."""
+        """Counts over all processes; None until they are read."""
         self._standing = RoleStanding(node, run, "inference", name)
         self._failures = Failures()
         self.glance = Glance(node.world, environment)
-        """Some of its answers, for people."""
+        """Sample of this node's answers, for people."""
         self.windows = Windows(
             node, outbox, self._standing, counts, self._durable, self._finish
         )
         self._room = trio.Semaphore(WINDOWS * run.terms.trust.window)
         self._places = OpenPlaces()
         self._has_turn = False
-        """Whether room was acquired for the place to begin next."""
+        """True if room was acquired for the place to begin next."""
         self._failed_tasks: Backoff | None = None
         """Pauses between places for which the environment makes no tasks."""
         self._policy = b""
-        """Digest of the weights in the engine. The version alone does not name them: two
-        trainers may sign different weights under one version."""
+        """Digest of the weights in the engine, since two trainers may sign one version, of
+        which one is chosen."""
 
     @property
     def loaded(self) -> PolicyVersion:
-        """The policy that is worked under; 0 before the first."""
+        """Version of the policy under which work is done; 0 before the first."""
         return PolicyVersion(max(0, self.counts.version))
 
     @property
     def pending(self) -> int:
-        """Places that are not settled and are kept on disk."""
+        """Number of unsettled places that are kept on disk."""
         return len(self._outbox)
 
     @property
     def why_not(self) -> str:
-        """Why the run file does not let this node work now; empty if it does."""
+        """Reason why the run file does not let this node work now; empty if it does."""
         return self._standing.why_not
 
     @property
     def environment_failure(self) -> str:
-        """Why the environment made no task when it was asked last; empty if it did."""
+        """Reason why the environment's last call made no task; empty if it made one."""
         return self._failures.latest
 
     @property
     def writes_waiting(self) -> int:
-        """Places, and content for the engine, that the disk has refused so far."""
+        """Number of refused writes of places and of content for the engine so far."""
         return self._durable.waiting + self.engine.writes_waiting
 
     async def work_forever(self) -> None:
-        """Send what an earlier life left, then generate until cancelled."""
+        """Send what an earlier process left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
         async with trio.open_nursery() as nursery:
@@ -173,7 +173,7 @@ class InferenceSession:
                 self.forget_policy()
 
     async def produce(self) -> FullPlace:
-        """Draw until the next place is full, and keep it."""
+        """Draw until the next place is full, put it on disk, and return it."""
         while True:
             if self._places and self._is_too_old():
                 await self._drop()
@@ -183,7 +183,7 @@ class InferenceSession:
                 self._note(await self._decode())
 
     async def _decode(self) -> list[Group]:
-        """Decode for a moment; what waits for the environment is answered meanwhile."""
+        """Decode for a moment, while the environment answers waiting completions."""
         waiting = list(self.engine.waiting)
         if not waiting:
             return await self.engine.advance()
@@ -199,7 +199,7 @@ class InferenceSession:
         return groups
 
     async def _hear(self, waiting: Sequence[Row]) -> list[Row]:
-        """Return what the environment says to completions whose turn has ended."""
+        """Return the environment's answers to completions whose turn has ended."""
         places = [self._places.of(row.group) for row in waiting]
         asked = [
             (place.asked[row.group - place.tasks[0].group], [row.tokens])
@@ -232,7 +232,7 @@ class InferenceSession:
             self.book.tokens += tokens
 
     def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
-        """Return the groups of a full place that are handed in."""
+        """Return the groups of a full place that are submitted."""
         return place.groups()
 
     async def _keep(self, place: OpenPlace) -> FullPlace:
@@ -254,7 +254,7 @@ class InferenceSession:
         return kept
 
     async def claims(self, place: OpenPlace, groups: Sequence[Group]) -> bytes:
-        """Return what this node claims of each group's rewards, by its own environment."""
+        """Return this node's claims about each group's rewards, by its own environment."""
         order, size = place.order, place.order.group_size
         if not groups:
             return bytes([Claim.UNKNOWN] * self.run.terms.sampling.submission)
@@ -272,7 +272,8 @@ class InferenceSession:
         )
 
     async def _begin_next(self) -> bool:
-        """Give the engine one place more; False if it has to go on with what it has."""
+        """Give the engine one more place. Return False if it has to go on with the places it
+        has."""
         if self._places and (
             not self.engine.has_room or self._is_behind() or self._standing.is_paused
         ):
@@ -304,7 +305,8 @@ class InferenceSession:
         return True
 
     async def _next_place(self) -> OpenPlace | None:
-        """Return the place to begin now; None if it has to wait, and the engine can go on."""
+        """Return the place to begin now; None if it has to wait and the engine can go on
+        meanwhile."""
         node, outbox = self.node, self._outbox
         while True:
             if node.shardcast.newest >= self.run.terms.sampling.steps and not self._places:
@@ -343,22 +345,22 @@ class InferenceSession:
             await _wait_any(*waits)
 
     async def begin(self, place: OpenPlace) -> None:
-        """Give the engine the work of a place, as the run prescribes it."""
+        """Give the engine the tasks of a place, with the run's sampling."""
         await self.engine.submit(place.tasks, run_sampling(self.run))
 
     async def _drop(self) -> None:
-        """Give up what is under way, in the engine as well."""
+        """Drop the places under way, in the engine as well."""
         self._give_up()
         await self.engine.drop()
 
     def _give_up(self) -> None:
-        """Forget the places under way; nothing behind them was handed in."""
+        """Forget the places under way. No later place was submitted, so no gap arises."""
         for _ in range(len(self._places)):
             self._room.release()
         self._places.clear()
 
     def _is_behind(self) -> bool:
-        """Return True if another policy than the engine's is to be worked under."""
+        """Return True if the node should work under another policy than the engine's."""
         version = self.node.shardcast.newest
         policy = self.node.shardcast.manifest(version).weights_digest
         return (version, policy) != (self.loaded, self._policy)
@@ -369,7 +371,7 @@ class InferenceSession:
         return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
     async def load_newest(self) -> PolicyVersion:
-        """Make the engine run the newest whole policy; return its version."""
+        """Load the newest complete policy into the engine, and return its version."""
         node, loaded = self.node, self.counts.version
         if node.shardcast.newest == NO_POLICY:
             self.counts.doing = Doing.WAITS_FOR_POLICY
@@ -397,8 +399,8 @@ class InferenceSession:
         self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:
-        """Claim, from now on, that work is done under this version, whose weights have this
-        digest."""
+        """Declare that work is done under this version from now on; ``policy`` is the digest of
+        its weights."""
         self._policy = policy
         self.counts.note_policy(version)
         self.windows.note_version(version)
@@ -411,7 +413,7 @@ class InferenceSession:
         why: str,
         said: SignedVerdict | None,
     ) -> None:
-        """Count what became of a place, and forget it."""
+        """Count the result of a place, and remove the place."""
         version = signed.window.version
         if (version, index) not in self._outbox:
             return

@@ -1,5 +1,5 @@
-"""How an inference node is getting on: counts of this life and of all, and words of both, for
-``--status``, the screen and the dashboard.
+"""Status of an inference node: counts, and their words for ``--status``, the screen and the
+dashboard.
 
 Counts of `Life` are in rollouts (a group of them is one task), over all lives of the node. What
 was learnt from them the trainer tells (`roles.protocol.trainer_watch`): that part is as old as
@@ -24,7 +24,7 @@ from roles.protocol.trainer_watch import TrainerWatch, clock
 from roles.shared.reasons import because, but_not_from, printable, tally
 
 RATE_SECONDS: Final = 60.0
-"""Seconds over which a rate is taken: longer than a submission takes, shorter than a person
+"""Seconds over which a rate is measured: longer than a submission takes, shorter than a person
 watches."""
 
 
@@ -32,11 +32,11 @@ SHOWN: Final = (
     *("version", "submitted", "policies_loaded", "policies_skipped", "retries", "uploads"),
     *("unanswered_since", "refusal", "waits", "stood", "owed", "idle"),
 )
-"""Counts that a status has under their own names."""
+"""Counts that a status shows under their own names."""
 
 
 class Doing(Enum):
-    """What an inference node is at."""
+    """The activity of an inference node."""
 
     STARTS = "starts"
     WAITS_FOR_POLICY = "waits for the first policy"
@@ -49,7 +49,7 @@ class Doing(Enum):
 
 @dataclass(slots=True)
 class Rate:
-    """How much of something came in a second, over the last `RATE_SECONDS`."""
+    """A rate per second over the last `RATE_SECONDS`."""
 
     _came: deque[tuple[float, int]] = field(default_factory=deque)
     _began: float | None = None
@@ -72,53 +72,53 @@ class Rate:
 
 @dataclass(slots=True)
 class InferenceCounts:
-    """What has become of the work of this process."""
+    """Counts of the work of this process."""
 
     submitted: int = 0
     rollouts: int = 0
-    """Completions in a submission: what people count in."""
+    """Completions per submission, the unit in which people count."""
     group_size: int = 0
-    """Completions in a group: what a trainer counts in."""
+    """Completions per group, the unit in which a trainer counts."""
     verdicts: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
-    """Submissions rejected, by the validator's reason."""
+    """Number of rejected submissions by the validator's reason."""
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
     uploads: int = 0
-    """Submissions that a validator has sent for, each time."""
+    """Number of times that a validator has requested a submission."""
     idle: bool = False
-    """Whether the run has all its steps."""
+    """True if the run has all its steps."""
     version: PolicyVersion = NO_POLICY
-    """The policy in the engine."""
+    """Version of the policy in the engine."""
     refusal: str = ""
-    """What a validator said last that will not change by asking again."""
+    """Last refusal of a validator that repeating the request will not change."""
     doing: Doing = Doing.STARTS
     drawn: Rate = field(default_factory=Rate)
     """Rate of tokens drawn."""
     unanswered_since: float | None = None
     """Wall time since which the trainer does not answer; None while it does."""
     bytes_committed: int = 0
-    """What windows and their answers cost the network in this life."""
+    """Bytes of windows and their answers that this process has sent and received."""
     stood: int = 0
-    """Places that stood, as the trainer told last."""
+    """Number of places that stood, as the trainer last said."""
     owed: int = 0
-    """Places that have to stand before anything is learnt from; 0 in standing."""
+    """Number of places that have to stand before anything is learnt from; 0 in standing."""
     waits: str = ""
-    """Why no work is begun now, though there is a policy; empty if it is."""
+    """Reason why no work is begun although there is a policy; empty if work is begun."""
 
     def count(self, kind: str, reason: str) -> None:
-        """Count a submission by what became of it: a verdict, as a rule."""
+        """Count a submission by its result, which is usually a verdict."""
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if kind == Verdict.REJECTED.value:
             tally(self.reasons, printable(reason))
 
     def note_upload(self) -> None:
-        """Count a place that a validator or the trainer has sent for."""
+        """Count a place that a validator or the trainer has requested."""
         self.uploads += 1
 
     def note_answer(self, answer: Answer) -> None:
-        """Take up what the trainer says of this node's standing."""
+        """Record what the trainer says about this node's standing."""
         self.stood, self.owed = answer.stood, answer.owed
 
     def note_policy(self, version: PolicyVersion) -> None:
@@ -143,22 +143,23 @@ WORDS = {
     Doing.LOADS: "loading a policy",
     Doing.OVER: "the run has all its steps: this node only relays",
 }
-"""What an inference node does; it draws and waits in more words."""
+"""Maps what an inference node does to words. `now_of` describes drawing and waiting in more
+words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """Rollouts of one node, in all its lives."""
+    """Counts of the rollouts of one node over all its processes."""
 
     made: int = 0
     accepted: int = 0
     """Rollouts accepted by a validator; never more than were made."""
     rejected: int = 0
     inconclusive: int = 0
-    """Rollouts that a validator gave up, with no blame."""
+    """Rollouts on which a validator gave no decision, without blame."""
     unchecked: int = 0
-    """Rollouts that were committed to and never checked: no lot fell on them, and nothing was
-    to be learnt."""
+    """Rollouts that were committed to and never checked: they were not chosen by the dice and
+    would have taught nothing."""
     tokens: int = 0
     """Tokens drawn."""
     learnt: int = 0
@@ -179,8 +180,8 @@ class Life:
 
 
 def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | None) -> Life:
-    """Return the counts of all lives. If the trainer tells of more work than was accepted here,
-    the surplus is not believed."""
+    """Return the counts over all processes. If the trainer reports more work than was accepted
+    here, the surplus is ignored."""
     if book is None:
         return Life()
     each = counts.rollouts
@@ -208,7 +209,8 @@ def now_of(
     pending: int = 0,
     wall: float = 0.0,
 ) -> str:
-    """What the node does or waits for: the cause that a person can do most about, first."""
+    """Return what the node does or waits for. If there are several causes, the one that a
+    person can do most about comes first."""
     kept = "your work is kept" if pending else "nothing is lost"
     away = "" if watch is None else watch.why_idle(kept)
     meanwhile = "" if watch is None else watch.meanwhile
@@ -240,7 +242,7 @@ def now_of(
 
 
 def facts_of(now: str, speed: float, life: Life, counts: InferenceCounts) -> Iterator[Fact]:
-    """The lines of a screen, the most wanted first."""
+    """Yield the lines of the screen, the most important first."""
     yield Fact("now", now)
     if counts.doing is Doing.STARTS:
         return  # what earlier lives did is not read yet

@@ -1,4 +1,4 @@
-"""From full places to settled ones: windows to the trainer, content to the scorer it names.
+"""Windows of full places: sent to the trainer, and their content to the scorer that it names.
 
 Full places gather in an open window, which closes when it is full, when its version is
 replaced, when nothing more is wanted, or after a twentieth of `lag` usual steps. Windows are
@@ -53,27 +53,28 @@ from roles.shared.reasons import printable
 logger = logging.getLogger(__name__)
 
 NOT_WANTED: Final = "unchecked"
-"""What becomes of a place that the trainer did not ask for."""
+"""Result of a place that the trainer did not ask for."""
 TOO_OLD: Final = "its policy has become too old"
 SILENT: Final = "its validator is silent, and nobody is blamed"
 STREAMS: Final = 4
-"""Contents on their way to one scorer at a time."""
+"""Most contents on their way to one scorer at a time."""
 FIRST_REST: Final = 5.0
-"""Seconds until a trainer that refused for good is asked again; doubled each time, up to:"""
+"""Seconds until a trainer that refused for good is asked again. The pause doubles each time."""
 LONGEST_REST: Final = 300.0
 FIRST_PATIENCE: Final = 5.0
-"""Seconds until a window closes while no step's length is known."""
+"""Seconds until a window closes while the length of a step is unknown."""
 CONTESTS: Final = 3
-"""Attempts to tell the trainer of a validator's rejection."""
+"""Most attempts to tell the trainer of a validator's rejection."""
 KEPT: Final = 8
-"""Versions of which it is remembered how many places were wanted."""
+"""Number of versions for which the number of wanted places is remembered."""
 
 Finish = Callable[[SignedWindow, int, str, str, SignedVerdict | None], Awaitable[None]]
-"""Settles a place of a window: its index, the kind, the reason, and the verdict if any."""
+"""Function that settles a place of a window, given its index, the kind of result, the reason,
+and the verdict if there is one."""
 
 
 class Windows:
-    """One worker's windows."""
+    """The windows of one worker."""
 
     def __init__(
         self,
@@ -97,14 +98,15 @@ class Windows:
         self._to_send = Notifier()
         self._changed = Notifier()
         self._wanted_until: BoundedDict[PolicyVersion, int] = BoundedDict(KEPT)
-        """By version: the places below this index are wanted."""
+        """Maps each version to the index below which its places are wanted."""
         self._last_grant: int | None = None
-        """Places that were wanted under the version before; None before the first answer."""
+        """Number of places that were wanted under the previous version; None before the first
+        answer."""
         self._is_hungry = False
-        """Whether the trainer is asked for more."""
+        """True if the trainer has to be asked for more."""
         self._is_committing = False
         self._refusal = ""
-        """Why the trainer takes nothing of this node; empty if it does."""
+        """Reason why the trainer takes no work of this node; empty if it does."""
         self._lanes: dict[PeerId, trio.Semaphore] = {}
         self._version_came: tuple[PolicyVersion, float] | None = None
         self._step_seconds: float | None = None
@@ -128,12 +130,12 @@ class Windows:
         return "" if index < until else "the trainer wants nothing more for now"
 
     def _outbox_first(self, version: PolicyVersion) -> int:
-        """Index of the first place under `version` that no answer has covered."""
+        """Return the index of the first place under `version` that no answer has covered."""
         pending = [place.index for place in self._outbox if place.version == version]
         return min(pending, default=0)
 
     async def wait_change(self) -> None:
-        """Return when the trainer has said something else; it is asked meanwhile."""
+        """Wait until the trainer's answer changes. It is asked meanwhile."""
         self._is_hungry = True
         self._to_send.notify_all()
         try:
@@ -142,7 +144,7 @@ class Windows:
             self._is_hungry = False
 
     def note_version(self, version: PolicyVersion) -> None:
-        """Learn from the time between two versions how long a step usually takes."""
+        """Update the usual length of a step by the time since the previous version."""
         now = self._node.world.now()
         before = self._version_came
         if before is not None and version > before[0]:
@@ -167,7 +169,7 @@ class Windows:
             self._timer = world.call_at(world.now() + patience, self.close)
 
     def close(self) -> None:
-        """Send what is in the open window."""
+        """Close the open window and send it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -205,7 +207,7 @@ class Windows:
                     await backoff.wait()
 
     async def _wait_edition(self, rest: Backoff) -> None:
-        """Return after a pause, or when an edition of the run file comes."""
+        """Wait for a pause, or until an edition of the run file comes."""
 
         async def end_early() -> None:
             await self._node.book.wait_change()
@@ -217,8 +219,8 @@ class Windows:
             nursery.cancel_scope.cancel()
 
     async def _ask_for_more(self) -> bool:
-        """Ask how much is wanted; the trainer answers when it wants something, or after a
-        while. Return True if it wants something under the version that is here."""
+        """Ask the trainer how many places it wants; it answers when it wants some, or after a
+        while. Return True if it wants places of the version that is here."""
         if self._is_committing or self._closed:
             return False  # those answers say it
         node, run = self._node, run_of(self._node)
@@ -239,7 +241,7 @@ class Windows:
         return reply.version == version and reply.wanted_next > 0
 
     async def _commit(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
-        """Send a window until there is an answer for good, and see to its places."""
+        """Send a window until there is a final answer, and deliver or settle its places."""
         self._is_committing = True
         try:
             await self._commit_window(signed, nursery)
@@ -281,7 +283,7 @@ class Windows:
         self._changed.notify_all()
 
     async def _ask(self, signed: SignedWindow) -> Answer | Refused | None:
-        """Make one attempt; None if it should be repeated."""
+        """Make one attempt to commit to a window; None if it should be repeated."""
         node, trainer = self._node, run_of(self._node).terms.trainers[0]
 
         def accept(reply: Reply) -> Answer | Refused:
@@ -395,7 +397,7 @@ class Windows:
         return self._node.shardcast.newest - version > run.terms.sampling.lag
 
     def _note_refusal(self, peer: PeerId, refusal: Refused) -> None:
-        """Tell the operator, once, what only the operator can change."""
+        """Tell the operator, once, of a refusal that only the operator can resolve."""
         reason = printable(refusal.reason)
         if not refusal.retry and reason != self._counts.refusal:
             self._counts.refusal = reason

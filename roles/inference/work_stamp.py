@@ -18,15 +18,15 @@ from p2p.node.wiring import shown_by
 from roles.contract import run_of
 
 WORK_PATH: Final = "work.stamp"
-"""File in the node's folder: the nonce."""
+"""File in the node's folder with the nonce."""
 TOLD_EVERY: Final = 15.0
-"""Seconds between two lines of how far it is."""
+"""Seconds between two progress lines."""
 
 logger = logging.getLogger(__name__)
 
 
 async def keep_stamped(node: Node) -> None:
-    """Have the stamp that the newest edition asks for. Works until cancelled."""
+    """Make and keep the stamp that the newest edition asks for. Works until cancelled."""
     book, disk = node.book, node.world.disk
     if await disk.size(WORK_PATH) is not None:
         book.show_work(await disk.read(WORK_PATH, 0, NONCE_BYTES))
@@ -43,7 +43,7 @@ async def keep_stamped(node: Node) -> None:
 
 
 async def _make(node: Node, bits: int) -> bytes:
-    """The first nonce worth ``bits``, found in pieces off the event loop."""
+    """Return the first nonce worth ``bits``, searched in pieces off the event loop."""
     world, run = node.world, node.run.id
     nonce, tried, told = b"", 0, world.now()
     while not nonce:

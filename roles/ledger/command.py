@@ -1,4 +1,5 @@
-"""``shoal ledger``: what nodes have signed, for people, and what it proves to strangers."""
+"""Command ``shoal ledger``: shows what nodes have signed, and makes proofs of it for
+strangers."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.shared.reasons import printable
 
 LAST: Final = 20
-"""Entries that `show` lists unless told otherwise: what fits on a screen of 24 lines."""
+"""Entries that `show` lists by default: as many as fit on a screen of 24 lines."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +77,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 # fmt: off
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     whole = CommandParser(prog="shoal ledger", description=__doc__)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -129,7 +130,7 @@ def _when(wall: int) -> str:
 
 
 def _worded(entry: Entry) -> tuple[Wording, str]:
-    """Return an entry in words, and why it does not say what it claims; empty if it does."""
+    """Return an entry in words, and why it is not valid; the reason is empty if it is."""
     try:
         worded = wording_untrusted(entry, verify)
         return Wording(worded.about, printable(worded.text)), ""

@@ -1,4 +1,4 @@
-"""Ledgers and run files, read from nodes' folders."""
+"""Reading of ledgers and run files from nodes' folders."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from p2p.wire import MIB
 from roles.contract.core.file import MAX_RUN, Run, decode_run_untrusted
 
 LEDGER: Final = "ledger"
-"""The folder of a node's own ledger, in the node's."""
+"""Folder of a node's own ledger, within the node's folder."""
 MAX_FILE: Final = 256 * MIB
-"""Bytes of a file that is read: the longest receipt has as much as this."""
+"""Most bytes of a file that is read: as many as the longest receipt has."""
 MAX_SEGMENT: Final = 64 * MIB
-"""Bytes of a segment or a copy that is read: a segment has 4 MiB and an append, a copy twice
-what a node keeps of one author."""
+"""Most bytes of a segment or a copy that is read: a segment has 4 MiB and an append, a copy
+twice what a node keeps of one author."""
 MAX_LEDGER: Final = 1024 * MIB
-"""Bytes of a ledger that is read, or of all copies: two million verdicts. A file with holes has
-any length and takes no room, so a stranger's folder costs its sender nothing."""
+"""Most bytes of a ledger, or of all copies, that are read: two million verdicts. A sparse file
+has any length and takes no room, so its length costs a stranger nothing."""
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A ledger's folder, and what was found in it."""
+    """The folder of a ledger, and what was found in it."""
 
     path: Path
     found: Inspection
 
     def check(self) -> None:
-        """Raise `ConfigError` if anything in it is not as its author wrote it."""
+        """Raise `ConfigError` if any part of the ledger is not as its author wrote it."""
         if self.found.flaws:
             more = len(self.found.flaws) - 1 + self.found.more
             others = f", and {more} more" if more else ""
@@ -52,8 +52,9 @@ class Read:
 
 
 def read_regular(path: Path, most: int = MAX_FILE) -> bytes:
-    """The bytes of a file. Raises `ConfigError` if it is none, such as a pipe or a device,
-    which might never end, or longer than ``most``; and `FileNotFoundError`."""
+    """Return the bytes of a regular file. Raises `ConfigError` for other files, such as a pipe
+    or a device, which might never end, and for files longer than ``most``; and
+    `FileNotFoundError`."""
     flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for a writer
     try:
         descriptor = os.open(path, flags)
@@ -74,7 +75,7 @@ def read_regular(path: Path, most: int = MAX_FILE) -> bytes:
 
 
 class _Segments(Mapping[str, bytes]):
-    """Segment files, each read when it is asked for."""
+    """Segment files, each read when it is needed."""
 
     def __init__(self, place: Path, names: Sequence[str]) -> None:
         self._place, self._names = place, names
@@ -104,7 +105,7 @@ def _check_total(paths: Iterable[Path], place: Path) -> None:
 
 
 def read_ledger(folder: Path, take: Callable[[Entry], object] | None = None) -> Read:
-    """The ledger in a node's folder, or in that folder itself.
+    """Read the ledger in a node's folder, or in that folder itself.
 
     Raises `ConfigError` if there is none. With ``take`` the entries are not kept: it is called
     with each.
@@ -126,8 +127,8 @@ def read_ledger(folder: Path, take: Callable[[Entry], object] | None = None) -> 
 
 
 def read_copies(folder: Path) -> list[Entry]:
-    """What the node in ``folder`` keeps of the ledgers of others, where its run has nodes tell
-    each other; of each entry only what its author has signed."""
+    """Return the entries that the node in ``folder`` keeps of other nodes' ledgers, if its run
+    has nodes exchange them. Only parts that the authors have signed are returned."""
     found = []
     paths = [one for one in sorted((folder / COPIES).glob("12D3*")) if not one.suffix]
     _check_total(paths, folder / COPIES)
@@ -143,8 +144,8 @@ def read_copies(folder: Path) -> list[Entry]:
 
 
 def read_run(path: Path | None, folder: Path) -> Run:
-    """The run file at ``path``, or the one that the node in ``folder`` has pinned. Raises
-    `ConfigError`."""
+    """Return the run file at ``path``, or the one that the node in ``folder`` has pinned.
+    Raises `ConfigError`."""
     place = folder / RUN_PATH if path is None else path
     try:
         return decode_run_untrusted(read_regular(place, MAX_RUN))

@@ -42,24 +42,24 @@ from roles.protocol.core.window import Commitment
 from roles.protocol.scorer import Ruling, check_place, finding_against, replay_all
 
 EVIDENCE: Final = "trainer/evidence"
-"""Where a trainer keeps the proofs, in its folder."""
+"""Folder of a trainer's proofs, within its own folder."""
 _MAX_PROOF: Final = MAX_SUBMISSION + MAX_VERDICT + 16 * KI
 _MAX_POLICY_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 POLICIES: Final = "policies"
-"""Folder of a bystander's own with the policy that its engine has."""
+"""Folder of a bystander that holds the policy for its engine."""
 MODEL: Final = "model"
-"""Where a node keeps tokenizer and template of a run with a base."""
+"""Folder with tokenizer and template on a node of a run with a base."""
 
 
 class Outcome(Enum):
-    """What a bystander can say of a proof."""
+    """A bystander's result for a proof."""
 
     REPEATED = "repeated"
     """A replay finds what the proof says."""
     REFUTED = "refuted"
     """A replay does not find what the proof says."""
     UNKNOWN = "cannot be repeated"
-    """What a replay needs is missing or fails."""
+    """A replay lacks something that it needs, or fails."""
     VOID = "void"
     """The proof is damaged or is of another run, so it convicts nobody."""
 
@@ -75,12 +75,12 @@ class Repeated:
 
     @property
     def is_wrong(self) -> bool:
-        """True if the proof bans somebody without reason, or is meant to."""
+        """True if the proof bans somebody without reason, or claims to."""
         return self.outcome in (Outcome.REFUTED, Outcome.VOID)
 
 
 class _Missing(Exception):
-    """A replay lacks something that it needs; the message says what."""
+    """Raised if something that a replay needs is missing; the message says what."""
 
 
 class Sources:
@@ -92,7 +92,7 @@ class Sources:
         self._folders = folders
         self._store = f"{NodeConfig().shardcast.folder}/{run.id.hex()[:16]}"
         self._copied: tuple[bytes, str] = b"", ""
-        """The policy that is in the world's folder, and its path there."""
+        """Digest of the policy in the world's folder, and its path there."""
 
     async def weights(self, commitment: Commitment) -> str:
         """Copy the policy that was committed to, as its trainer signed it, to the world's disk,

@@ -1,4 +1,4 @@
-"""What the roles say to each other, and the one scorer.
+"""Messages between the roles, and the scorer that trainer and validators share.
 
 The folder `core` has statements and rules without I/O. `scorer` repeats what a worker has done
 to a place, for trainer and validators; `replay` has what repeating a place has in common,

@@ -1,8 +1,7 @@
-"""The door of whoever hears workers: reads their requests and contents, and replies.
+"""Admission of workers' requests: reads their requests and contents, and replies.
 
-Peers that are known (in standing, or officers) go in at once, up to a rate that no honest node
-reaches. Strangers wait outside, where nothing is read of them, and go in by turns
-(`roles.protocol.core.turnstile`).
+Known peers (in standing, or officers) are admitted at once, up to a rate that no honest node
+reaches. Strangers wait unread and are admitted in turns (`roles.protocol.core.turnstile`).
 """
 
 from __future__ import annotations
@@ -42,38 +41,40 @@ from roles.protocol.seats import Seats
 from roles.protocol.stats import ScoringStats
 
 HEADS: Final = 32.0
-"""Requests of strangers that are heard in a second, all together: at 0.6 ms each 2 % of a core.
-A scorer judges fewer."""
+"""Most requests of strangers that are read in a second, all together: at 0.6 ms each 2 % of a
+core. A scorer judges fewer."""
 HEADS_AT_ONCE: Final = 64.0
 OWN_HEADS: Final = 64.0
-"""Requests of one known node in a second before it waits among strangers."""
+"""Most requests of one known node in a second; further ones wait among the strangers'."""
 AT_DOOR: Final = 1024
-"""Streams of strangers that wait: 128 nodes with eight each, 7 MiB."""
+"""Most streams of strangers that wait: 128 nodes with eight each, 7 MiB."""
 AT_DOOR_PER_NETWORK: Final = AT_DOOR // 8
 DOOR_SECONDS: Final = 60.0
-"""How long such a stream waits at most: less than its peer waits for an answer."""
+"""Most seconds for which such a stream waits: less than its peer waits for an answer."""
 REPLY_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A stream that waits."""
+    """A waiting stream."""
 
     is_over: trio.Event = field(default_factory=trio.Event)
     is_heard: bool = False
-    """Else it had to go, for one of a peer with fewer."""
+    """True if it is the stream's turn; False if the stream was evicted for one of a peer with
+    fewer streams."""
 
 
 class Door:
-    """Who waits to be heard, and how many are inside."""
+    """The queue of streams that wait to be read, and the seats of those being read."""
 
     def __init__(self, node: Node, stats: ScoringStats, strangers: int | None = None) -> None:
-        """``strangers``: seats for contents of all peers without accepted work; None: all."""
+        """Make a door; ``strangers`` is the number of seats for contents of all peers without
+        accepted work; None: all seats."""
         self._node = node
         self._stats = stats
         self._streams = Seats(in_all=MAX_SERVED)
         self.contents = Seats(strangers=strangers)
-        """Seats of contents that are on their way."""
+        """Seats for contents that are on their way."""
         self._turns: Turnstile[_Turn] = Turnstile(
             HEADS,
             HEADS_AT_ONCE,
@@ -85,7 +86,8 @@ class Door:
         self._heads: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
 
     def refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refused:
-        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
+        """Return a refusal and count it by its kind. Sentences name peers, so they are no keys
+        of counts."""
         self._stats.refuse(kind)
         return Refused(sentence or kind, retry)
 
@@ -155,7 +157,8 @@ class Door:
         return await decode_off_loop(self._node.world, bind, content, rate=HASH_RATE)
 
     async def _enter(self, peer: PeerId, *, is_known: bool) -> bool:
-        """Return True when it is the peer's turn to be heard; False if it was not in time."""
+        """Wait for the peer's turn. Return True when it has come, False if it did not come in
+        time."""
         world = self._node.world
         if is_known and self._meter(peer):
             return True

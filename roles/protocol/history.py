@@ -1,4 +1,4 @@
-"""What each worker's accepted submissions of late say together.
+"""Joint check of each worker's most recent accepted submissions.
 
 Theory of operation
 -------------------
@@ -24,23 +24,23 @@ from p2p.identity import PeerId
 from proofs.checks import ACCEPTED, Evidence, Judgement, Limits, Verdict, judge_draws
 
 SUBMISSIONS: Final = 20
-"""Submissions of a worker that are looked at together. Noise falls with the square root of
-their number, and a worker that stops cheating is judged by its new work after as many."""
+"""Number of submissions of a worker that are judged together. Noise falls with the square root
+of their number, and a worker that stops cheating is judged by its new work after as many."""
 WORKERS: Final = 1024
-"""Workers with a record: 20 numbers of each of their submissions, 3 MiB in all. Those whose
-work was accepted the longest ago lose theirs."""
+"""Most workers with a record: 20 numbers for each of their submissions, 3 MiB in all. The
+worker whose last accepted work is oldest loses its record first."""
 
 
 class DrawHistory:
-    """The draws of every worker's last submissions."""
+    """Draws of every worker's most recent submissions."""
 
     def __init__(self) -> None:
         self._records = BoundedDict[PeerId, deque[Evidence]](WORKERS)
         self._limits: Limits | None = None
 
     def judge(self, worker: PeerId, pool: Sequence[Evidence], limits: Limits) -> Judgement:
-        """Judge an accepted submission by what came before it; remember it if it is still
-        accepted."""
+        """Judge an accepted submission together with those before it, and remember it if it
+        stays accepted."""
         if limits != self._limits:
             self._records.clear()
             self._limits = limits
@@ -56,7 +56,7 @@ class DrawHistory:
 
 
 def _together(pool: Sequence[Evidence]) -> Evidence:
-    """The draws of a submission as if it were one group."""
+    """Return the draws of a submission as if it were one group."""
     tokens = sum(one.tokens for one in pool)
     return replace(
         pool[0],

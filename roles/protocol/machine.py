@@ -1,4 +1,5 @@
-"""What a machine's owner says about a role, and what the role computes with."""
+"""Settings of a role that a machine's owner makes, and the opening of its engine and
+environment."""
 
 from __future__ import annotations
 
@@ -27,21 +28,21 @@ from roles.protocol.model_files import keep_model_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleConfig:
-    """This machine's part; everything else is in the run file."""
+    """Settings of this machine; everything else is in the run file."""
 
     device: str = AUTO
-    """What the engine computes on: ``auto`` (CUDA where torch sees a GPU, then MPS, then the
-    CPU), ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
+    """Device of the engine: ``auto`` (CUDA where torch sees a GPU, then MPS, then the CPU),
+    ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
 
     threads: int = AUTO_THREADS
-    """Threads of the engine; 0: all cores less one. Engines that share a machine want fewer:
-    together no more than it has cores."""
+    """Threads of the engine; 0: all cores less one. Engines that share a machine should
+    together have no more threads than it has cores."""
 
     nice: int = 0
     """Niceness of the engine's process."""
 
     machine: MachineLimits = field(default_factory=MachineLimits)
-    """What a run may ask of this machine, whichever run it is."""
+    """Limits of what any run may ask of this machine."""
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
@@ -53,12 +54,12 @@ class RoleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig(RoleConfig):
-    """Of a role that draws, or replays what was drawn."""
+    """Settings of a role that draws completions or replays them."""
 
     engine: str = AUTO
-    """What runs the policy on this machine: ``torch``, ``vllm`` (docs/gpu.md), or ``auto``:
-    vLLM where it is installed and knows the model. The run decides what is computed, each node
-    with what."""
+    """Engine that runs the policy on this machine: ``torch``, ``vllm`` (docs/gpu.md), or
+    ``auto``: vLLM where it is installed and knows the model. The run decides what is computed,
+    and each node with which engine."""
 
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """Options of the vllm engine; others ignore it."""

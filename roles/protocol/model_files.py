@@ -1,5 +1,4 @@
-"""What every policy of a run has in common, kept once on a node's disk: the files of its base,
-and its capsules.
+"""Files that all policies of a run share (base and capsules), kept once on a node's disk.
 
 Theory of operation
 -------------------
@@ -35,24 +34,25 @@ from roles.contract.core.pin import (
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "model"
-"""Folder on the node's disk."""
+"""Folder of these files on the node's disk."""
 MAX_SMALL: Final = 64 * MIB
 """Most bytes of a file that is copied through memory: tokenizers of the largest vocabularies
 have 33 MB."""
 PIECE: Final = 16 * MIB
 """Bytes read and hashed at a time."""
 HASH_RATE: Final = 1e9
-"""Bytes of SHA-256 in a second, one core."""
+"""Bytes of SHA-256 that one core computes in a second."""
 
 
 def small_pins(run: Run) -> tuple[FilePin, ...]:
-    """Return the pins of all files of the base but the weights; none in a run without a
+    """Return the pins of all files of the base except weights; empty in a run without a
     base."""
     return tuple(pin for pin in run.terms.carried if not pin.name.endswith(WEIGHTS_SUFFIX))
 
 
 async def keep_model_files(node: Node, run: Run) -> str | None:
-    """The folder with tokenizer and template, once it is whole; None in a run without a base.
+    """Return the folder with tokenizer and template, once it is complete; None in a run without
+    a base.
 
     Waits for a policy if it is not. Raises `StorageError`, and `ConfigError` if a pinned file
     is too large.
@@ -83,8 +83,8 @@ async def keep_model_files(node: Node, run: Run) -> str | None:
 
 
 async def check_base(world: World, run: Run) -> None:
-    """Raise `ConfigError` unless the whole base is in `FOLDER`, and no other file that would
-    count as part of the model. A README or a licence may lie beside it: no policy has it."""
+    """Raise `ConfigError` unless `FOLDER` has the whole base and no other file that would count
+    as part of the model. A README or a licence may lie beside it, since no policy has it."""
     for pin in run.terms.carried:
         if not counts(pin.name):
             raise ConfigError(f"the run pins {pin.name}, which is no part of a model")
@@ -104,8 +104,8 @@ async def check_base(world: World, run: Run) -> None:
 
 
 async def _forget_unpinned(world: World, run: Run) -> None:
-    """Remove what another edition of the run pinned: a template that this one has not would be
-    used all the same, and honest work have another prompt than everywhere else."""
+    """Remove the files that another edition of the run pinned. A template that is left over
+    would be used, and honest work would have another prompt than everywhere else."""
     pinned = {pin.name for pin in run.terms.carried}
     if not pinned:
         return

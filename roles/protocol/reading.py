@@ -1,4 +1,4 @@
-"""A request as it arrives: first a short frame, by which much is known, then its content."""
+"""Reading of requests: first a short frame, which tells much about them, then their content."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from p2p.wire import KI, Holds, decode_varint_untrusted
 from roles.protocol.seats import Seat
 
 HEAD_SECONDS: Final = 10.0
-"""For the first frame to arrive: it fits into a few packets. Who needs longer holds a stream
-and some kilobytes."""
+"""Seconds within which the first frame must arrive; it fits into a few packets. A slower peer
+would hold a stream and some kilobytes."""
 FIRST_BYTE_SECONDS: Final = 1.0
-"""For the first byte of a stranger: a seat that waits for nothing is another's."""
+"""Seconds within which a stranger's first byte must arrive, since others wait for its seat."""
 CONTENT_SECONDS: Final = 5.0
-"""For a content to arrive, however short it is, and on top of that:"""
+"""Seconds that any content may take, in addition to its bytes at `CONTENT_RATE`."""
 CONTENT_RATE: Final = 128 * KI
-"""Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the
-largest."""
+"""Least bytes per second at which content may arrive: 1 Mbit/s, 64 s for the largest."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 

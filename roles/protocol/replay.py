@@ -1,4 +1,4 @@
-"""Code shared by all who repeat the work of a place."""
+"""Functions shared by all that repeat the work of a place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def wrong_reward(signed: Sequence[float], ours: Sequence[float]) -> Finding | No
 def answers_of(
     tasks: Sequence[Task], groups: Sequence[Group]
 ) -> list[tuple[Task, list[tuple[int, ...]]]]:
-    """Each task with its answers, as an environment is asked what they earn."""
+    """Return each task with its answers, in the form in which an environment is asked for
+    rewards."""
     return [
         (task, [completion.tokens for completion in group.completions])
         for task, group in zip(tasks, groups, strict=True)
@@ -53,7 +54,7 @@ def answers_of(
 
 
 def turns_of(tokens: Sequence[int], heard: Heard, ends: Container[int]) -> tuple[Turn, ...]:
-    """Return the turns of a completion that is whole.
+    """Return the turns of a complete completion.
 
     Args:
         tokens: All that were drawn; their shape was checked.
@@ -73,7 +74,7 @@ def turns_of(tokens: Sequence[int], heard: Heard, ends: Container[int]) -> tuple
 
 
 def with_heard(group: Group, run: Run) -> Group:
-    """Return a group that was drawn here with the digests of what was heard in it."""
+    """Add to a group that was drawn here the digests of what the environment inserted in it."""
     sampling, ends = run.terms.sampling, run.terms.model.end_tokens
 
     def told(one: Completion) -> Completion:

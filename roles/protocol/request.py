@@ -1,4 +1,4 @@
-"""Trying again: one attempt at a question, and the pauses between attempts."""
+"""Requests to peers: one attempt, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 120.0
-"""How long an attempt may take, the transfer of a large submission over a slow link
-included."""
+"""Most seconds that an attempt may take, including the transfer of a large submission over a
+slow link."""
 PATIENCE: Final = 90.0
-"""Seconds after which a peer that is asked says "later": before the asker gives up at
-`ANSWER_SECONDS` and asks again, so that no answer is computed that is not read any more."""
+"""Seconds after which a peer that is asked replies "later". It is less than `ANSWER_SECONDS`,
+after which the asker gives up and asks again, so no answer is computed that nobody reads."""
 _SEND: Final = encode_reply(Word.SEND)
 
 

@@ -92,8 +92,9 @@ LOST: Final = "its worker has lost it, or could not draw it"
 STORAGE_FAILED: Final = "the disk of its scorer failed"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
 BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, HEARS_OTHER, HEARS_MORE, LOST)
-"""Reasons for being inconclusive that content can bring about: no free way out of the dice.
-Nobody can bring about that a place has no tasks: seeds are not chosen."""
+"""Reasons for an inconclusive result that a worker can cause by its content, so they must not
+be a free way out of the dice. No worker can cause a place without tasks, since seeds are not
+chosen."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,17 +107,18 @@ class Scoring:
     verdict: SignedVerdict | None = None
 
     async def wait(self) -> Reply:
-        """Return the verdict, or that it is to be asked for again."""
+        """Return the verdict, or a refusal that tells the worker to ask again."""
         with trio.move_on_after(PATIENCE):
             await self.done.wait()
         return self.verdict or Refused("it is not scored yet", True)
 
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
-"""Given what the scorer finds of each group's rewards: the groups to replay, in order."""
+"""Function that chooses the groups to replay, in order, given the claims that fit each group's
+rewards."""
 
 Doubt = Callable[["Ruling"], bool]
-"""Given what the scorer finds of a place: does somebody who signed otherwise take the blame?"""
+"""Function that returns True if the scorer's ruling blames somebody who signed otherwise."""
 
 
 def replay_all(found: Sequence[Claim]) -> range:
@@ -126,7 +128,7 @@ def replay_all(found: Sequence[Claim]) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What the scorer finds of one place."""
+    """The scorer's result for one place."""
 
     verdict: Verdict
     reason: str
@@ -134,23 +136,23 @@ class Ruling:
     limit: float = 0.0
     tasks: tuple[Task, ...] = ()
     groups: tuple[Group, ...] = ()
-    """As the worker drew them; empty if nothing was scored."""
+    """Groups as the worker drew them; empty if nothing was scored."""
     rewards: tuple[float, ...] = ()
-    """One for each completion, as a verdict carries them (float32)."""
+    """Rewards of all completions, as a verdict carries them (float32)."""
     found: tuple[Claim, ...] = ()
-    """What the claim about each group should have been."""
+    """Correct claim about each group."""
     replayed: tuple[int, ...] = ()
-    """Which groups the model was run over."""
+    """Indices of the groups that were replayed."""
     logprobs: bytes = b""
-    """Little-endian float16 of every token of the replayed groups, in order."""
+    """Log-probs of every token of the replayed groups, in order, in little-endian float16."""
     evidence: tuple[Evidence, ...] = ()
-    """Of the replayed groups, in order."""
+    """Evidence of the replayed groups, in order."""
     work: Work | None = None
     seconds: float = 0.0
-    """What the place took the scorer."""
+    """Seconds that the scorer spent on the place."""
 
     def sign(self, commitment: Commitment, signer: Signer) -> SignedVerdict:
-        """Return the verdict on a place that follows."""
+        """Return the signed verdict on a place that follows from this ruling."""
         is_accepted = self.verdict is Verdict.ACCEPTED
         return SignedVerdict(
             *(signer.peer_id, commitment, self.verdict, self.reason[:MAX_REASON]),
@@ -161,14 +163,14 @@ class Ruling:
 
     @property
     def finding(self) -> Finding | None:
-        """What is wrong; None unless the place is rejected."""
+        """Reason for a rejection; None unless the place is rejected."""
         if self.verdict is not Verdict.REJECTED:
             return None
         return Finding(self.reason, self.statistic, self.limit)
 
 
 def finding_against(verdict: SignedVerdict, ruling: Ruling) -> Finding | None:
-    """Return what a repetition holds against a place or, in an accepted one, against the
+    """Return a repetition's finding against a place or, in an accepted place, against the
     rewards that its scorer has signed."""
     if verdict.verdict is not Verdict.ACCEPTED or ruling.verdict is Verdict.REJECTED:
         return ruling.finding
@@ -179,11 +181,12 @@ def finding_against(verdict: SignedVerdict, ruling: Ruling) -> Finding | None:
 
 
 class NoTasks(EnvironmentFailed):
-    """The environment fails on the seeds of a place, before any content is looked at."""
+    """Raised if the environment fails on the seeds of a place, before any content is
+    looked at."""
 
 
 def inconclusive(reason: str) -> Ruling:
-    """Return the ruling that accuses nobody."""
+    """Return an inconclusive ruling, which accuses nobody."""
     return Ruling(verdict=Verdict.INCONCLUSIVE, reason=reason)
 
 
@@ -224,34 +227,34 @@ class Scorer:
         self._queues: dict[PolicyVersion, dict[PeerId, deque[_Job]]] = {}
         self._arrived = Notifier()
         self._left = 0
-        """Places of the current version that are still of this pass."""
+        """Number of places of the current version that are left in this pass."""
         self._version = NO_POLICY
-        """The version whose turn it is."""
+        """Version whose places are scored now."""
         self._loaded = NO_POLICY, b""
         self._history = DrawHistory()
         self.failures = Failures()
-        """What the environment failed at."""
+        """Failures of the environment."""
         self._began = node.world.now()
         self.busy = 0.0
         """Seconds spent on places."""
         self.groups = 0
-        """Groups that the model was run over."""
+        """Number of groups that were replayed."""
         self.loads = 0
-        """How often weights were loaded."""
+        """Number of times that weights were loaded."""
 
     @property
     def loaded(self) -> PolicyVersion:
-        """The version in the engine."""
+        """Version of the policy in the engine."""
         return self._loaded[0]
 
     @property
     def waiting(self) -> int:
-        """Places in the queue."""
+        """Number of places in the queue."""
         return sum(len(jobs) for own in self._queues.values() for jobs in own.values())
 
     @property
     def oldest(self) -> float:
-        """Seconds that the place which waits longest has waited; 0 if none does."""
+        """Seconds for which the oldest place in the queue has waited; 0 if none waits."""
         since = [
             jobs[0].since for own in self._queues.values() for jobs in own.values() if jobs
         ]
@@ -259,7 +262,7 @@ class Scorer:
 
     @property
     def busy_share(self) -> float:
-        """Share of its life that it spent on places."""
+        """Share of its lifetime that the scorer spent on places."""
         return self.busy / max(self._node.world.now() - self._began, 1e-9)
 
     async def score(
@@ -288,7 +291,7 @@ class Scorer:
         return job.ruling
 
     def drop_window(self, digest: bytes) -> None:
-        """Score none of a window's places that still wait."""
+        """Remove a window's places from the queue, so that they are not scored."""
         for version, own in list(self._queues.items()):
             for worker, jobs in list(own.items()):
                 for job in [
@@ -299,11 +302,11 @@ class Scorer:
                 self._tidy(version, worker)
 
     def forget_policy(self) -> None:
-        """Load weights again before the next place: the engine is another."""
+        """Load weights again before the next place, since the engine is a new one."""
         self._loaded = NO_POLICY, b""
 
     async def work_forever(self) -> None:
-        """Score what waits until cancelled.
+        """Score places from the queue until cancelled.
 
         Raises:
             WorkerDied: The engine has died, and nobody starts another.
@@ -423,7 +426,7 @@ class Scorer:
 
 Decode = Callable[[bytes], Awaitable[tuple[Group, ...]]]
 Score = Callable[[Sequence[GroupTask], Sequence[Group]], Awaitable[list[Scored]]]
-"""Runs the model of the place's policy over groups."""
+"""Function that runs the model of the place's policy over groups."""
 
 
 async def check_place(
@@ -531,8 +534,8 @@ async def _hear_again(
     tasks: Sequence[Task],
     groups: tuple[Group, ...],
 ) -> tuple[Group, ...] | Ruling:
-    """Return the groups with what the environment says within them, or the ruling that they
-    cannot be so, or that the worker heard something else."""
+    """Return the groups with the environment's insertions, or a ruling that the groups are
+    impossible or that the worker's environment inserted something else."""
     is_silent = run.terms.sampling.turns == 1
     answers = answers_of(tasks, groups)
     all_told = [] if is_silent else await environment.hear(answers)

@@ -1,20 +1,19 @@
-"""How many streams a service reads at a time.
-
-Of one peer, of one network, of strangers, and of all together.
+"""Bounds on the streams that a service reads at a time: per peer, per network, for strangers,
+and in all.
 
 Theory of operation
 -------------------
 A seat stands for the memory that a message takes while it arrives. Peers that fill all seats
-and send nothing would shut out all others, so a seat is lent, not given: when none is left, the
-slowest occupant goes for the peer that asks. An attacker can have many names; it cannot have
-had work accepted without doing it, cannot choose its networks freely, and cannot be fast
+and send nothing would shut out all others, so a seat can be taken away: when none is left, the
+slowest occupant is evicted for the peer that asks. An attacker can have many names. It cannot
+have work accepted without doing it, cannot choose its networks freely, and cannot be fast
 without paying for the bytes. Therefore:
 
 * strangers together get `STRANGERS` seats, the rest is for peers with accepted work;
 * one network, where the host knows networks, gets `PER_NETWORK`;
-* a peer that was made to go for being slow gives way to one that was not.
+* a peer that was evicted as slow is evicted before one that was not.
 
-No I/O: the caller knows the time, and is told whom to cancel.
+No I/O: the caller gives the time and a function that cancels the occupant.
 """
 
 from __future__ import annotations
@@ -28,43 +27,43 @@ from p2p.identity import PeerId
 from p2p.swarm.core.limits import FadingCounts
 
 PER_PEER: Final = 8
-"""Twice the four submissions, or deliveries, that an honest peer has under way: each may be
-asked again."""
+"""Most seats of one peer: twice the four submissions, or deliveries, that an honest peer has
+under way, since each may be asked for again."""
 IN_ALL: Final = 128
 """Seats of all peers together. At 8 MiB a submission, the largest, this bounds what waits in
 memory at 1 GiB; the demo's have under 140 KiB."""
 STRANGERS: Final = IN_ALL // 2
-"""For all peers together that have no accepted work: a dozen newcomers at once, and never what
-the others need."""
+"""Most seats of all peers together that have no accepted work: enough for a dozen newcomers at
+once, without taking what the others need."""
 PER_NETWORK: Final = IN_ALL // 8
-"""Of one network: an eighth, as of connections (`p2p.swarm.core.limits`): four workers with all
-that they have under way."""
+"""Most seats of one network: an eighth, as of connections (`p2p.swarm.core.limits`), for four
+workers with all that they have under way."""
 GRACE: Final = 2.0
-"""Seconds in which an occupant cannot be called slow: a few round trips to the other side of
-the world."""
+"""Seconds during which an occupant cannot be evicted as slow: a few round trips to the other
+side of the world."""
 STRIKE_HALF_LIFE: Final = 60.0
-"""Seconds in which half of it is forgotten that a peer was made to go."""
+"""Half-life in seconds of the count of a peer's evictions."""
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One stream that is being read."""
+    """A stream that is being read."""
 
     peer: PeerId
     network: str
     is_stranger: bool
     since: float
     evict: Callable[[], object]
-    """Called when it must go."""
+    """Called when the occupant is evicted."""
 
     received: int = 0
-    """Bytes that have come; the reader counts."""
+    """Bytes that have come, as the reader counts them."""
 
     evicted: bool = False
 
 
 class Seats:
-    """Seats taken now."""
+    """The seats that are taken now."""
 
     def __init__(
         self,
@@ -74,8 +73,8 @@ class Seats:
         strangers: int | None = None,
         per_network: int = PER_NETWORK,
     ) -> None:
-        """``strangers``: how many seats those without accepted work have together; None: all of
-        them."""
+        """Make the seats; ``strangers`` is the number that peers without accepted work have
+        together; None: all of them."""
         self._per_peer = per_peer
         self._in_all = in_all
         self._strangers = in_all if strangers is None else strangers
@@ -96,8 +95,8 @@ class Seats:
         is_stranger: bool = False,
         evict: Callable[[], object] = lambda: None,
     ) -> Seat | None:
-        """A seat for ``peer``, if need be another's; None if there is none for it. `leave` must
-        follow.
+        """Return a seat for ``peer``, if necessary by evicting another peer; None if there is
+        no seat. `leave` must follow.
 
         ``network`` is empty where the host does not know it.
         """
@@ -116,7 +115,7 @@ class Seats:
         return asker
 
     def leave(self, seat: Seat) -> None:
-        """It is free again; harmless if it was taken away."""
+        """Free the seat; harmless if it was taken away."""
         if seat in self._taken:
             del self._taken[seat]
             self._own[seat.peer] -= 1
@@ -129,8 +128,8 @@ class Seats:
 
     @contextmanager
     def seat(self, peer: PeerId) -> Iterator[bool]:
-        """Give ``peer`` a seat for the length of the block that is not taken away; False if
-        there is none."""
+        """Give ``peer`` a seat for the length of the block, which cannot be evicted; yields
+        False if there is none."""
         if self._own.get(peer, 0) >= self._per_peer or len(self._taken) >= self._in_all:
             yield False
             return
@@ -142,7 +141,8 @@ class Seats:
             self.leave(seat)
 
     def _crowd_of(self, asker: Seat) -> list[Seat] | None:
-        """The occupants of which one is to make room for ``asker``; None if there is room."""
+        """Return the occupants of which one must leave to make room for ``asker``; None if
+        there is room."""
         if asker.network:
             near = [seat for seat in self._taken if seat.network == asker.network]
             if len(near) >= self._per_network:
@@ -155,8 +155,8 @@ class Seats:
         return strangers or ([] if asker.is_stranger else list(self._taken))
 
     def _slowest(self, crowd: list[Seat], asker: Seat, now: float) -> Seat | None:
-        """Which of them goes: one that has gone before, then the slowest; None if none may be
-        told to."""
+        """Return the seat to evict: a peer that was evicted before, then the slowest; None if
+        no occupant may be evicted."""
         own = round(self._strikes.count(_name(asker.peer), now))
         best: tuple[int, float] | None = None
         victim = None

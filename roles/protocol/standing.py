@@ -1,4 +1,4 @@
-"""Whether a role may work now, by the newest edition of the run file.
+"""Permission of a role to work now, by the newest edition of the run file.
 
 Theory of operation
 -------------------
@@ -30,42 +30,47 @@ logger = logging.getLogger(__name__)
 
 
 class AtRest(ShoalError):
-    """The role may not work now; the message says why."""
+    """Raised if the role may not work now; the message says why."""
 
 
 class RoleStanding:
-    """What the run file says of one role of one node."""
+    """Permission of one role of one node under the run file."""
 
     def __init__(self, node: Node, began: Run, job: str, name: str = "") -> None:
-        """``began`` is the edition that the role's engine is made of, and not the newest: one
-        may come while the engine is opened. ``job``: what `Run.check_job` calls the work;
-        ``name`` is the role's own, if it is another."""
+        """Make the standing of a role.
+
+        ``began`` is the edition that the role's engine is made of, which may not be the newest,
+        since an edition may come while the engine is opened. ``job``: what `Run.check_job`
+        calls the work; ``name`` is the role's own, if it is another.
+        """
         self._node = node
         self._job = job
         self._name = name or job
         self._began = began
         self._judged: tuple[int, str] = (0, "")
-        """An epoch, and what it has against this role: computed once for each."""
+        """An epoch and its objection to this role, computed once for each epoch."""
 
     @property
     def run(self) -> Run:
-        """The newest edition."""
+        """Newest edition of the run."""
         return run_of(self._node)
 
     @property
     def why_not(self) -> str:
-        """Why the role may begin no work, in a sentence with the remedy; empty if it may."""
+        """Reason why the role may begin no work, in a sentence with the remedy; empty if it
+        may."""
         return self.objection or self._node.rest.why_not
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is this machine's owner alone who lets the role begin nothing: what it has
-        begun it finishes."""
+        """True if only this machine's owner stops the role from beginning work. It finishes
+        what it has begun."""
         return bool(self._node.rest.why_not) and not self.objection
 
     @property
     def objection(self) -> str:
-        """Why the run does not let the role work, even to finish what it has begun."""
+        """Reason why the run does not let the role work, even to finish what it has begun;
+        empty if it does."""
         run = self.run
         if self._judged[0] != run.epoch:
             self._judged = (run.epoch, self._objection(run))
@@ -90,7 +95,8 @@ class RoleStanding:
         return ""
 
     def _why_not_admitted(self, run: Run) -> str:
-        """What a worker lacks: its name on the list or an invite, or the run's work stamp."""
+        """Return what a worker lacks: its name on the list or an invite, or the run's work
+        stamp."""
         own, book = self._node.peer_id, self._node.book
         why_not = book.why_not(own, Capability.GENERATE)
         if why_not:
@@ -105,18 +111,18 @@ class RoleStanding:
             raise AtRest(self.objection)
 
     async def wait(self) -> None:
-        """Return when the role may work: at once, as a rule."""
+        """Wait until the role may work."""
         while self.why_not:
             await self._node.book.wait_change()
 
     async def wait_run(self) -> None:
-        """Return when the run lets the role finish what it has begun, paused or not."""
+        """Wait until the run lets the role finish what it has begun, paused or not."""
         while self.objection:
             await self._node.book.wait_change()
 
     async def watch(self) -> None:
-        """Tell the operator and the swarm, in one sentence and one heartbeat, when the role
-        rests, and when it goes on. Works until cancelled."""
+        """Tell the operator and the swarm, in one sentence and one heartbeat, whenever the role
+        rests or goes on. Works until cancelled."""
         said = ""
         while True:
             why_not = self.why_not

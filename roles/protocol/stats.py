@@ -1,4 +1,4 @@
-"""What became of submissions: counts for people.
+"""Counts of submissions by result, for people.
 
 Those by node (`Records`) are rebuilt from the ledger at a restart; those of refusals, of work
 given up, and of nodes that never had work accepted begin anew, as none leaves an entry.
@@ -16,20 +16,20 @@ from roles.protocol.core.verdict import SignedVerdict
 from roles.shared.reasons import tally
 
 MAX_NODES: Final = 10_000
-"""Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
-mint. The one judged longest ago goes first; its verdicts stay in the ledger and in the
-totals."""
+"""Most nodes with a record of their own, as many peers as a host remembers, since identities
+cost nothing. The node that was judged longest ago is removed first; its verdicts stay in the
+ledger and in the totals."""
 MAX_STRANGERS: Final = 64
-"""Nodes without accepted work with a record of their own, apart from the others, which they do
-not displace: an operator looks at the latest, and each is 300 bytes of every status."""
+"""Most nodes without accepted work that have a record of their own. They do not displace other
+nodes. An operator looks at the latest, and each takes 300 bytes of every status."""
 MAX_WORKERS: Final = 64
-"""Nodes whose connections are kept for their work: more than one scorer can serve, and a
-sixteenth of all connections."""
+"""Most nodes whose connections are protected because of their work: more than one scorer can
+serve, and a sixteenth of all connections."""
 
 
 @dataclass(slots=True)
 class NodeRecord:
-    """The submissions of one node, by verdict."""
+    """Counts of the submissions of one node by verdict."""
 
     accepted: int = 0
     rejected: int = 0
@@ -37,7 +37,7 @@ class NodeRecord:
 
 
 class Records:
-    """All nodes' records, and their totals."""
+    """Records of all nodes, and their totals."""
 
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._workers: BoundedDict[PeerId, None] = BoundedDict(MAX_WORKERS)
@@ -46,13 +46,13 @@ class Records:
         self.accepted = 0
         self.rejected = 0
         self.reasons: dict[str, int] = {}
-        """Rejections by reason, of all nodes."""
+        """Rejections of all nodes by reason."""
 
     def __len__(self) -> int:
         return len(self._nodes) + len(self._strangers)
 
     def count(self, verdict: SignedVerdict) -> None:
-        """Add an acceptance or a rejection; nothing else leaves a mark."""
+        """Count an acceptance or a rejection; other verdicts are ignored."""
         node = verdict.commitment.node
         record = self.of(node)
         self._workers.pop(node, None)
@@ -73,15 +73,15 @@ class Records:
 
     @property
     def workers(self) -> tuple[PeerId, ...]:
-        """The nodes whose last work was accepted, the latest of them last."""
+        """Nodes whose last work was accepted, in the order of that work."""
         return tuple(self._workers)
 
     def of(self, node: PeerId) -> NodeRecord:
-        """One node's record, empty if it has none."""
+        """Return the record of a node, empty if it has none."""
         return self._nodes.get(node) or self._strangers.get(node) or NodeRecord()
 
     def health(self) -> dict[str, dict[str, object]]:
-        """As plain values, by node."""
+        """Return the records as plain values, by node."""
         return {
             str(peer): {
                 "accepted": record.accepted,
@@ -93,7 +93,7 @@ class Records:
 
 
 class ScoringStats:
-    """All that a scorer counts, a validator's or the trainer's."""
+    """All counts of a scorer, a validator's or the trainer's."""
 
     def __init__(self) -> None:
         self.records = Records()
@@ -103,15 +103,15 @@ class ScoringStats:
         """Submissions refused, by the kind of refusal."""
 
     def refuse(self, kind: str) -> None:
-        """A worker was told to ask again, or that it may not ask."""
+        """Count a request that was refused or postponed."""
         tally(self.refused, kind)
 
     def give_up(self, reason: str) -> None:
-        """A submission got a verdict that blames no worker."""
+        """Count a submission that got a verdict that blames no worker."""
         tally(self.inconclusive, reason)
 
     def health(self) -> dict[str, object]:
-        """As plain values."""
+        """Return the counts as plain values."""
         return {
             "accepted": self.records.accepted,
             "rejected": self.records.rejected,

@@ -1,12 +1,12 @@
-"""Whether the run's trainer is there, what it does, and what became of this node's work.
+"""Presence and activity of the run's trainer, and what became of this node's work.
 
 Theory of operation
 -------------------
-A node asks the trainer now and then (`roles.protocol.core.account`), as often as it says. A
-trainer that answers, or whose heartbeat the swarm knows, is there. One that does neither is
-away, since the last sign of it. One that is there and does not speak the work protocol is of
-another version of Shoal. Nothing is decided by it: it is what a person wants to know who sees
-that a node does nothing.
+A node asks the trainer at intervals that the trainer sets (`roles.protocol.core.account`). A
+trainer that answers, or whose heartbeat the swarm knows, is present. A trainer that does
+neither is away since its last sign of life. A trainer that is present and does not speak the
+work protocol runs another version of Shoal. No decision depends on this: it tells people why a
+node does nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from roles.shared.reasons import printable
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 1.0
-"""Seconds after the first question without an answer, doubled to"""
+"""Seconds of pause after the first question without an answer. The pause doubles up to
+`PAUSE`."""
 PAUSE: Final = 15.0
-"""Seconds between questions to a trainer that does not answer: half of what it takes to see
-that a peer has died."""
+"""Most seconds between questions to a trainer that does not answer: half of the time in which a
+peer is found to be dead."""
 LONGEST_PAUSE: Final = 600
-"""Seconds between questions, whatever the trainer says: 12,000 nodes at 20 a second."""
+"""Most seconds between questions, whatever the trainer says: 12,000 nodes at 20 a second."""
 UNSPOKEN: Final = 4
-"""Questions in a row that find no work protocol until it is said: a trainer that starts does
-not serve it for some seconds."""
+"""Number of consecutive questions without the work protocol until that is reported. A trainer
+that starts does not serve it for some seconds."""
 DAY: Final = 24 * 3600
-"""Seconds after which a time of the day needs its date."""
+"""Seconds after which a time of day is shown with its date."""
 
 DOINGS: Final = {
     TrainerDoing.OPENS: "the trainer starts",
@@ -53,32 +54,34 @@ DOINGS: Final = {
     TrainerDoing.RESTS: "the trainer rests",
     TrainerDoing.OVER: "the run has all its steps",
 }
-"""What a trainer says it does, in words."""
+"""Maps what a trainer says it does to words."""
 
 
 class TrainerWatch:
-    """What one node knows of its run's trainer."""
+    """One node's knowledge of its run's trainer."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._heard: float | None = None
-        """Wall time of the last sign of it; None if there was none in this life."""
+        """Wall time of the trainer's last sign of life; None if this process has seen none."""
         self._began = node.world.wall()
         self.account: Account | None = None
-        """What it answered last."""
+        """The trainer's last answer; None before the first."""
         self.is_away = False
         self._unspoken = 0
-        """Questions in a row for which the trainer did not speak the work protocol."""
+        """Number of consecutive questions for which the trainer did not speak the work
+        protocol."""
 
     @property
     def away_since(self) -> float | None:
-        """Wall time since which nothing is heard of it; None while it is there."""
+        """Wall time since which the trainer has shown no sign of life; None while it is
+        present."""
         if not self.is_away:
             return None
         return self._began if self._heard is None else self._heard
 
     def health(self) -> dict[str, object]:
-        """What the trainer has told, as plain values."""
+        """Return the trainer's answers as plain values."""
         account = self.account or Account(doing=TrainerDoing.OPENS)
         return {
             "trainer": account.doing.value if self.account else "",
@@ -89,7 +92,7 @@ class TrainerWatch:
         }
 
     async def watch(self) -> None:
-        """Ask until cancelled."""
+        """Ask the trainer at intervals until cancelled."""
         world, pause = self._node.world, FIRST_PAUSE
         while True:
             trainer = run_of(self._node).terms.trainers[0]
@@ -126,21 +129,21 @@ class TrainerWatch:
 
     @property
     def meanwhile(self) -> str:
-        """What the trainer does while this node waits, for the end of a sentence; empty if
+        """Activity of the trainer while this node waits, as the end of a sentence; empty if
         unknown."""
         if self.account is None or self.is_away:
             return ""
         return f"; {DOINGS[self.account.doing]}"
 
     def why_no_policy(self) -> str:
-        """What a node without any policy waits for."""
+        """Return what a node without any policy waits for, in a sentence."""
         if self.account is None or self.account.doing is TrainerDoing.OVER:
             return "waiting for the first policy"
         return f"waiting for the first policy: {DOINGS[self.account.doing]}"
 
     def why_idle(self, kept: str) -> str:
-        """That the trainer is away or of another version, and what ``kept`` says of the work;
-        empty while it is there."""
+        """Return a sentence that says that the trainer is away or of another version, followed
+        by ``kept``; empty while the trainer is present."""
         if self._unspoken >= UNSPOKEN and not self.is_away:
             return f"{self.why_other_version()}; {kept}"
         if self.away_since is None:
@@ -150,7 +153,8 @@ class TrainerWatch:
         return f"{what} since {since}; {kept}"
 
     def why_other_version(self) -> str:
-        """That the trainer does not speak the work protocol, and who upgrades to what."""
+        """Return a sentence that says that the trainer does not speak the work protocol, and
+        which of the two needs another version."""
         trainer = run_of(self._node).terms.trainers[0]
         members = self._node.membership.members()
         said = next((one.version for one in members if one.peer == trainer), "")
@@ -168,6 +172,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def clock(when: float, now: float) -> str:
-    """A wall time for people, on this machine's clock."""
+    """Return a wall time for people, on this machine's clock."""
     local = datetime.fromtimestamp(when).astimezone()
     return local.strftime("%H:%M" if abs(now - when) < DAY else "%d %b %H:%M")

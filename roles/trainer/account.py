@@ -1,11 +1,11 @@
-"""What became of each node's accepted work: the trainer's books, and who may look.
+"""Accounts of each node's accepted work, which peers may query.
 
 Theory of operation
 -------------------
-The books say of each node how many groups were taken, learnt from, or turned down because
-they came too late. What waits is in the buffer; whatever was taken and is nowhere else was
-dropped as too old. So nothing is counted in two places, and a restart counts nothing twice.
-They go to disk with every step, and decide nothing: damaged ones begin anew.
+For each node the accounts count the groups that were taken, learnt from, or turned down because
+they came too late. Groups that wait are counted in the buffer; every other group that was taken
+was dropped as too old. So no group is counted twice, also after a restart. The accounts go to
+disk with every step. No decision depends on them: if the file is damaged, they start from zero.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "trainer/accounts.json"
 MAX_NODES: Final = 4096
-"""Nodes with a row: 400 kB on disk with every step. The one whose work came longest ago goes
-first, and stays in the total."""
+"""Most nodes with a row of their own: 400 kB on disk with every step. The node whose last work
+is oldest loses its row first; its numbers stay in the total."""
 LATE: Final = 1024
-"""Deliveries that came too late and are remembered as counted: minutes of them. A validator
-whose answer was lost brings one again, and one that lies as often as it likes."""
+"""Number of late deliveries that are remembered as counted, which covers minutes. A validator
+whose answer was lost delivers again, and a dishonest one may repeat a delivery at will."""
 QUESTIONS: Final = 20
-"""Answers a second that the trainer means to give, at most: with more nodes each asks more
-rarely. One costs 0.1 ms."""
+"""Most account requests that the trainer wants to answer per second. With more nodes each node
+asks less often. One answer costs 0.1 ms."""
 SHORTEST_PAUSE: Final = 5
-"""Seconds between two questions of a node, of which the trainer may have few."""
+"""Least seconds between two account requests of one node when there are few nodes."""
 
 
 @dataclass(slots=True)
 class Row:
-    """Groups of one node, or of all."""
+    """Counts of groups of one node, or of all nodes."""
 
     taken: int = 0
     learnt: int = 0
     no_spread: int = 0
     late: int = 0
-    """Turned down: too old already."""
+    """Groups turned down because their policy was too old."""
     unneeded: int = 0
-    """Turned down: the run had all its steps."""
+    """Groups turned down because the run had taken all its steps."""
 
     def fates(self, waiting: int, *, is_over: bool) -> Fates:
-        """Each in one place; what was taken and is nowhere else was dropped."""
+        """Return where each group is now. A group that was taken and is in no other count was
+        dropped."""
         dropped = max(0, self.taken - self.learnt - self.no_spread - waiting)
         return Fates(
             learnt=self.learnt,
@@ -68,35 +69,37 @@ class Accounts:
     def __init__(self) -> None:
         self._rows: BoundedDict[PeerId, Row] = BoundedDict(MAX_NODES)
         self._late: BoundedDict[bytes, None] = BoundedDict(LATE)
-        """What those counted last were of."""
+        """Digests of the late deliveries that were counted most recently."""
         self.total = Row()
         self.submissions = 0
-        """Taken and counted: as many receipts as the ledger had when these books were kept."""
+        """Places taken and counted: the number of receipts in the ledger when these accounts
+        were saved."""
 
     @property
     def pause(self) -> int:
-        """Seconds between two questions of one node."""
+        """Seconds between two account requests of one node."""
         return max(SHORTEST_PAUSE, len(self._rows) // QUESTIONS)
 
     def of(self, node: PeerId) -> Row:
-        """A node's row, empty if it has none."""
+        """Return the row of a node, empty if it has none."""
         return self._rows.get(node) or Row()
 
     def take(self, node: PeerId, groups: int, no_spread: int) -> None:
-        """So many ``groups`` were taken, of which some teach nothing."""
+        """Count ``groups`` of a node as taken; ``no_spread`` of them teach nothing."""
         self.submissions += 1
         for row in self._both(node):
             row.taken += groups
             row.no_spread += no_spread
 
     def learn(self, learnt: Mapping[PeerId, int]) -> None:
-        """A step has learnt from so many groups of each node."""
+        """Count the groups of each node that a step has learnt from."""
         for node, groups in learnt.items():
             for row in self._both(node):
                 row.learnt += groups
 
     def turn_down(self, node: PeerId, content: bytes, groups: int, *, is_over: bool) -> None:
-        """Accepted work that came too late for any step; counted once, however often."""
+        """Count accepted work that came too late for any step. The same content is counted
+        once."""
         if content in self._late:
             return
         self._late[content] = None
@@ -107,7 +110,8 @@ class Accounts:
                 row.late += groups
 
     def note_unsent(self, node: PeerId, groups: int) -> None:
-        """So many groups stay with their worker: by its claims they teach nothing."""
+        """Count groups that stay with their worker because its claims say that they teach
+        nothing."""
         for row in self._both(node):
             row.taken += groups
             row.no_spread += groups
@@ -118,7 +122,7 @@ class Accounts:
         return row, self.total
 
     async def keep(self, disk: Disk) -> None:
-        """Put them on disk, if the disk takes them."""
+        """Write the accounts to disk; a disk error is not fatal."""
         rows = {str(node): astuple(row) for node, row in self._rows.items()}
         state = {"submissions": self.submissions, "total": astuple(self.total), "rows": rows}
         try:
@@ -127,7 +131,7 @@ class Accounts:
             logger.info("accounts_not_kept: %s", error)
 
     async def recall(self, disk: Disk) -> None:
-        """Read what an earlier life kept."""
+        """Read the accounts that an earlier process saved."""
         try:
             found = await recall(disk, PATH)
         except DamagedFile as error:

@@ -1,4 +1,5 @@
-"""What a machine's owner says about its trainer; how it learns is in ``learner.toml``."""
+"""Settings that a machine's owner makes for its trainer; ``learner.toml`` says how it
+learns."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from roles.protocol.machine import RoleConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig(RoleConfig):
-    """This machine's part."""
+    """Settings of this machine's trainer."""
 
     pool_steps: float = 1.5
-    """Optimiser steps' worth of groups that may wait: more grows stale, less leaves the engine
-    idle."""
+    """Groups that may wait, in optimiser steps' worth. With more, groups become stale; with
+    fewer, the engine idles."""
 
     checkpoint_every: int = 1
     """Steps between checkpoints. One is 12 bytes a parameter: 1.3 MB in the demo, 1.6 GB (two
@@ -28,16 +29,17 @@ class TrainerConfig(RoleConfig):
     no step can need again is removed."""
 
     autocast: Autocast = Autocast.AUTO
-    """Whether the engine trains with bfloat16 products: ``auto``, ``on`` or ``off``."""
+    """Choice of whether the engine trains with bfloat16 products: ``auto``, ``on`` or
+    ``off``."""
 
     gpus: GpuOptions = field(default_factory=GpuOptions)
-    """How the learner uses several GPUs, or one that is too small."""
+    """Options by which the learner uses several GPUs, or one that is too small."""
 
     diloco: DilocoConfig = field(default_factory=DilocoConfig)
-    """Of runs that pre-train on text."""
+    """Settings of this machine for runs that pre-train on text."""
 
     corpora: Mapping[str, str] = field(default_factory=dict)
-    """Where this machine has the texts of such a run, by the names of its mixture."""
+    """Paths of the texts of such a run on this machine, by their names in its mixture."""
 
     def __post_init__(self) -> None:
         RoleConfig.__post_init__(self)

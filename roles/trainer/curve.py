@@ -1,7 +1,7 @@
-"""How the learning goes, for people: rewards on the held-out tasks, by step, kept on disk.
+"""The learning curve for people: rewards on the held-out tasks by step, kept on disk.
 
-None of it decides anything: a disk that refuses the file, or an evaluation that fails, stops no
-learning.
+No decision depends on it. A disk that refuses the file, or an evaluation that fails, does not
+stop the learning.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ logger = logging.getLogger(__name__)
 
 PROGRESS: Final = "trainer/progress.json"
 SHOWN: Final = 10
-"""Held-out tasks whose answers are kept for people: what they read before they believe a
-curve."""
+"""Number of held-out tasks whose answers are kept, so that people can check a curve against
+them."""
 GRADED_TOGETHER: Final = 64
-"""Answers whose rewards are asked for in one call: with 0.1 s each, which a computer algebra
-system needs, it takes a fifth of what a call may (`roles.envs.base.Ration.patience`)."""
+"""Number of answers whose rewards are asked for in one call. At 0.1 s each, which a computer
+algebra system needs, a call takes a fifth of its limit (`roles.envs.base.Ration.patience`)."""
 
 
 @dataclass(slots=True)
 class Learnt:
-    """What people want to know of a run, kept beside the checkpoint."""
+    """Results of a run for people, kept beside the checkpoint."""
 
     step: int = 0
     greedy_start: float | None = None
@@ -61,20 +61,21 @@ class Learnt:
     """Prompt, greedy answer and reward of a few held-out tasks, for people to read."""
     shown: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    """The same as text, question, answer and reward, if the environment can write it."""
+    """The same answers as text: question, answer and reward. Empty if the environment cannot
+    write them as text."""
     samples_start: list[Sample] = field(default_factory=list)
     held_out: int = 0
-    """Tasks of an evaluation, by which a curve's error is reckoned."""
+    """Number of tasks in an evaluation, from which the error of the curve is computed."""
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float | None = None
-    """Mean reward of the last step's groups, which are those with spread."""
+    """Mean reward of the groups of the last step, all of which have spread."""
     sample: tuple[list[int], list[int], float] | None = None
     """One prompt, answer and reward of the last step."""
 
 
 class LearningCurve:
-    """What was learnt by now, and when to look again."""
+    """The results up to now, and the schedule of evaluations."""
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class LearningCurve:
         self._tasks: list[Task] = []
         self.learnt = Learnt()
         self.unexamined = ""
-        """Why the last evaluation has no result; empty if it has."""
+        """Reason why the last evaluation has no result; empty if it has one."""
 
     async def restore(self, step: int) -> None:
-        """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""
+        """Read what an earlier process saved; ``step`` is the step of the checkpoint."""
         try:
             self.learnt = Learnt(**(await recall(self._disk, PROGRESS) or {}))
         except DamagedFile as error:
@@ -101,7 +102,7 @@ class LearningCurve:
         self.learnt.step = step
 
     async def keep(self) -> None:
-        """Put it on disk, if the disk takes it."""
+        """Write the results to disk; a disk error is not fatal."""
         try:
             await keep(self._disk, PROGRESS, asdict(self.learnt))
         except StorageError as error:
@@ -110,8 +111,8 @@ class LearningCurve:
     def note_step(
         self, step: int, groups: Sequence[TrainingGroup], staleness_max: int
     ) -> float:
-        """The engine has learnt from ``groups`` and is at ``step`` now. Returns their mean
-        reward."""
+        """Record that the engine has learnt from ``groups`` and is at ``step`` now. Returns the
+        mean reward of the groups."""
         learnt = self.learnt
         rewards = [reward for group in groups for reward in group.rewards]
         learnt.step = step
@@ -124,8 +125,8 @@ class LearningCurve:
         return reward
 
     async def evaluate(self, engine: Learner, step: int) -> None:
-        """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
-        end."""
+        """Evaluate the held-out tasks if an evaluation is due: at the start, at intervals, and
+        at the end."""
         learnt, every = self.learnt, self._learner.evaluate_every
         known = bool(learnt.curve) and learnt.curve[-1][0] == step
         if known or (0 < step < self._sampling.steps and (every == 0 or step % every)):
@@ -183,8 +184,8 @@ class LearningCurve:
     async def _examine(
         self, engine: Learner
     ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
-        """Rewards on the held-out tasks, and what was said to the first of them, as tokens and
-        as text.
+        """Return rewards on the held-out tasks, and the answers to the first tasks as tokens
+        and as text.
 
         Raises `EngineError` and `EnvironmentFailed`.
         """

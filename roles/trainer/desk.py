@@ -92,22 +92,23 @@ from roles.trainer.taken import TakenPlace
 logger = logging.getLogger(__name__)
 
 EVIDENCE: Final = "trainer/evidence"
-"""Where the proofs of bans and convictions lie, by the digest of the commitment."""
+"""Folder of the proofs of bans and convictions, each named by the digest of its commitment."""
 MAX_EVIDENCE: Final = 256
-"""Proofs of bans that are kept, the newest; those of validators are kept for ever."""
+"""Most proofs of bans that are kept, the newest ones. Proofs against validators are kept for
+ever."""
 MAX_SCORING: Final = 64
-"""Places that wait for the scorer, beside those that are on their way."""
+"""Most places that wait for the scorer, besides those whose content is on its way."""
 NEWCOMERS_SCORING: Final = MAX_SCORING // 8
-"""Places of newcomers that may wait for the scorer once anybody is in standing. Only one may
-while work of names in standing waits, since all are scored in turn."""
+"""Most places of newcomers that may wait for the scorer once any name is in standing. While
+work of names in standing waits, only one may, since all are scored in turn."""
 HOLD: Final = 15.0
-"""Seconds that a worker which asks for work waits for a place to be wanted."""
+"""Seconds that a request for work is held open until a place is wanted."""
 SAID: Final = 4096
-"""Verdicts of the trainer's own that are remembered for workers whose answer was lost."""
+"""Number of the trainer's own verdicts that are kept for workers whose answer was lost."""
 EXPIRE_EVERY: Final = 5
-"""Ticks between two looks at what is overdue."""
+"""Ticks between two checks for overdue places."""
 SHOWN: Final = 64
-"""Bans that a status lists."""
+"""Most bans that a status lists."""
 QUESTIONS_AT_ONCE: Final = 8.0
 RESTS: Final = Refused("the trainer rests", True)
 STARTS: Final = Refused("the trainer starts", True)
@@ -115,7 +116,7 @@ FULL: Final = Refused("the trainer has no room for more content now", True)
 
 
 class WorkDesk:
-    """Where workers and validators come to the trainer."""
+    """The trainer's service for workers and validators."""
 
     def __init__(
         self,
@@ -130,7 +131,6 @@ class WorkDesk:
         account_of: Callable[[PeerId, bool], Account],
         capacity: int,
     ) -> None:
-        """`capacity` is the number of groups that the buffer holds."""
         self.gate = gate
         self.scorer = scorer
         self._node = node
@@ -144,39 +144,39 @@ class WorkDesk:
         trust, recipe = standing.run.terms.trust, standing.run.terms.sampling
         self._demand = Demand(capacity, recipe.submission, trust.window)
         self.stats = ScoringStats()
-        """What became of the content that its scorer has looked at."""
+        """Counts of the results of the trainer's own scorer."""
         self._door = Door(node, self.stats, strangers=STRANGERS)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
         self._scoring: dict[bytes, Scoring] = {}
         self._newcomers: dict[bytes, None] = {}
-        """Places of newcomers that are on their way or with the scorer."""
+        """Places of newcomers whose content is on its way or with the scorer."""
         self._coming: dict[bytes, tuple[int, float]] = {}
         """Maps the commitment of each wanted place that is not yet scored to the number of its
         groups that teach and the time at which it was asked for."""
         self._audits: dict[bytes, trio.Event] = {}
-        """Verdicts that are being repeated."""
+        """Audits under way: each event is set when the verdict has been repeated."""
         self._said: BoundedDict[bytes, SignedVerdict] = BoundedDict(SAID)
         self._answered: BoundedDict[bytes, None] = BoundedDict(SAID)
-        """Windows that were counted."""
+        """Digests of the windows that were counted."""
         self._newcomers_busy = 0.0
-        """Seconds that the scorer spent on newcomers, fading."""
+        """Seconds that the scorer spent on newcomers, decaying with time."""
         self._nursery: trio.Nursery | None = None
         self._bans: dict[str, None] = {}
-        """Paths of the proofs of bans, the oldest first."""
+        """Paths of the proofs of bans, oldest first."""
         self._freed = Notifier()
         self.banned: BoundedDict[str, dict[str, object]] = BoundedDict(SHOWN)
-        """The names banned last in this life: how often, until when, and why."""
+        """The names banned most recently by this process: how often, until when, and why."""
         self.windows = 0
-        """Windows answered in this life."""
+        """Windows answered by this process."""
         self.repeated = 0
-        """Verdicts of validators that were repeated."""
+        """Number of validators' verdicts that were repeated."""
         self.lies = 0
-        """Repeated verdicts that the replay does not bear out."""
+        """Number of repeated verdicts that the replay contradicts."""
 
     # What the session calls.
 
     async def work_forever(self) -> None:
-        """Score what comes and look after deadlines until cancelled.
+        """Score incoming content and enforce deadlines until cancelled.
 
         Raises:
             WorkerDied: The learner's engine has died.
@@ -199,11 +199,11 @@ class WorkDesk:
 
     @property
     def is_open(self) -> bool:
-        """True if the desk is at work; before and after that nothing is taken."""
+        """True while the desk accepts work."""
         return self._nursery is not None
 
     async def _tell_consumed(self) -> None:
-        """Wake workers that wait for places to be wanted when a step has taken groups."""
+        """Wake workers that wait for more demand whenever a step has taken groups."""
         while True:
             await self._intake.wait_change()
             self._freed.notify_all()
@@ -231,13 +231,13 @@ class WorkDesk:
 
     @property
     def has_room(self) -> bool:
-        """True if content is taken now. While it is not, workers are not to blame for
+        """True if content is accepted now. While it is False, workers are not blamed for
         delays."""
         return not self._intake.is_over and len(self._scoring) < MAX_SCORING
 
     @property
     def liars(self) -> dict[PeerId, str]:
-        """Validators that score nobody any more or for now, and why."""
+        """Maps each validator that may not score, for good or for now, to the reason."""
         return self.gate.passed_over(self.situation())
 
     def health(self) -> dict[str, object]:
@@ -257,11 +257,11 @@ class WorkDesk:
         }
 
     def note_policy(self) -> None:
-        """Wake the workers that wait for places: a new version is out."""
+        """Wake the workers that wait for demand, because a new version is out."""
         self._freed.notify_all()
 
     def situation(self) -> Situation:
-        """Return what holds now, by the newest edition."""
+        """Return the situation that the gate decides by, from the newest edition."""
         run, is_forked = self._run, self._node.ledgers.is_forked
         busy = self._newcomers_busy / 100  # of the last 100 s, by the fading
         return Situation(
@@ -287,7 +287,7 @@ class WorkDesk:
     # Requests.
 
     async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: one request, one reply."""
+        """Handle one request with one reply; a `StreamHandler`."""
         await self._door.serve(stream, self._answer, is_known=self._is_known(stream.peer))
 
     def _is_known(self, peer: PeerId) -> bool:
@@ -339,7 +339,8 @@ class WorkDesk:
         return await self._answer_window(window, said)
 
     def _refuse_window(self, peer: PeerId, window: Window) -> Refused | None:
-        """Say what is wrong before a signature is checked."""
+        """Return why a window is refused, by the checks that need no signature; None if it
+        passes."""
         run, node, refuse = self._run, self._node, self._door.refuse
         if window.node != peer:
             return refuse("another node", "a window comes from the node that signed it")
@@ -439,7 +440,7 @@ class WorkDesk:
 
     @property
     def _stock(self) -> int:
-        """Groups that wait for a step or are on their way."""
+        """Return the number of groups that wait for a step or are on their way."""
         recent = self._world.now() - PATIENCE
         coming = (
             teaching
@@ -490,7 +491,7 @@ class WorkDesk:
         expected: SignedWindow,
         is_newcomer: bool,
     ) -> Reply:
-        """Read content that is wanted, and have it scored."""
+        """Read wanted content and have it scored."""
         commitment = expected.window.commitment(request.index)
         submission = await self._door.receive(
             *(stream, expected, request.index, request.length, begun),
@@ -532,7 +533,8 @@ class WorkDesk:
 
     @property
     def _spares_newcomers(self) -> bool:
-        """Whether newcomers have all of the scorer that those in standing leave to them."""
+        """Return True if newcomers have used up the scorer time or places that are open to
+        them."""
         now = self.situation()
         if not self.gate.has_standing:
             return False
@@ -566,7 +568,8 @@ class WorkDesk:
         return self.gate.groups_to_replay(window, submission.index, spreads, now)
 
     async def _conclude(self, submission: Submission, ruling: Ruling) -> SignedVerdict:
-        """Tell the gate what the scorer found, follow what it says, and sign the verdict."""
+        """Tell the gate what the scorer found, carry out the consequence, and sign the
+        verdict."""
         commitment, now = submission.commitment, self.situation()
         consequence: Consequence | None = None
         if ruling.verdict is Verdict.ACCEPTED and _blames(submission, ruling):
@@ -616,7 +619,7 @@ class WorkDesk:
         submission: Submission | None = None,
         ruling: Ruling | None = None,
     ) -> None:
-        """Do what the gate says about a worker."""
+        """Carry out what the gate decided about a worker."""
         await self._intake.drop(consequence.drop)
         for commitment in consequence.drop:
             self._coming.pop(commitment.digest, None)
@@ -644,7 +647,7 @@ class WorkDesk:
     async def _prove(
         self, verdict: SignedVerdict, submission: Submission, finding: Finding | None
     ) -> None:
-        """Keep the proof of a ban by the trainer's own verdict."""
+        """Keep the proof of a ban that follows from the trainer's own verdict."""
         try:
             proof = convict(
                 *(submission.commitment, terms_digest(self._run), verdict, submission, finding),
@@ -656,7 +659,7 @@ class WorkDesk:
         await self._keep_proof(proof)
 
     async def _keep_proof(self, proof: Conviction) -> None:
-        """Keep a proof that opens, and say so in the ledger."""
+        """Save a proof that can be opened, and record it in the ledger."""
         commitment, disk = proof.submission.commitment, self._world.disk
         kind = BAN_KIND if proof.accused == commitment.node else LIE_KIND
         path = f"{EVIDENCE}/{kind}-{commitment.digest.hex()}"
@@ -717,8 +720,8 @@ class WorkDesk:
     async def _hear(
         self, stream: Stream, wish: Wish, verdict: SignedVerdict, begun: bytes
     ) -> Reply:
-        """Let the content follow that an audit needs. The sender keeps it until the audit is
-        done: a trainer that is killed meanwhile asks again."""
+        """Request and receive the content that an audit needs. The sender keeps it until the
+        audit is done, so a trainer that is killed meanwhile asks again."""
         if wish is not Wish.SEND:
             return Word.TAKEN
         key = verdict.commitment.digest
@@ -766,7 +769,7 @@ class WorkDesk:
             self._audits.pop(key).set()
 
     async def _audit(self, verdict: SignedVerdict, submission: Submission) -> None:
-        """Repeat a validator's verdict and tell the gate what was found."""
+        """Repeat a validator's verdict and report the result to the gate."""
         commitment = submission.commitment
 
         def blames(ruling: Ruling) -> bool:

@@ -1,4 +1,4 @@
-"""A member of a DiLoCo run, as the role ``trainer`` plays it."""
+"""The role ``trainer`` as a member of a DiLoCo run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roles.trainer.config import TrainerConfig
 logger = logging.getLogger(__name__)
 
 JOB: Final = "trainer"
-"""The role that plays a member."""
+"""Name of the role that acts as a member."""
 
 
 class DilocoMember:
@@ -35,16 +35,16 @@ class DilocoMember:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self.session: DilocoSession | None = None
-        """None until the engine is open."""
+        """The member's session; None until the engine is open."""
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
+        """Return counts for people and dashboards."""
         if self.session is None:
             return {"algorithm": "diloco", "step": -1, "done": False, "rounds": []}
         return self.session.health()
 
     def progress(self) -> Progress:
-        """For the live line."""
+        """Return the progress that the live line shows."""
         if self.session is None or self.session.step < 0:
             return Progress(facts=(Fact("now", "reading the corpus"),))
         health = self.session.health()
@@ -107,9 +107,9 @@ class DilocoMember:
                 await self.session.work_forever()
 
     async def _heed(self, node: Node, session: DilocoSession, members: RunMembers) -> None:
-        """Leave while this machine's owner pauses the node, or outside its hours, and say so in
-        a line and a heartbeat; say, too, if the run does not admit it. Works until
-        cancelled."""
+        """Leave the run while this machine's owner pauses the node or outside its hours, and
+        report that in a log line and a heartbeat. Report, too, if the run does not admit the
+        node. Works until cancelled."""
         me, said, told = node.membership.me, "", ""
         while True:
             unwanted = members.why_not(node.peer_id)
@@ -131,9 +131,9 @@ class DilocoMember:
     def _environments(
         self, node: Node, run: Run, folder: str | None
     ) -> EnvironmentSetup | None:
-        """Those that a run of rewards learns from, within the worker of the inner steps. Raises
-        `ConfigError` for one that evaluates what a model writes: it wants a process of its
-        own."""
+        """Return the environments that a run of rewards learns from, which work within the
+        process of the inner steps. Raises `ConfigError` for an environment that evaluates what
+        a model writes, since that needs a process of its own."""
         if run.terms.diloco.goal is not Goal.REWARD:
             return None
         check_pins(run)  # before any of it is imported

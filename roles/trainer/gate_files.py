@@ -1,7 +1,7 @@
-"""The gate's memory on the trainer's disk: its secret, one file a name, and the time served.
+"""The gate's state on the trainer's disk: its secret, one file per name, and the time served.
 
-Moving a trainer to another machine is copying its folder: key, secret, standing and windows
-come along.
+To move a trainer to another machine, copy its folder: key, secret, standing and windows are in
+it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ FOLDER: Final = "trainer/gate"
 SECRET: Final = "trainer/gate-secret"
 SERVED: Final = "trainer/gate-served"
 TICK: Final = 1.0
-"""Seconds between two looks at whether the desk serves. A process that was stopped for longer
+"""Seconds between two checks of whether the desk serves. A process that was stopped for longer
 has not served meanwhile."""
 KEEP_EVERY: Final = 30
 """Ticks between two writes of the time served."""
 
 
 class GateFiles:
-    """Where the gate's rows are kept."""
+    """Files of the gate's rows."""
 
     def __init__(self, world: World, durable: Durable) -> None:
         self._world = world
         self._durable = durable
         self._writing = trio.Lock()
         self.served = 0.0
-        """Seconds in which the desk served and had room, in all lives."""
+        """Seconds in which the desk served and had room, including earlier processes."""
 
     async def open(self, me: PeerId) -> Gate:
-        """Return the gate as an earlier life left it."""
+        """Return the gate with the state that an earlier process left."""
         disk = self._world.disk
         gate = Gate(me, await self._secret())
         for name in await disk.list(FOLDER):
@@ -61,8 +61,8 @@ class GateFiles:
         return gate
 
     async def _secret(self) -> bytes:
-        """Return the key of the dice; another one if it is damaged: what was answered stays
-        answered."""
+        """Return the secret that keys the dice. A damaged secret is replaced; answers that were
+        given stay as they are."""
         disk = self._world.disk
         if await disk.size(SECRET) is not None:
             try:
@@ -74,7 +74,7 @@ class GateFiles:
         return secret
 
     async def write(self, gate: Gate) -> None:
-        """Write the rows that have changed: on disk when this returns."""
+        """Write the rows that have changed. They are on disk when this returns."""
         async with self._writing:
             rows = gate.take_changed()
             try:
@@ -92,7 +92,7 @@ class GateFiles:
             await self._durable.insist(partial(disk.replace, path, _sealed(row.data)))
 
     async def note_served(self, seconds: float, ticks: int) -> None:
-        """Count time served; it is written now and then."""
+        """Add time served, and write the total now and then."""
         self.served += min(seconds, 2 * TICK)
         if ticks % KEEP_EVERY == 0:
             value = self.served

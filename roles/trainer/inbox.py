@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 USED: Final = "used.json"
 
 NEVER: Final = -1
-"""The step of groups that were dropped: no step learns from them."""
+"""Step number that marks dropped groups: no step learns from them."""
 
 MOST_KEPT: Final = 1 << 17
-"""Files of finished places, whatever their size."""
+"""Most files of finished places that are kept, whatever their size."""
 
 GroupPlace = tuple[bytes, int]
-"""Digest of a place's commitment, number of one of its groups."""
+"""Digest of a place's commitment, and the number of one of its groups."""
 
 
 class Inbox:
-    """The places below one folder of the node's disk. Of those that cannot be used any more the
-    newest ``most`` bytes stay in ``kept``, for `shoal run export`."""
+    """Places below one folder of the node's disk. The newest ``most`` bytes of places that
+    cannot be used any more stay in ``kept``, for `shoal run export`."""
 
     def __init__(self, world: World, folder: str, kept: str = "", most: int = 0) -> None:
         self._world = world
@@ -55,18 +55,19 @@ class Inbox:
         self._files: dict[bytes, None] = {}
         """Digests of the commitments of the places on disk."""
         self._used: dict[GroupPlace, int] = {}
-        """The step that each went into, in the order in which they were learnt from."""
+        """Maps each group to the step that used it, in the order in which groups were learnt
+        from."""
         self._names: list[str] = []
-        """Files of an earlier life."""
+        """Names of files that an earlier process left."""
         self._is_log_lost = False
 
     async def keep(self, place: TakenPlace) -> None:
-        """Put a place on disk; it survives a crash when this returns."""
+        """Put a place on disk. The place survives a crash once this returns."""
         await self._world.disk.replace(self._path(place.key.hex()), place.to_bytes())
         self._files[place.key] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
-        """Say that ``groups`` belong to ``step``, before its engine has them."""
+        """Record that ``groups`` belong to ``step``, before the engine gets them."""
         self._used = {key: at for key, at in self._used.items() if key[0] in self._files}
         self._used |= {(group.source, group.number): step for group in groups}
         await self._keep_used()
@@ -76,7 +77,7 @@ class Inbox:
         await keep(self._world.disk, self._path(USED), rows)
 
     async def recall(self) -> None:
-        """Find what an earlier life left: places, and the log."""
+        """Read the places and the log that an earlier process left."""
         disk = self._world.disk
         self._names = [name for name in await disk.list(self._folder) if name != USED]
         try:
@@ -94,8 +95,8 @@ class Inbox:
             )
 
     def learnt_after(self, step: int) -> dict[int, list[GroupPlace]]:
-        """What the log says of the steps after ``step``, in order, up to the first that is
-        missing."""
+        """Return the log's entries for the steps after ``step``, in order, up to the
+        first gap."""
         steps: dict[int, list[GroupPlace]] = {}
         for place, at in self._used.items():
             steps.setdefault(at, []).append(place)
@@ -114,8 +115,8 @@ class Inbox:
             return None
 
     async def restore(self, step: int) -> AsyncIterator[tuple[TakenPlace, frozenset[int]]]:
-        """What an earlier life left, each with the groups that went into ``step`` or an earlier
-        one: to which the trainer has come again."""
+        """Yield the places that an earlier process left, each with the groups that went into
+        ``step`` or an earlier step."""
         self._used = {place: at for place, at in self._used.items() if at <= step}
         await self._keep_used()
         for name in self._names:
@@ -135,12 +136,11 @@ class Inbox:
                 )
 
     def learnt_from_after(self, step: int) -> dict[bytes, None]:
-        """Places that a step after ``step`` has learnt from."""
+        """Return the places that a step after ``step`` has learnt from."""
         return {key: None for (key, _), at in self._used.items() if at > step}
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the places of which no group can be used any more. Raises
-        `StorageError`."""
+        """Remove the places whose groups can no longer be used. Raises `StorageError`."""
         for key in [key for key in self._files if key not in needed]:
             await dawdle(self._world, "inbox/slow removal")
             if self._most:

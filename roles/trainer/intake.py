@@ -1,4 +1,5 @@
-"""What the trainer has accepted: each place at most once, on disk before its worker is told.
+"""Places that the trainer has accepted: each counts once and is on disk before its worker is
+told.
 
 A place that is taken goes to the disk (`roles.trainer.inbox`), gets a receipt in the ledger and
 goes into the buffer, in this order. Everything is keyed by the digest of its commitment, so a
@@ -44,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 ALIKE: Final = 100
-"""Groups without spread, one after the other, that are said to be no accident: where one in ten
-has spread, it happens once in 40,000 times."""
+"""Number of consecutive groups without spread that cannot be chance. If one group in ten has
+spread, such a sequence has a probability of 1 in 40,000."""
 
 
 class Intake:
-    """Places that were taken, and the groups of them that wait for a step."""
+    """The accepted places, and the groups in them that wait for a step."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Intake:
         self.buffer = buffer
         self.accounts = Accounts()
         self.paces = Paces()
-        """What each worker's machine has proven."""
+        """Measured speed of each worker."""
         self._node = node
         self._sampling = sampling
         self._ledger = ledger
@@ -71,40 +72,41 @@ class Intake:
         self._durable = durable
         self._step = 0
         self.is_over = False
-        """Whether the run has all its steps."""
+        """True once the run has taken all its steps."""
         self._arrived = Notifier()
         self._consumed = Notifier()
         self._taken: dict[bytes, None] = {}
         """Digests of the commitments of all places taken so far; their receipts are in the
         ledger."""
         self._taking: dict[bytes, None] = {}
-        """Those that are being written to disk now."""
+        """Digests of the commitments of places that are being written to disk now."""
         self._authors: dict[bytes, PeerId] = {}
-        """Which node each place in the buffer is of."""
+        """Maps each place in the buffer to the node that made it."""
         self.alike = 0
-        """Groups since the last one that had spread: nothing is learnt from them."""
+        """Groups without spread since the last group with spread. The engine learns nothing
+        from them."""
         self._learning: list[BufferedGroup] = []
-        """Taken out of the buffer by the step that is under way."""
+        """Groups that the current step has taken out of the buffer."""
         self._planned: list[BufferedGroup] = []
-        """What an earlier life took for the next step, and did not end."""
+        """Groups that an earlier process planned for the next step but did not finish."""
         self._noted = 0
-        """The newest step that the ledger knows."""
+        """The newest step that the ledger records."""
 
     @property
     def taken(self) -> int:
-        """Number of places taken so far, in all lives."""
+        """Number of places accepted so far, including earlier processes."""
         return len(self._taken)
 
     def has_taken(self, commitment: Commitment) -> bool:
-        """Return True if this place was taken, in this life or an earlier one."""
+        """Return True if this place was accepted by this process or an earlier one."""
         return commitment.digest in self._taken
 
     async def wait_change(self) -> None:
-        """Return when groups have come or gone."""
+        """Wait until groups leave the buffer, or until the run is over."""
         await self._consumed.wait()
 
     async def recall(self) -> None:
-        """Read what was taken in earlier lives, and what was learnt from it."""
+        """Read which places earlier processes accepted and which groups they learnt from."""
         await self._inbox.recall()
         await self.accounts.recall(self._node.world.disk)
         async for entry in self._ledger.entries(RECEIPT_KIND):
@@ -113,9 +115,9 @@ class Intake:
             self._noted = max(self._noted, decode_learnt_untrusted(entry.body).step)
 
     async def learnt_again(self, step: int) -> AsyncGenerator[list[TrainingGroup]]:
-        """Yield the groups of each step after `step` that an earlier life ended, as far as they
-        are on disk. The last step of the log may have been planned only: then `wait_groups`
-        returns its groups."""
+        """Yield the groups of each step after `step` that an earlier process finished, as far
+        as they are on disk. The last step of the log may have been planned only; `wait_groups`
+        then returns its groups."""
         steps = self._inbox.learnt_after(step)
         for number, places in steps.items():
             if number > self._noted and number == max(steps):
@@ -146,7 +148,7 @@ class Intake:
             return None
 
     async def restore(self, step: int) -> None:
-        """Take up again what was taken and, by `step`, not learnt from."""
+        """Restore the places that were accepted and, as of `step`, not yet learnt from."""
         self._step = step
         counted = dict.fromkeys(itertools.islice(self._taken, self.accounts.submissions))
         planned = self._inbox.learnt_after(step).get(step + 1, [])
@@ -200,7 +202,8 @@ class Intake:
         self._arrived.notify_all()
 
     def note_unsent(self, node: PeerId, places: int) -> None:
-        """Count places that were not wanted: their groups teach nothing, by their claims."""
+        """Count places that were not requested because their claims say that no group has
+        spread."""
         groups = places * self._sampling.submission
         self.accounts.note_unsent(node, groups)
         self._note_alike(groups, has_spread=False)
@@ -220,8 +223,8 @@ class Intake:
         self.accounts.turn_down(node, key, groups, is_over=self.is_over)
 
     async def drop(self, commitments: Collection[Commitment]) -> None:
-        """Learn nothing from these places any more: on disk when this returns, so that no later
-        life does."""
+        """Never learn from these places again. The decision is on disk when this returns, so it
+        also holds after a restart."""
         keys = {one.digest for one in commitments}
         dropped = [group for group in self.buffer if group.source in keys]
         if not dropped:
@@ -231,10 +234,10 @@ class Intake:
         self._consumed.notify_all()
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:
-        """Return what an earlier life had planned for the next step, or the `count` oldest
-        groups that are fresh enough for it, once there are so many. They belong to that step:
-        on disk when this returns, and before the engine has them, so that no other step takes
-        them, however this life ends."""
+        """Return the groups of the next step: those that an earlier process planned for it, or
+        else the `count` oldest groups that are fresh enough, once there are that many. That
+        they belong to the step is on disk before the engine gets them, so no other step takes
+        them, even after a crash."""
         groups = self._planned
         while not groups:
             groups = self.buffer.take(count, self._step) or []
@@ -259,8 +262,8 @@ class Intake:
         await self.accounts.keep(self._node.world.disk)
 
     async def forget_used(self, covered: int) -> None:
-        """Remove the places of which no group can be used any more, and none has gone into a
-        step after `covered`, from which the trainer may have to begin again."""
+        """Remove the places whose groups can no longer be used, unless a step after `covered`
+        used one of them: the trainer may have to repeat those steps."""
         self.buffer.drop_stale(self._step)
         waiting = self.buffer.sources
         self._authors = {key: who for key, who in self._authors.items() if key in waiting}
@@ -269,14 +272,14 @@ class Intake:
         self._consumed.notify_all()
 
     def fates(self, node: PeerId | None) -> Fates:
-        """Return what became of the groups of a node, or of all."""
+        """Return where the groups of a node, or of all nodes, are now."""
         waiting = self._by_author([*self.buffer, *self._learning])
         if node is None:
             return self.accounts.total.fates(waiting.total(), is_over=self.is_over)
         return self.accounts.of(node).fates(waiting[node], is_over=self.is_over)
 
     def finish(self) -> None:
-        """The run has all its steps: nothing more is wanted."""
+        """Note that the run has taken all its steps, so no more work is wanted."""
         self.is_over = True
         self._consumed.notify_all()
 
@@ -285,8 +288,8 @@ class Intake:
         return Counter(author for author in authors if author is not None)
 
     def _work_by_author(self, groups: Iterable[BufferedGroup]) -> dict[PeerId, Work]:
-        """Return what a step learns from, for the ledger. A group whose author is forgotten is
-        nobody's."""
+        """Return the work that a step learns from, by author, for the ledger. Groups whose
+        author is no longer known are left out."""
         done: dict[PeerId, Work] = {}
         for one in groups:
             author = self._authors.get(one.source)

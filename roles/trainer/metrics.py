@@ -1,9 +1,9 @@
-"""What each optimiser step looked like, for people: to the sinks that the learner names.
+"""Metrics of each optimiser step, for people, sent to the sinks that the learner names.
 
 A sink is an entry point of the group ``shoal.sinks``: a small class (`Sink`), ours or a
-package's. Nothing reads what it writes but people: a sink that cannot be opened, raises or
-hangs is dropped with one sentence in the log, and learning goes on. A step that is taken again
-after a crash has its numbers already, or none.
+package's. Only people read what a sink writes, so a sink that cannot be opened, raises or hangs
+is dropped with one sentence in the log, and learning goes on. A step that is repeated after a
+crash writes no second set of numbers.
 """
 
 from __future__ import annotations
@@ -29,40 +29,43 @@ logger = logging.getLogger(__name__)
 
 METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
-"""Where the lines before those of `METRICS` are."""
+"""File with the lines that are older than those in `METRICS`."""
 METRICS_BYTES: Final = 8 * 1024 * 1024
-"""Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 280
+"""Size at which `METRICS` is renamed to `OLDER`, which is overwritten. A line is about 280
 bytes: each file holds 30,000 steps, both together at most 16 MiB."""
 PATIENCE: Final = 60.0
-"""Seconds that a sink may take to open or to take a step: one that signs in somewhere needs a
-few. The trainer waits for it."""
+"""Seconds that a sink may take to open or to take a step. The trainer waits for it; a sink that
+signs in to a service needs a few seconds."""
 
 Values = Mapping[str, float]
 """The numbers of a step by name."""
 
 
 class Sink(Protocol):
-    """Where metrics go. Every method may block: it is called in a thread, one at a time."""
+    """Destination of metrics. Every method may block: each is called in a thread, one at a
+    time."""
 
     def __init__(self, run: str, folder: Path) -> None:
-        """Open it for the run of this name; ``folder`` is the trainer's own, and exists."""
+        """Open the sink for the run of this name; ``folder`` belongs to the trainer and
+        exists."""
 
     def note(self, step: int, values: Values) -> None:
         """Take the numbers of a step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the sink."""
 
 
 class JsonLines:
-    """One line a step in ``metrics.jsonl``."""
+    """Writes one line per step to ``metrics.jsonl``."""
 
     def __init__(self, run: str, folder: Path) -> None:
         self._path = folder / Path(METRICS).name
         self._older = folder / Path(OLDER).name
 
     def note(self, step: int, values: Values) -> None:
-        """Append a line. A disk that refuses it gets the next one."""
+        """Append a line. If the disk refuses it, the line is lost and the next step tries
+        again."""
         rounded = {
             name: float(f"{value:.6g}") if isinstance(value, float) else value
             for name, value in values.items()
@@ -81,11 +84,12 @@ class JsonLines:
             logger.info("metrics_not_kept step=%d: %s", step, error.strerror)
 
     def close(self) -> None:
-        """Nothing is left: each line is written at once."""
+        """Do nothing, since each line is written at once."""
 
 
 class TensorBoard:
-    """Event files in ``tensorboard``, which TensorBoard reads while the trainer works."""
+    """Writes event files to ``tensorboard``, which TensorBoard reads while the trainer
+    works."""
 
     def __init__(self, run: str, folder: Path) -> None:
         # tensorboardX imports torch where it is installed, and a number needs none of it: it
@@ -110,24 +114,23 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class Metrics:
-    """The sinks of one trainer that work."""
+    """The working sinks of one trainer."""
 
     def __init__(self, sinks: Mapping[str, Sink]) -> None:
         self._sinks = dict(sinks)
 
     async def note(self, step: int, values: Values) -> None:
-        """Tell every sink the numbers of a step."""
+        """Pass the numbers of a step to every sink."""
         for name, sink in list(self._sinks.items()):
             if not await _survives(name, sink.note, step, dict(values)):
                 del self._sinks[name]
 
     async def close(self) -> None:
-        """Close every sink."""
         for name, sink in self._sinks.items():
             await _survives(name, sink.close)
 

@@ -1,4 +1,4 @@
-"""What a trainer shows on the dashboard."""
+"""Dashboard panels of the trainer."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ GRPO: Final = (
         about="The likeliest answers of the first policy and of the newest, and their rewards.",
     ),
 )  # fmt: skip
-"""Of a run of reinforcement learning."""
+"""Panels of a run of reinforcement learning."""
 
 DILOCO: Final = (
     Panel(
@@ -168,7 +168,7 @@ DILOCO: Final = (
         about="Behind the beginning of a text that is held out; the number is the loss.",
     ),
 )
-"""Of a run of DiLoCo."""
+"""Panels of a run of DiLoCo."""
 
 PANELS: Final = (*GRPO, *DILOCO)
-"""Only those appear of which the run has something."""
+"""All panels. The dashboard shows those for which the run has data."""

@@ -1,8 +1,8 @@
 """The trainer's checkpoints and policies on its disk.
 
-A policy is there for each step, for SHARDCAST to serve; a checkpoint for every
-``checkpoint_every``-th, in two generations. A checkpoint may be damaged, and then the trainer
-begins at the one before it: so the deliveries of all steps after that one are kept.
+Each step has a policy, which SHARDCAST serves; every ``checkpoint_every``-th step has a
+checkpoint, of which two generations are kept. If a checkpoint is damaged, the trainer starts
+from the one before it, so the places of all steps after that one are kept too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from roles.shared.durable import Durable
 
 CHECKPOINT: Final = "trainer/checkpoint"
 WEIGHTS: Final = "trainer/weights"
-"""Folder of one safetensors file per version, or one folder: SHARDCAST serves from it and wants
-it unchanged."""
+"""Folder with one safetensors file, or one folder, per version. SHARDCAST serves these files,
+so they must not change."""
 KEPT_WEIGHTS: Final = 8
-"""Versions whose files are kept: more than SHARDCAST keeps, and than may be pinned at a
+"""Versions whose files are kept: more than SHARDCAST keeps, and more than may be pinned at a
 time."""
 
 
 class PolicyFiles:
-    """The checkpoints and policies of an engine, on disk."""
+    """The checkpoints and policies of an engine on disk."""
 
     def __init__(
         self,
@@ -38,12 +38,13 @@ class PolicyFiles:
         checkpoint_every: int = 1,
         adapters: bool = False,
     ) -> None:
-        """``adapters``: whether a policy may travel as an adapter to version 0."""
+        """Make the files of ``engine``; ``adapters``: policies may travel as additions to
+        policy 0."""
         self.durable = durable
         self.checkpoint = 0
-        """Step of the newest checkpoint, as far as this life knows."""
+        """Step of the newest checkpoint that this process knows."""
         self.covered = 0
-        """Step of the one before it: all after it may have to be learnt again."""
+        """Step of the previous checkpoint. All steps after it may have to be repeated."""
         self._engine = engine
         self._disk = disk
         self._base = base
@@ -51,23 +52,24 @@ class PolicyFiles:
         self._sends_adapters = adapters
 
     def weights(self, step: int) -> str:
-        """Return where the policy of ``step`` is: a file, or a folder if the run has a base."""
+        """Return the path of the policy of ``step``: a file, or in a run with a base a
+        folder."""
         return f"{WEIGHTS}/{step:08d}{'' if self._base else '.safetensors'}"
 
     def adapter(self, step: int) -> tuple[str, PolicyVersion] | None:
-        """Return where the adapter of ``step`` would be, and the version that it adds to; None
-        if policies travel whole."""
+        """Return the path of the adapter that travels in place of the policy of ``step``, and
+        the version that it adds to; None if adapters are not used."""
         return (
             (self.weights(step) + TRAVELS, PolicyVersion(0)) if self._sends_adapters else None
         )
 
     async def open(self) -> int:
-        """Bring the engine to its checkpoint, or to the first policy. Returns the step."""
+        """Load the engine's checkpoint, or make the first policy. Returns the step."""
         self.checkpoint = await self._engine.open(CHECKPOINT, self._base)
         return self.checkpoint
 
     async def adopt(self, weights: str, step: int) -> None:
-        """Bring the engine to ``weights``, the policy of ``step``, without its optimiser."""
+        """Load ``weights``, the policy of ``step``, into the engine with a fresh optimiser."""
         await self._engine.adopt(weights, step, self._base)
 
     async def keep(self, step: int, *, is_last: bool = False) -> None:
@@ -78,7 +80,7 @@ class PolicyFiles:
             await self.durable.insist(partial(self._engine.save, "", self.weights(step)))
 
     async def keep_found(self, step: int, *, is_published: bool, is_signed: bool) -> None:
-        """After a start: write what is missing of ``step``, to which the engine has come.
+        """Write the files of ``step`` that are missing after a start.
 
         Weights that may be signed and were learnt again are not written again: another CPU
         might have rounded them otherwise. Those of a checkpoint come out as they were, and what
@@ -98,7 +100,7 @@ class PolicyFiles:
         self.covered, self.checkpoint = self.checkpoint, step
 
     async def forget_before(self, step: int) -> None:
-        """Remove the policy that became too old with ``step``: each step leaves one."""
+        """Remove the policy that has become too old after a step."""
         old = self.weights(step - KEPT_WEIGHTS)
         is_base = self._sends_adapters and step == KEPT_WEIGHTS
         if step >= KEPT_WEIGHTS and not is_base:

@@ -60,11 +60,11 @@ logger = logging.getLogger(__name__)
 
 INBOX: Final = "trainer/intake"
 ROLLOUTS: Final = "trainer/rollouts"
-"""Where accepted places lie that were not learnt from yet."""
+"""Folder of accepted places that were not learnt from yet."""
 
 
 class Trainer:
-    """Owns the policy of a run."""
+    """The role that owns the policy of a run."""
 
     name: ClassVar[str] = "trainer"
 
@@ -75,11 +75,11 @@ class Trainer:
         self.session: TrainerSession | None = None
         """The work of this role; None until engine and environment are open."""
         self._member: DilocoMember | None = None
-        """Its work in a run whose algorithm is DiLoCo."""
+        """The member of a run whose algorithm is DiLoCo; None in other runs."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from ``[role.trainer]``."""
+        """Return the role that the table ``[role.trainer]`` describes."""
         for key in table.keys() & KEYS:
             raise ConfigError(f"[role.trainer]: {key} belongs in {FILE}, in the data folder")
         config = read_table(TrainerConfig, table, "[role.trainer]")
@@ -87,7 +87,8 @@ class Trainer:
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards; only what it does, until its folder is read."""
+        """Return counts for people and dashboards. Until the engine is open and the folder is
+        read, there are few."""
         if self._member is not None:
             return self._member.health()
         session = self.session
@@ -126,7 +127,7 @@ class Trainer:
         }
 
     def progress(self) -> Progress:
-        """For the screen."""
+        """Return the progress that the screen shows."""
         if self._member is not None:
             return self._member.progress()
         session = self.session
@@ -135,7 +136,7 @@ class Trainer:
         return Progress(facts=tuple(facts_of(session, self._steps)), over=session.is_over)
 
     def account_of(self, peer: PeerId, with_curve: bool) -> Account:
-        """What a peer that asks is told."""
+        """Return the account of its own work that a peer asks for."""
         session = self.session
         if session is None:
             return Account(doing=TrainerDoing.OPENS, steps=self._steps, pause=SHORTEST_PAUSE)
@@ -162,7 +163,7 @@ class Trainer:
             await self._learn(node, run)
 
     async def _serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: the desk's, once the books of earlier lives are read."""
+        """Handle a request by the desk, once the books of earlier processes are read."""
         session = self.session
         if session is not None and session.desk.is_open:
             await session.desk.serve(stream)

@@ -68,27 +68,27 @@ class TrainerSession:
         self._steps = steps
         self._learner = learner
         self._note = bytes.fromhex(learner.digest)
-        """In each manifest: by which numbers its policy was learnt."""
+        """Digest of the learner's settings, written into each manifest."""
         self.groups = learner.groups
-        """How many a step takes."""
+        """Number of groups that a step takes."""
         self._standing = standing
         self._policies = policies
         self._metrics = metrics
         self.doing = TrainerDoing.OPENS
         self.has_books = False
-        """Whether what earlier lives took is known again."""
+        """True once the books of earlier processes have been read."""
         self.is_over = False
-        """Whether the run has all its steps."""
+        """True once the run has taken all its steps."""
         self.policy_bytes = 0
-        """Of the newest policy, as it travels."""
+        """Bytes of the newest policy as it travels."""
         self.last_step: StepReport | None = None
         self.wrong = ""
-        """What is wrong with the last step, and which number of learner.toml mends it."""
+        """Problem of the last step, and the setting of learner.toml that corrects it."""
         self._guards = LearningGuards()
 
     @property
     def warning(self) -> str:
-        """What goes wrong with learning, for people; empty if nothing does."""
+        """Warning about the learning for people; empty if there is none."""
         return (
             self.engine.warning
             or self.wrong
@@ -109,7 +109,7 @@ class TrainerSession:
 
     @property
     def newest(self) -> str:
-        """Where the newest policy lies: a file, or of a run with a base a folder."""
+        """Path of the newest policy: a file, or in a run with a base a folder."""
         return self.node.world.disk.locate(self._policies.weights(self.curve.learnt.step))
 
     @property
@@ -119,11 +119,12 @@ class TrainerSession:
 
     @property
     def why_not(self) -> str:
-        """Why the run file does not let this trainer work now; empty if it does."""
+        """Reason why the run file does not let this trainer work now; empty if it does."""
         return self._standing.why_not
 
     def workers(self) -> dict[str, dict[str, object]]:
-        """The rate of accepted work of each worker, and whether the run asks for more."""
+        """Return the rate of accepted work of each worker, and whether it meets the run's
+        minimum."""
         least = self._standing.run.terms.admission.min_tokens_per_second
         return self.intake.paces.health(self.node.world.now(), least)
 
@@ -147,7 +148,7 @@ class TrainerSession:
             await trio.sleep_forever()
 
     async def _resume(self) -> int:
-        """Continue where the checkpoint is, or warm up; publish what it holds. Returns the
+        """Continue from the checkpoint, or warm up, and publish that policy. Returns the
         step."""
         await self.intake.recall()
         if self.node.shardcast.newest == NO_POLICY:
@@ -210,8 +211,8 @@ class TrainerSession:
         return step
 
     async def _learn_again(self, step: int) -> int:
-        """Take the steps again that an earlier life took after the checkpoint of ``step``.
-        Returns how far that leads."""
+        """Repeat the steps that an earlier process took after the checkpoint of ``step``.
+        Returns the step that this leads to."""
         world, first = self.node.world, step
         async with aclosing(self.intake.learnt_again(step)) as steps:
             async for groups in steps:

@@ -1,5 +1,5 @@
-"""How a trainer is getting on: one snapshot, of which ``--status``, the screen and the
-dashboard are views."""
+"""A trainer's status: one snapshot, from which ``--status``, the screen and the dashboard are
+made."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ WORDS: Final = {
     TrainerDoing.LEARNS: "learning",
     TrainerDoing.OVER: "the run has all its steps: this node only relays",
 }
-"""What a trainer does, for its own person; it waits and rests in more words."""
+"""Maps what a trainer does to words for its own operator. `now_of` describes waiting and
+resting in more words."""
 
 
 def doing_of(session: TrainerSession | None) -> TrainerDoing:
-    """What it does."""
+    """Return what the trainer does."""
     if session is None:
         return TrainerDoing.OPENS
     return TrainerDoing.RESTS if session.why_not else session.doing
 
 
 def now_of(session: TrainerSession | None, steps: int) -> str:
-    """What it does or waits for, in a sentence for people."""
+    """Return what the trainer does or waits for, in a sentence for people."""
     doing = doing_of(session)
     if session is None:
         return WORDS[doing]
@@ -55,7 +56,7 @@ def now_of(session: TrainerSession | None, steps: int) -> str:
 
 
 def facts_of(session: TrainerSession, steps: int) -> Iterator[Fact]:
-    """The lines of a screen, the most wanted first."""
+    """Yield the lines of the screen, the most important first."""
     learnt, fates = session.curve.learnt, session.intake.fates(None)
     yield Fact("now", now_of(session, steps))
     if session.warning:
@@ -84,7 +85,8 @@ def facts_of(session: TrainerSession, steps: int) -> Iterator[Fact]:
 
 
 def tables_of(learnt: Learnt) -> dict[str, object]:
-    """What was learnt, as a page shows it: kinds of tasks and answers, before and after."""
+    """Return tables for a page: kinds of tasks and sample answers, before and after
+    learning."""
     names = ("before", "sampled_before", "after", "sampled_after")
     both = zip(learnt.samples, learnt.samples_start, strict=False)
     return {
@@ -102,7 +104,7 @@ def tables_of(learnt: Learnt) -> dict[str, object]:
 
 
 def work_of(session: TrainerSession) -> dict[str, dict[str, Any]]:
-    """What became of each worker's work."""
+    """Return what became of each worker's work."""
     paces, judged, bans = session.workers(), session.desk.stats.records, session.desk.banned
     records = judged.health()
     work = {}

@@ -1,6 +1,6 @@
-"""A place that the trainer has accepted, as it lies on its disk until all of it is used.
+"""Accepted places, as they lie on the trainer's disk until all their groups are used.
 
-It holds all that a step needs, so that resuming asks neither engine nor environment: the
+A record holds all that a step needs, so that resuming asks neither engine nor environment: the
 submission, which groups were replayed, their prompts and the scorer's log-probs, and the
 trainer's own verdict with the rewards.
 """
@@ -23,23 +23,24 @@ from roles.trainer.core.buffer import BufferedGroup
 
 @dataclass(frozen=True, slots=True)
 class TakenPlace:
-    """A place, its verdict, and what the scorer found of its groups."""
+    """An accepted place, its verdict, and what the scorer found about its groups."""
 
     verdict: SignedVerdict
     submission: Submission
     replayed: tuple[int, ...]
-    """Which groups the model was run over, from 0: only these may be learnt from."""
+    """Indices, from 0, of the groups that the scorer replayed. Only these may be learnt
+    from."""
     prompts: tuple[tuple[int, ...], ...]
-    """Of those groups."""
+    """Prompts of the replayed groups."""
     logprobs: bytes
     """Little-endian float16 of every token of those groups, in order."""
     turns: tuple[tuple[tuple[Turn, ...], ...], ...] = ()
-    """Of each completion of those groups what the environment said in it; empty in a run of one
-    turn."""
+    """For each completion of the replayed groups, its turns with the environment's answers;
+    empty in a run of one turn."""
 
     @property
     def key(self) -> bytes:
-        """Digest of its commitment."""
+        """Digest of the place's commitment."""
         return self.verdict.commitment.digest
 
     def to_bytes(self) -> bytes:
@@ -53,7 +54,7 @@ class TakenPlace:
 
 
 def decode_taken_untrusted(data: bytes, verify: Verify) -> TakenPlace:
-    """Decode what `TakenPlace.to_bytes` gave.
+    """Decode the output of `TakenPlace.to_bytes`.
 
     Raises:
         BadMessage: A part is damaged, or they do not belong together.

@@ -1,4 +1,4 @@
-"""What a validator shows on the dashboard."""
+"""Dashboard panels of the validator."""
 
 from __future__ import annotations
 

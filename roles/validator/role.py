@@ -26,11 +26,11 @@ from roles.validator.session import ValidatorSession
 
 
 class Validator:
-    """Judges submissions for a run."""
+    """The role that judges submissions of a run."""
 
     name: ClassVar[str] = "validator"
     session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
-    """What does the work; a test's validator that lies has another."""
+    """Class of the session that does the work; tests set one that lies."""
 
     def __init__(self, config: SamplerConfig) -> None:
         self._config = config
@@ -41,13 +41,13 @@ class Validator:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from ``[role.validator]``."""
+        """Return the role that the table ``[role.validator]`` describes."""
         config = read_table(SamplerConfig, table, "[role.validator]")
         check_engine_installed(config.engine, cls.name)
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
+        """Return counts for people and dashboards."""
         session, watch = self.session, self._watch
         told = {**self.stats.health(), "now": now_of(session, watch), "version": -1}
         if session is None or watch is None:
@@ -65,7 +65,7 @@ class Validator:
         }
 
     def progress(self) -> Progress:
-        """For the live line."""
+        """Return the progress that the live line shows."""
         session, now = self.session, now_of(self.session, self._watch)
         waiting = (0, 0) if session is None else (session.waiting, session.undelivered)
         facts = tuple(facts_of(now, *waiting, self.stats))
@@ -93,7 +93,7 @@ class Validator:
 
 
 def now_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> str:
-    """What it does or waits for, in a sentence for people."""
+    """Return what the validator does or waits for, in a sentence for people."""
     if session is None or watch is None:
         return "starting the engine"
     kept = session.undelivered
@@ -120,7 +120,7 @@ def now_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> str:
 
 
 def facts_of(now: str, queue: int, undelivered: int, stats: ScoringStats) -> Iterator[Fact]:
-    """The lines of a screen, the most wanted first."""
+    """Yield the lines of the screen, the most important first."""
     records, undecided = stats.records, sum(stats.inconclusive.values())
     parts = [
         f"{records.accepted + records.rejected + undecided:,} submissions judged",

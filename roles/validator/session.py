@@ -1,4 +1,4 @@
-"""A validator at work: content of newcomers in, signed verdicts out.
+"""A validator at work: takes content of newcomers and gives signed verdicts.
 
 A worker brings the trainer's signed answer, which names this validator as the scorer of a
 window: nobody else is heard. A verdict and its content lie on the disk before anybody hears of
@@ -59,19 +59,20 @@ from roles.shared.durable import Durable
 logger = logging.getLogger(__name__)
 
 KEPT: Final = "validator/kept"
-"""Where verdicts and their content lie until the trainer has them, by the commitment."""
+"""Folder of verdicts and their content until the trainer has them, named by the commitment."""
 MAX_WAITING: Final = 64
-"""Places that wait for the scorer."""
+"""Most places that wait for the scorer."""
 MAX_UNDELIVERED: Final = 256
-"""Verdicts that the trainer has not taken: with more, nothing is scored."""
+"""Most verdicts that the trainer has not taken. With more, nothing is scored."""
 KNOWN: Final = 65_536
-"""Verdicts that are found again by their commitment: 16 MB."""
+"""Most verdicts that can be found by their commitment: 16 MB."""
 AHEAD: Final = 8
-"""Versions beyond the newest here that a worker may name, and have waited for."""
+"""Most versions beyond the newest here that a worker may name and wait for."""
 POLICY_SECONDS: Final = 20.0
-"""How long a version that is not here yet is waited for: the time of one forest."""
+"""Seconds to wait for a version that is not here yet: the time in which SHARDCAST
+delivers one."""
 DELIVERIES: Final = 4
-"""Verdicts on their way to the trainer at a time."""
+"""Most verdicts on their way to the trainer at a time."""
 _SEND: Final = encode_reply(Word.SEND)
 RESTS: Final = Refused("the validator rests", True)
 
@@ -99,63 +100,63 @@ class ValidatorSession:
         self._door = Door(node, stats)
         self._jobs: dict[bytes, Scoring] = {}
         self._known: BoundedDict[bytes, int] = BoundedDict(KNOWN)
-        """By the digest of a commitment: the entry of the ledger with its verdict."""
+        """Maps the digest of a commitment to the ledger entry with its verdict."""
         self._undelivered: dict[bytes, None] = {}
         self._lane = trio.Semaphore(DELIVERIES)
         self._nursery: trio.Nursery | None = None
 
     @property
     def loaded(self) -> PolicyVersion:
-        """The version in the engine."""
+        """Version of the policy in the engine."""
         return self.scorer.loaded
 
     @property
     def waiting(self) -> int:
-        """Places that wait for the scorer."""
+        """Number of places that wait for the scorer."""
         return self.scorer.waiting
 
     @property
     def reading(self) -> int:
-        """Contents that are on their way."""
+        """Number of contents that are on their way."""
         return len(self._door.contents)
 
     @property
     def writes_waiting(self) -> int:
-        """Writes that the disk has refused so far."""
+        """Number of writes that the disk has refused so far."""
         return self._durable.waiting
 
     @property
     def why_not(self) -> str:
-        """Why the run file does not let this validator work now; empty if it does."""
+        """Reason why the run file does not let this validator work now; empty if it does."""
         return self._standing.why_not
 
     @property
     def undelivered(self) -> int:
-        """Verdicts that the trainer has not taken yet."""
+        """Number of verdicts that the trainer has not taken yet."""
         return len(self._undelivered)
 
     @property
     def is_judging(self) -> bool:
-        """Whether a place is with the scorer."""
+        """True while the scorer has a place."""
         return bool(self._jobs)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether nothing is scored because the trainer takes no verdicts."""
+        """True if nothing is scored because the trainer takes no verdicts."""
         return len(self._undelivered) >= MAX_UNDELIVERED
 
     @property
     def environment_failure(self) -> str:
-        """What the environment failed at when it was asked last; empty if it did not."""
+        """Failure of the environment at its last call; empty if it did not fail."""
         return self.scorer.failures.latest
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to score in this run."""
+        """True if nothing is left to score in this run."""
         return self.node.shardcast.newest >= self.run.terms.sampling.steps and not self._jobs
 
     async def work_forever(self) -> None:
-        """Take up what an earlier life left, then score until cancelled."""
+        """Resume what an earlier process left, then score until cancelled."""
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._known[verdict.commitment.digest] = entry.seqno
@@ -189,7 +190,7 @@ class ValidatorSession:
     # Workers.
 
     async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: one place in, one verdict or refusal out."""
+        """Handle one place with one verdict or refusal; a `StreamHandler`."""
         refused, peer = None, stream.peer
         if self._standing.why_not:
             refused = RESTS
@@ -238,7 +239,8 @@ class ValidatorSession:
     def _refuse_request(
         self, peer: PeerId, request: ContentRequest, commitment: Commitment
     ) -> Refused | None:
-        """Say what is wrong before a signature is checked."""
+        """Return why a request is refused, by the checks that need no signature; None if it
+        passes."""
         run, newest = run_of(self.node), self.node.shardcast.newest
         if commitment.node != peer:
             return self._door.refuse("another node", "content comes from the node that drew it")
@@ -263,7 +265,8 @@ class ValidatorSession:
         return None
 
     async def _known_verdict(self, commitment: Commitment) -> Reply | None:
-        """Return what was, or is being, said of this place; None if it is new."""
+        """Return the verdict on this place, or wait for the one in work; None if the place is
+        new."""
         key = commitment.digest
         if key in self._jobs:
             return await self._jobs[key].wait()
@@ -285,7 +288,7 @@ class ValidatorSession:
     # The scorer, the disk, the trainer.
 
     async def judge(self, submission: Submission) -> Ruling:
-        """Return what is found of a place; a validator that lies says something else."""
+        """Return the ruling on a place. Tests override this for a validator that lies."""
         return await self.scorer.score(submission)
 
     async def _score(self, job: Scoring) -> None:

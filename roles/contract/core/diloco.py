@@ -102,7 +102,7 @@ class Outer(Enum):
 
 
 class Joining(Enum):
-    """Who may be a member."""
+    """Rule by which peers may be members."""
 
     NAMED = "named"
     """The run's trainers."""
@@ -190,7 +190,7 @@ class DilocoTerms:
     """Encoding of updates and means: ``int4``, ``int8`` or ``fp32``."""
 
     joining: Joining = Joining.NAMED
-    """Who may be a member: ``named`` trainers, or all ``admitted`` peers."""
+    """Rule by which peers may be members: ``named`` trainers, or all ``admitted`` peers."""
 
     anchor: PeerId | None = None
     """Member whose vote decides when exactly half are left; none: they stop."""
@@ -233,7 +233,7 @@ class DilocoTerms:
             )
 
     def rounds(self) -> RoundConfig:
-        """Times of the agreement."""
+        """Return the timing of the rounds."""
         return RoundConfig(
             beat=self.beat,
             silence=6 * self.beat,

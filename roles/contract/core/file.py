@@ -54,8 +54,9 @@ from roles.contract.core.trust import TrustTerms
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 6
-"""Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 6: `sampling` has what nodes agree on; the rest of the recipe is in learner.toml."""
+"""Version of the document's format, raised when a field is added to `Terms` or to anything
+inside it: then old nodes refuse, with a reason. 6: `sampling` has what nodes agree on; the rest
+of the recipe is in learner.toml."""
 MAX_RUN: Final = 256 * KI
 """Most bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. The lists
 cannot all be full at once."""
@@ -85,9 +86,10 @@ MAX_FILES: Final = 256
 MAX_EPOCH: Final = 2**53
 """Highest epoch; it is exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**37
-"""Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
+"""Highest expiry, in seconds since 1970: the year 6325, which every calendar has, and exact as
+a float."""
 MAX_MEMORY: Final = 2**50
-"""Bytes: a petabyte is no machine's."""
+"""Highest number of bytes of memory: a petabyte, more than any machine has."""
 _BEGINNING: Final = b"\x94"
 """First byte of every document: msgpack's byte for a list of four. No text begins with it."""
 _INVITE_ID: Final = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
@@ -105,7 +107,7 @@ class AdmissionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRules:
-    """Which peers may join the run and submit rollouts."""
+    """Rules by which peers may join the run and submit rollouts."""
 
     mode: AdmissionMode = AdmissionMode.OPEN
     """``open``: everybody; ``allow``: the peers of ``allowed`` and invited ones."""
@@ -333,8 +335,8 @@ class Delivery:
     """Raw bytes of a SHARDCAST chunk, 4 KiB to 4 MiB; 0: by the size of the policy."""
 
     adapters: bool = False
-    """Whether policies travel as adapters of policy 0 if the trainer learns with ``[lora]``:
-    an older Shoal cannot read them."""
+    """If True, policies travel as adapters of policy 0 when the trainer learns with ``[lora]``.
+    An older Shoal cannot read them."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
@@ -366,7 +368,7 @@ class Terms:
     """Peers whose verdicts count; none: the trainer's scorer judges newcomers."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """Which other peers may join."""
+    """Rules by which other peers may join."""
 
     model: Model
     """Model that is trained."""
@@ -389,7 +391,7 @@ class Terms:
     """Terms of ``algorithm = "diloco"``."""
 
     trust: TrustTerms = field(default_factory=TrustTerms)
-    """How much work is checked, and how names earn standing."""
+    """Amount of work that is checked, and the way in which names earn standing."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -471,7 +473,7 @@ class Terms:
 
     @property
     def work_size(self) -> WorkSize:
-        """What the length of submissions follows from."""
+        """Numbers from which the length of submissions follows."""
         sampling = self.sampling
         return WorkSize(
             groups=sampling.submission,
@@ -488,7 +490,7 @@ class Run:
     `open_run` only."""
 
     owner: PeerId
-    """Signer."""
+    """Peer that signed the document."""
 
     terms: Terms
     """Signed terms."""
@@ -513,7 +515,7 @@ class Run:
 
     @property
     def expiry(self) -> int:
-        """Seconds since 1970."""
+        """Time at which the edition ends, in seconds since 1970."""
         return self.terms.expiry
 
     @property
@@ -567,7 +569,8 @@ class Run:
 
     @property
     def joins_as(self) -> tuple[str, str]:
-        """Role that others join with, and in words who of them may; empty words if all may."""
+        """Role with which others join, and words for who may; the words are empty if all
+        may."""
         if self.terms.algorithm is not Algorithm.DILOCO:
             return "inference", ""
         is_named = self.terms.diloco.joining is Joining.NAMED
@@ -587,7 +590,7 @@ class Run:
 
     @property
     def lacks_stamp(self) -> str:
-        """Refusal of a worker that has shown no such stamp."""
+        """Refusal of a worker that has not shown the work stamp."""
         bits = self.terms.admission.stamp_bits
         return (
             f"this run asks for a work stamp of {bits} bits, and none of yours was heard yet:"
@@ -627,7 +630,7 @@ class Run:
         return peer not in named
 
     def shape(self) -> Shape:
-        """Bounds of every group of this run, whatever its content."""
+        """Return the bounds of every group of this run, whatever its content."""
         return Shape(
             group_size=self.terms.sampling.group_size,
             max_new_tokens=self.terms.sampling.max_new_tokens,
@@ -725,10 +728,10 @@ def sign_run(terms: Terms, owner: Signer) -> Run:
 def decode_run_untrusted(
     document: bytes, verify: Verify = real_verify, pin: SignedRun | None = None
 ) -> Run:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is judged first.
+    """Decode a run document. Raises `BadMessage`, and nothing else, whatever the bytes.
 
-    Not even that in a document of another owner than that of ``pin``; and before the table of
-    one is read there is a look at its name alone.
+    The signature is checked first. A document of another owner than that of ``pin`` is refused
+    even before that, and the name is looked at before the rest of the table is read.
     """
     if len(document) > MAX_RUN:
         raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
@@ -792,7 +795,7 @@ def open_run(
 
 
 class InRun(Protocol):
-    """A member of a run: every `p2p.node.node.Node`."""
+    """A member of a run, which every `p2p.node.node.Node` is."""
 
     @property
     def run(self) -> SignedRun:

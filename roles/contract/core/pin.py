@@ -23,7 +23,7 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 CAPSULE_SUFFIX: Final = ".capsule"
 """Suffix of environments that every policy carries (`roles.envs.capsule`)."""
 MAX_CAPSULE: Final = 4 * 1024 * 1024
-"""Bytes of one."""
+"""Most bytes of a capsule."""
 
 
 def counts(name: str) -> bool:
@@ -50,7 +50,7 @@ class FilePin:
     """Name in the folder."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     digest: bytes
     """SHA-256 of the content."""

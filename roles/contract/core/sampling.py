@@ -28,10 +28,10 @@ _BOUNDS: Final[Bounds] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTerms:
-    """The run's ``[sampling]``."""
+    """Terms of the run's ``[sampling]``."""
 
     steps: int
-    """Training steps, each of which makes a policy. The run ends with the last."""
+    """Number of training steps, each of which makes a policy. The run ends with the last."""
 
     group_size: int
     """Completions per task. INTELLECT-2 had 16: if one answer in ten is right, four groups of
@@ -41,8 +41,8 @@ class SamplingTerms:
     """Most tokens of a completion; longer ones are cut."""
 
     submission: int = 8
-    """Groups that a node draws, proves and submits together. Few keep lag low, many fill an
-    engine."""
+    """Groups that a node draws, proves and submits together. With few, lag stays low; many fill
+    an engine."""
 
     temperature: float = 1.0
     """Temperature of sampling and of log-probs in the loss."""

@@ -43,11 +43,11 @@ class Family(Enum):
     """Family of the decoder; each differs from the others by one flag of `ModelShape`."""
 
     QWEN3 = "qwen3"
-    """Norms of queries and keys."""
+    """Architecture with norms of queries and keys."""
     QWEN2 = "qwen2"
-    """Biases of queries, keys and values."""
+    """Architecture with biases of queries, keys and values."""
     LLAMA = "llama"
-    """Neither."""
+    """Architecture without either."""
 
 
 class Dtype(Enum):
@@ -120,7 +120,7 @@ class ModelShape:
     """True if each head's queries and keys are normed, as in Qwen3."""
 
     rope_scaling: RopeScaling | None = field(default=None, metadata=LATER)
-    """How rotary frequencies are slowed down; None: they are not."""
+    """Slow-down of the rotary frequencies; None: there is none."""
 
     architecture: str = field(default="", metadata=LATER)
     """The class of transformers that computes the model, by the base's ``config.json``. What

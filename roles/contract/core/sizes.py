@@ -14,11 +14,12 @@ from typing import Final
 from p2p.wire import KI, MIB
 
 MAX_SUBMISSION: Final = 8 * MIB
-"""Bytes. A group of 16 answers of 32,768 tokens at 7 bytes each is 3.5 MiB, and 64 groups of 16
-answers of 1,000 tokens are 6.8: more is sent as several. At 10 Mbit/s it takes 7 s, in which
-its worker draws on; 128 seats of a validator hold a gibibyte of them."""
+"""Most bytes of a submission. A group of 16 answers of 32,768 tokens at 7 bytes each is 3.5
+MiB, and 64 groups of 16 answers of 1,000 tokens are 6.8: more is sent as several. At 10 Mbit/s
+it takes 7 s, in which its worker draws on; 128 seats of a validator hold a gibibyte of them."""
 MAX_VERDICT: Final = 64 * KI
-"""Bytes: a verdict goes into one ledger entry (`p2p.ledger.core.chain.MAX_BODY`)."""
+"""Most bytes of a verdict, which goes into one ledger entry
+(`p2p.ledger.core.chain.MAX_BODY`)."""
 MAX_GROUPS: Final = 256
 """Most groups of one submission. A verdict judges all of them together, so a larger one
 would only be judged later."""
@@ -31,8 +32,8 @@ MAX_HEAD: Final = KI
 """Most bytes in front of a submission's content: the commitment has about 190, its signature
 64."""
 SHORT_TOKENS: Final = 1 << 16
-"""Tokens below this take two bytes each. A group with a larger one takes three for each; the
-largest vocabularies have 262,144."""
+"""Bound below which tokens take two bytes each. A group with a larger token takes three for
+each; the largest vocabularies have 262,144."""
 MAX_TOKEN: Final = (1 << 24) - 1
 """Largest token of the wire."""
 LOGPROB_BYTES: Final = 2

@@ -34,7 +34,7 @@ _TORCH: Final = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def write_checkpoint(path: Path, previous: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Put ``tensors`` at ``path``, atomically and durably; what was there is kept at
+    """Put ``tensors`` at ``path``, atomically and durably. The file that was there is kept at
     ``previous``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(derived(path.name, after=".partial"))
@@ -64,8 +64,8 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """What `write_checkpoint` was given. Raises `EngineError` if a bit of it has changed
-    since."""
+    """Return the tensors that `write_checkpoint` wrote. Raises `EngineError` if a bit has
+    changed since."""
     with path.open("rb") as file:
         if file.read(len(SEAL)) != SEAL:
             raise EngineError(

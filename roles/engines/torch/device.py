@@ -1,4 +1,5 @@
-"""What an engine computes on, and in what precision it trains: its machine's affair.
+"""Device that an engine computes on, and precision in which it trains: both are chosen by the
+machine.
 
 Every tensor of this package is made on a device that somebody named: a model has one, its
 caches, masks and tables are on it, and what comes from the host is sent there (`send`).
@@ -19,23 +20,25 @@ from roles.engines.config import AUTO, Autocast, EngineConfig
 CPU: Final = torch.device("cpu")
 
 _WORTH_IT: Final = 10_000_000
-"""Parameters from which ``auto`` chooses bfloat16. SmolLM2's 135 M train 2.7 times faster with
-it; of the demo's 105,088 the casts cost more than the products save."""
+"""Least number of parameters for which ``auto`` chooses bfloat16. SmolLM2's 135 M train 2.7
+times faster with it; of the demo's 105,088 the casts cost more than the products save."""
 
 _MORE: Final = 4
-"""How many times what a CPU takes at once fills a GPU: with 1,024 rows of a model of 135 M
-parameters an H100 is two thirds busy, with 256 a fifth; the rest of a step the host issues."""
+"""Factor by which a GPU's batches are larger than a CPU's. With 1,024 rows of a model of 135 M
+parameters an H100 is two thirds busy, with 256 a fifth; for the rest of a step it waits for the
+host."""
 
 
 def at_once(device: torch.device) -> int:
-    """By how much the rows, positions and logits that are handled together may be more than
-    on a CPU, for which `roles.engines.config` has them."""
+    """Return the factor by which batches of rows, positions and logits may be larger than on a
+    CPU, for which `roles.engines.config` has the sizes."""
     return 1 if device.type in ("cpu", "mps") else _MORE
 
 
 def find_device(name: str) -> torch.device:
-    """The device that a machine's owner named: ``auto`` is CUDA where torch sees a GPU, then
-    MPS, then the CPU. Raises `ConfigError`, with the remedy, if it is not there."""
+    """Return the device that a machine's owner named: ``auto`` is CUDA where torch sees a GPU,
+    then MPS, then the CPU. Raises `ConfigError`, with the remedy, if the device is not
+    there."""
     if name == AUTO:
         name = "cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu"
     device = torch.device(name)
@@ -60,8 +63,8 @@ def _has_mps() -> bool:
 
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:
-    """``values`` on ``device``: on the CPU the same memory, on CUDA a copy from pinned memory,
-    for which the host does not wait."""
+    """Return ``values`` on ``device``: on the CPU the same memory, on CUDA a copy from pinned
+    memory, for which the host does not wait."""
     tensor = torch.from_numpy(values)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -69,17 +72,18 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def send_numbers(values: Any, device: torch.device) -> Tensor:
-    """Whole numbers of the host, nested lists of them or one list, on ``device``."""
+    """Return integers of the host, a list or nested lists, as a tensor on ``device``."""
     return send(np.asarray(values, dtype=np.int64), device)
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """What sums are added up in: MPS has no float64."""
+    """Return the dtype in which sums are added up: float32 on MPS, which has no float64, else
+    float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def uses_bfloat16(config: EngineConfig, device: torch.device = CPU) -> bool:
-    """Whether training runs under autocast on ``device``.
+    """Return True if training runs under autocast on ``device``.
 
     Nothing that is signed depends on it: who trains says what the next policy is, and no other
     node computes a step again. ``auto`` asks the machine, since without instructions for it

@@ -25,14 +25,15 @@ from proofs.sampling import FIRST_FACTOR, SECOND_FACTOR, DrawRule, Words, unifor
 from roles.engines.torch.device import send
 
 SLICE: Final = 1 << 24
-"""Logits drawn from at once: 110 rows at a vocabulary of 152,000. Each takes 8 bytes in about
-four tensors, together 540 MB of the device's memory."""
+"""Number of logits that are drawn from at once: 110 rows at a vocabulary of 152,000. Each takes
+8 bytes in about four tensors, together 540 MB of the device's memory."""
 
 
 def draw_on_device(
     logits: Tensor, words: Words, temperature: float, rule: DrawRule
 ) -> DrawnTokens:
-    """As `proofs.draws.draw`: (rows, vocabulary) in float32 and (rows,)."""
+    """Draw as `proofs.draws.draw` does, from logits (rows, vocabulary) in float32 and words
+    (rows,)."""
     parts = []
     for at in _slices(logits):
         block = _Rows(logits[at], temperature)
@@ -51,7 +52,8 @@ def replay_on_device(
     temperature: float,
     rule: DrawRule = DrawRule.CDF,
 ) -> Replay:
-    """As `proofs.draws.replay`: statistics of claimed tokens, a few numbers for each."""
+    """Return statistics of claimed tokens as `proofs.draws.replay` does, a few numbers for
+    each."""
     claimed = np.asarray(tokens, dtype=np.int64)
     known = (claimed >= 0) & (claimed < logits.shape[1])
     inside = send(np.where(known, claimed, 0), logits.device)
@@ -97,10 +99,10 @@ class _DeviceChoice:
 
     best: Tensor
     far: Any
-    """Distance or gap, by the rule, of one token of each row: a function of them."""
+    """Function that returns the distance or gap, by the rule, of one token of each row."""
 
     def how_far(self, tokens: Tensor) -> Tensor:
-        """Not below 0."""
+        """Return the distance or gap of one token of each row, not below 0."""
         off: Tensor = self.far(tokens[:, None])[:, 0]
         return off.clamp(min=0.0)
 
@@ -115,19 +117,19 @@ class _Rows:
         if temperature not in (0, 1):
             scaled /= temperature
         self.scaled = scaled
-        """Below the largest of the row, at the temperature."""
+        """Logits minus the largest of the row, divided by the temperature."""
         # NaN stays NaN, by which a row without a distribution is found
         self._finite = scaled.clamp(min=LOWEST)
         self.weights = self._finite.exp().masked_fill_(scaled <= LOWEST, 0.0)
         self.total = self.weights.sum(1)
 
     def logprob(self, tokens: Tensor) -> Tensor:
-        """Of one token in each row."""
+        """Return the log-prob of one token in each row."""
         chosen = self.scaled.gather(1, tokens[:, None])[:, 0]
         return (chosen - self.total.log()).clamp(max=0.0)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of -log p in each row."""
+        """Return the mean and variance of -log p in each row."""
         first = (self.weights * self._finite).sum(1) / self.total
         second = (self.weights * self._finite.square()).sum(1) / self.total
         return self.total.log() - first, (second - first.square()).clamp(min=0.0)
@@ -141,7 +143,8 @@ class _Rows:
         return self._race(words)
 
     def _below_the_best(self, rule: DrawRule) -> Any:
-        """In logits (Gumbel), or in probability (CDF)."""
+        """Return a function that measures how far tokens are below the most probable one: in
+        logits (Gumbel) or in probability (CDF)."""
         if rule is DrawRule.GUMBEL:
             return lambda tokens: -self.scaled.gather(1, tokens)
         return lambda tokens: (1.0 - self.weights.gather(1, tokens)) / self.total[:, None]
@@ -176,7 +179,8 @@ def _place(scores: Tensor) -> tuple[int, torch.device]:
 
 
 def noise_bits_on(words: Words, vocabulary: int, device: torch.device) -> Tensor:
-    """`proofs.sampling.noise_bits` of all tokens, (rows, vocabulary), in int32 on ``device``.
+    """Return `proofs.sampling.noise_bits` of all tokens, (rows, vocabulary), in int32 on
+    ``device``.
 
     Products wrap in int32 as in uint32, and so do the bits of a shift to the right, once those
     that carry the sign are masked.
@@ -196,8 +200,8 @@ def noise_bits_on(words: Words, vocabulary: int, device: torch.device) -> Tensor
 
 
 def _negative_gumbel(bits: Tensor) -> Tensor:
-    """`proofs.sampling.gumbel` of int32 patterns, with the other sign. Each step is a pass over
-    the device's memory, which is all that it costs: so there are as few as may be."""
+    """Return the negated `proofs.sampling.gumbel` of int32 patterns. Each step is a pass over
+    the device's memory, which is its only cost, so there are as few steps as possible."""
     from_lowest = bits ^ -(2**31)  # as if they were unsigned, less 2 ** 31
     below = from_lowest.double().add_(2.0**31 + 0.5).mul_(-(2.0**-32))
     return below.log1p_().neg_().log_()

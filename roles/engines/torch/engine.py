@@ -50,13 +50,11 @@ class TorchEngine:
         self._shared: SharedLearner | None = None
 
     def placement(self) -> Placement:
-        """See `roles.engines.worker.LocalEngine`."""
         cards, seen = gpus(), torch.cuda.device_count()
         idle = idle_gpus(cards, self.device.type, seen, torch_version())
         return Placement("torch", str(self.device), torch.get_num_threads(), idle)
 
     def load(self, weights: str) -> None:
-        """See `roles.engines.base.Generator`."""
         if self._sampler is not None and self._sampler.has_work:
             raise EngineError(
                 "groups are under way, and would be written by two policies: draw them to their"
@@ -73,11 +71,9 @@ class TorchEngine:
 
     @property
     def has_room(self) -> bool:
-        """See `roles.engines.base.Generator`."""
         return self._sampler is None or self._sampler.has_room
 
     def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """See `roles.engines.base.Generator`."""
         self._check_lengths(tasks, sampling)
         policy = self._loaded()
         if self._sampler is None:
@@ -86,7 +82,6 @@ class TorchEngine:
         self._sampler.add(tasks, sampling)
 
     def advance(self, seconds: float) -> list[Group]:
-        """See `roles.engines.base.Generator`."""
         sampler, end = self._sampler, perf_counter() + seconds
         if sampler is None:
             return []
@@ -98,37 +93,31 @@ class TorchEngine:
 
     @property
     def waiting(self) -> list[Row]:
-        """See `roles.engines.base.Generator`."""
         return [] if self._sampler is None else self._sampler.paused()
 
     def hear(self, answers: Sequence[Row]) -> None:
-        """See `roles.engines.base.Generator`."""
         if self._sampler is None:
             raise EngineError("nothing is under way that could hear an answer")
         self._sampler.hear(answers)
 
     def drop(self) -> None:
-        """See `roles.engines.base.Generator`."""
         self._sampler = None
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """See `roles.engines.base.Scorer`."""
         self._check_lengths(tasks, sampling)
         return scorer.score(
             self._loaded(), tasks, groups, sampling, self._end_tokens, self._config.draw
         )
 
     def open(self, checkpoint: str, base: str = "") -> int:
-        """See `roles.engines.base.Learner`."""
         learner = self._new_learner(base)
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """See `roles.engines.base.Learner`."""
         learner = self._learner or self._new_learner(base)
         changed = learner.adopt(Path(weights), step, Path(base) if base else None)
         if self._learner is None:
@@ -137,17 +126,14 @@ class TorchEngine:
         return changed
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """See `roles.engines.base.Learner`."""
         return self._opened().step(groups)
 
     def save(self, checkpoint: str, weights: str) -> None:
-        """See `roles.engines.base.Learner`."""
         self._opened().save(
             Path(checkpoint) if checkpoint else None, Path(weights) if weights else None
         )
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """See `roles.engines.base.Learner`."""
         return self._opened().answer(tasks, sampling)
 
     def _loaded(self) -> TransformerModel:
@@ -183,7 +169,7 @@ class TorchEngine:
         return self._shared
 
     def close(self) -> None:
-        """End what other processes there are; the end of this one does it as well."""
+        """End the other processes of the learner. They end with this process as well."""
         if self._shared is not None:
             self._shared.close()
 

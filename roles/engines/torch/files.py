@@ -37,7 +37,7 @@ from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""What weights may be stored in; they are converted to what the run computes in."""
+"""Dtypes in which weights may be stored. They are converted to the dtype of the run."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -62,7 +62,7 @@ def sync_folder(path: Path) -> None:
 
 
 def encode_weights(model: nn.Module) -> bytes:
-    """The fp32 parameters as a safetensors file, in the order of their names."""
+    """Return the fp32 parameters as a safetensors file, in the order of their names."""
     weights = sorted(model.named_parameters())
     return safetensors.encode(
         {
@@ -109,7 +109,7 @@ def load_weights(model: TransformerModel, weights: Path) -> None:
 
 
 def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
-    """The tensors of all files, without those that follow from others."""
+    """Return the tensors of all files, except those that follow from others."""
     try:
         files = weight_files(weights) if weights.is_dir() else (weights,)
     except BadModel as error:
@@ -125,7 +125,7 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
 
 
 def _mapped(path: Path) -> dict[str, RawTensor]:
-    """The tensors of one file, which stays mapped as long as one of them is there."""
+    """Return the tensors of one file, which stays mapped as long as one of them exists."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise EngineError(f"{path} is not a weights file: it is empty")

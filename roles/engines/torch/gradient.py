@@ -37,9 +37,9 @@ from roles.rl.algorithms.find import Objective
 
 SLICE: Final = 512
 """Drawn tokens that the head takes at a time. Their logits are 100 MB at a vocabulary of
-49,152, 311 MB at 151,936, and there are about four tensors of that size at a time. With fewer
-tokens the addition to the head's gradient (113 MB at 49,152 x 576), once a slice, is felt: at
-512 it is a tenth of the slice's work."""
+49,152, 311 MB at 151,936, and there are about four tensors of that size at a time. Each slice
+adds to the head's gradient (113 MB at 49,152 x 576), which is a tenth of its work at 512 tokens
+and more with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,26 @@ class LearningBatch:
 
     packed: PackedBatch
     sampler: Tensor
-    """Log-probs under the policy that drew them."""
+    """Log-probs of the drawn tokens under the policy that drew them."""
     advantages: Tensor
 
     def __len__(self) -> int:
-        """Drawn tokens."""
+        """Return the number of drawn tokens."""
         return len(self.sampler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What all batches of a step have in common."""
+    """The objective and the sizes that all batches of a step share."""
 
     objective: Objective
     temperature: float
     limit: int
     """Most tokens that a completion may have."""
     tokens: float
-    """Drawn tokens of a minibatch, in the mean over the step's."""
+    """Mean number of drawn tokens per minibatch of the step."""
     sequences: float
-    """Completions of a minibatch, in the mean over the step's."""
+    """Mean number of completions per minibatch of the step."""
 
 
 @dataclass(slots=True)
@@ -76,11 +76,11 @@ class Tally:
 
     tokens: int = 0
     loss: float = 0.0
-    """Already divided."""
+    """Sum of the loss, already divided by the minibatch's normaliser."""
     ratio_max: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    """Of each metric: entropy; k3 between the policy before the step and the one that drew; and
-    what the algorithm reports."""
+    """Sum of each metric: entropy; k3 between the policy before the step and the policy that
+    drew; and the algorithm's own."""
 
     def __iadd__(self, other: Tally) -> Self:
         self.tokens += other.tokens
@@ -98,7 +98,7 @@ def learning_batches(
     row_tokens: int = ROW_TOKENS,
     device: torch.device = CPU,
 ) -> list[LearningBatch]:
-    """Every completion of every group, with one advantage for each."""
+    """Pack every completion of every group, with one advantage for each completion."""
     packed = pack(
         [(one.prompt, one.completions) for one in groups],
         row_tokens=row_tokens,
@@ -133,7 +133,7 @@ def learning_batches(
 
 
 def old_log_probs(model: TransformerModel, batch: LearningBatch, temperature: float) -> Tensor:
-    """Return the log-probs of the drawn tokens under the model as it is: (tokens,)."""
+    """Return the log-probs of the drawn tokens under the current model: (tokens,)."""
     with torch.no_grad():
         states, answers = batch.packed.hidden(model), batch.packed.answers
         return torch.cat(
@@ -227,8 +227,8 @@ def _slices(tokens: int) -> list[slice]:
 
 
 def _log_probs(model: TransformerModel, states: Tensor, temperature: float) -> Tensor:
-    """(tokens, vocabulary) log-probs at the sampling temperature, in float32 whatever the
-    states are multiplied in."""
+    """Return log-probs (tokens, vocabulary) at the sampling temperature, in float32 whatever
+    dtype the states are multiplied in."""
     logits = model.logits(states)
     return (logits.float() / temperature).log_softmax(-1)
 

@@ -48,15 +48,16 @@ from roles.models.errors import BadModel
 from roles.models.files import json_object_untrusted, read_bounded
 
 _NAME: Final = "shoal"
-"""Of our attention, among transformers'."""
+"""Name of our attention among transformers' attention functions."""
 _UNUSED: Final = (
     *("auto_map", "attn_implementation", "experts_implementation"),
     *("return_dict", "output_attentions", "output_hidden_states"),
 )
-"""Keys of ``config.json`` that choose code, or another form of answers. Other such keys begin
-with an underscore."""
+"""Keys of ``config.json`` that choose code or the form of outputs. Other such keys begin with
+an underscore."""
 _RENAMED: Final = {"GPTNeoXForCausalLM": ("lm_head.", "embed_out.")}
-"""Names that transformers changes when it reads a folder: its own, and those in the folder."""
+"""Prefixes that transformers renames when it reads a folder: its own, and that in the
+folder."""
 
 
 def new_model(
@@ -85,7 +86,7 @@ def new_model(
 
 @dataclass(slots=True)
 class _Pass:
-    """What attention must know of the pass that is under way."""
+    """The state of the current pass that attention needs."""
 
     model: TransformerModel
     cache: Cache | None = None
@@ -93,7 +94,7 @@ class _Pass:
     seen: Seen = None
     reach: int = 0
     within: dict[int | None, Seen] = field(default_factory=dict)
-    """By window, what positions see, as what is added to scores."""
+    """Maps each window to what positions see, as a mask that is added to scores."""
 
     @property
     def used(self) -> int:
@@ -141,8 +142,8 @@ def _attend(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: (rows, heads, length, head width), and fewer heads of keys and
-    values, to (rows, length, heads, head width)."""
+    """Attend by transformers' interface: (rows, heads, length, head width), with fewer heads of
+    keys and values, to (rows, length, heads, head width)."""
     current: _Pass = module._shoal_pass  # type: ignore[assignment]
     rows, heads, length, width = query.shape
     if current.cache is not None:
@@ -154,7 +155,8 @@ def _attend(
 
 
 class HostedModel(TransformerModel):
-    """Tokens to final-normed hidden states, and those to logits, by modules of transformers."""
+    """A model computed by modules of transformers: tokens to final-normed hidden states, and
+    those to logits."""
 
     def __init__(
         self, shape: ModelShape, dtype: Dtype, device: torch.device, table: dict[str, Any]
@@ -191,16 +193,16 @@ class HostedModel(TransformerModel):
             yield name.replace(own, stored, 1) if own and name.startswith(own) else name, weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (tokens, vocabulary), in float32, of hidden states (tokens, width)."""
+        """Return the logits (tokens, vocabulary), in float32, of hidden states (tokens,
+        width)."""
         rows: Tensor = self._head[0](inputs_embeds=hidden[None], use_cache=False).logits[0]
         return rows
 
     def move_to(self, device: torch.device) -> None:
-        """Not for these: several processes cannot share one."""
+        """Raise an error: several processes cannot share such a model."""
         raise EngineError(f"a {self.shape.architecture} cannot be moved")
 
     def like(self, dtype: Dtype, device: torch.device) -> TransformerModel:
-        """See `TransformerModel.like`."""
         return HostedModel(self.shape, dtype, device, self._table)
 
     def forward(
@@ -212,7 +214,6 @@ class HostedModel(TransformerModel):
         *,
         reach: int | None = None,
     ) -> Tensor:
-        """See `TransformerModel.forward`."""
         rows, length = tokens.shape
         if positions is None:
             reach = length
@@ -236,7 +237,7 @@ class _Given(nn.Module):
     """A body that returns the states it is given."""
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> object:
-        """As transformers' bodies answer."""
+        """Return the given states in the form in which transformers' bodies do."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
@@ -285,7 +286,8 @@ def _open_causal(shape: ModelShape, table: dict[str, Any]) -> Any:
 
 
 def _check_sizes(shape: ModelShape, config: Any) -> None:
-    """Raise `ValueError` unless the run's sizes, from which memory follows, are the file's."""
+    """Raise `ValueError` unless the sizes in the run file, from which memory follows, equal
+    those in ``config.json``."""
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     found = {

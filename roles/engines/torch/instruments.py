@@ -1,4 +1,4 @@
-"""Draws, replays and activation proofs, computed where the logits and the states are.
+"""Draws, replays and activation proofs, computed on the device that holds logits and states.
 
 On the CPU that is `proofs`, whose numpy is made for its caches; on a GPU the same arithmetic in
 torch, of which only a few numbers a token come back. Both give the same noise and the same
@@ -23,21 +23,21 @@ from roles.engines.torch.device_draws import draw_on_device, replay_on_device
 Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 _KEYS: Final = 1 << 22
-"""States ranked at once, 8 bytes each in about three tensors: 100 MB of the device's."""
+"""Number of states ranked at once, 8 bytes each in about three tensors: 100 MB of the device's
+memory."""
 
 
 class Instruments(Protocol):
-    """Measurements on logits and hidden states."""
+    """Measurements of logits and states."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """Replay draws as `proofs.draws.replay` does, from logits that `view` gave."""
+        """Replay as `proofs.draws.replay` does, from logits that `view` gave."""
         ...
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """Return a collector like `proofs.toploc.TopValues`, to be fed with states that `view`
-        gave."""
+        """Return a `proofs.toploc.TopValues` that takes states that `view` gave."""
         ...
 
     def view(self, tensor: Tensor) -> Any:
@@ -47,54 +47,47 @@ class Instruments(Protocol):
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """Draw tokens as `proofs.draws.draw` does."""
+        """Draw as `proofs.draws.draw` does."""
         ...
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """Commit to states as `proofs.toploc.commit` does; each of ``chunks`` has at most one
-        chunk of the proof."""
+        """Commit as `proofs.toploc.commit` does, to at most one chunk each."""
         ...
 
 
 class HostInstruments:
-    """Instruments in numpy, for tensors of any device."""
+    """Measurements in numpy, for tensors on any device."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """See `Instruments`."""
         return draws.replay(logits, tokens, words, temperature, rule)
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """See `Instruments`."""
         return toploc.TopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
-        """Return the tensor as an array, which shares the memory of a tensor on the CPU."""
+        """Return the tensor as a numpy array; on the CPU it shares the memory."""
         return tensor.cpu().numpy()
 
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """See `Instruments`."""
         return draws.draw(self.view(logits), words, temperature, rule)
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """See `Instruments`."""
         return toploc.commit([self.view(rows) for rows in chunks], values)
 
 
 class DeviceInstruments:
-    """Instruments in torch, on the device of each tensor, which must support float64."""
+    """Measurements in torch, on the device of each tensor, which must support float64."""
 
     def replay(
         self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
     ) -> Replay:
-        """See `Instruments`."""
         return replay_on_device(logits, tokens, words, temperature, rule)
 
     def top_values(self, values: int) -> toploc.TopValues:
-        """See `Instruments`."""
         return DeviceTopValues(values)
 
     def view(self, tensor: Tensor) -> Any:
@@ -104,22 +97,20 @@ class DeviceInstruments:
     def draw(
         self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
     ) -> DrawnTokens:
-        """See `Instruments`."""
         return draw_on_device(logits, words, temperature, rule)
 
     def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
-        """See `Instruments`."""
         return toploc.commit(rank_chunks(chunks, values), values)
 
 
 def instruments_for(device: torch.device) -> Instruments:
-    """The CPU's own, and MPS's, which shares its memory with the CPU and has no float64;
-    else the device's."""
+    """Return the instruments of a device. MPS takes those of the CPU, since it shares memory
+    with the CPU and has no float64."""
     return HostInstruments() if device.type in ("cpu", "mps") else DeviceInstruments()
 
 
 class DeviceTopValues(toploc.TopValues):
-    """`proofs.toploc.TopValues`, fed with tensors."""
+    """`proofs.toploc.TopValues` for tensors."""
 
     def __init__(self, values: int = toploc.TOP_K) -> None:
         super().__init__(values)
@@ -127,7 +118,7 @@ class DeviceTopValues(toploc.TopValues):
         self._begun_rows = 0
 
     def add(self, rows: Any) -> None:
-        """The next rows, (tokens, width) in float32 on a device."""
+        """Add the next rows, (tokens, width) in float32 on a device."""
         self._begun.append(rows)
         self._begun_rows += len(rows)
         if self._begun_rows >= toploc.ROWS_PER_CHUNK:
@@ -140,8 +131,9 @@ class DeviceTopValues(toploc.TopValues):
             self._begun, self._begun_rows = [joined[whole:].clone()], len(joined) - whole
 
     def close_all(self, others: Sequence[toploc.TopValues]) -> None:
-        """The last chunks may be shorter. One by one they took a third of the replay of answers
-        of 24 tokens: what is asked of a GPU costs the same for one chunk as for hundreds."""
+        """Rank the last chunks of all, which may be shorter, in one pass. A call on a GPU costs
+        the same for one chunk as for hundreds: one by one, they took a third of the replay of
+        answers of 24 tokens."""
         begun = [one for one in others if isinstance(one, DeviceTopValues) and one._begun_rows]
         chunks = rank_chunks([torch.cat(one._begun) for one in begun], self.values)
         for one, last in zip(begun, chunks, strict=True):
@@ -150,8 +142,8 @@ class DeviceTopValues(toploc.TopValues):
 
 
 def rank_chunks(chunks: Sequence[Tensor], values: int) -> list[toploc.TopValues]:
-    """The largest values of chunks of at most 32 rows, each (rows, width) in float32: one
-    `toploc.TopValues` for each."""
+    """Return the largest values of chunks of at most 32 rows, each (rows, width) in float32:
+    one `toploc.TopValues` for each."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for number, chunk in enumerate(chunks):
         by_shape.setdefault(tuple(chunk.shape), []).append(number)
@@ -169,10 +161,11 @@ def rank_chunks(chunks: Sequence[Tensor], values: int) -> list[toploc.TopValues]
 
 
 def _largest(block: Tensor, k: int) -> tuple[Any, Any]:
-    """As `proofs.toploc.largest`: indices and bfloat16 patterns, each (rows, k), in numpy.
+    """Return indices and bfloat16 patterns as `proofs.toploc.largest` does, each (rows, k), in
+    numpy.
 
-    One key of int64 orders by magnitude, and by the lower index among equals: no two are equal,
-    so that every device ranks alike.
+    The key is an int64 that orders by magnitude and, among equals, by the lower index. No two
+    keys are equal, so every device ranks alike.
     """
     bits = block.contiguous().view(torch.int32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF

@@ -57,11 +57,11 @@ from roles.rl.learner import LearnerConfig, WarmUp
 T = TypeVar("T")
 
 _SHUFFLE: Final = "shuffle"
-"""The state of the generator that shuffles groups."""
+"""Name of the tensor with the state of the generator that shuffles groups."""
 
 
 class TorchLearner(TrainedModel):
-    """A policy, its optimiser, and the step they are at."""
+    """A policy, its optimiser, and their step."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TorchLearner(TrainedModel):
         self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
-        """Folder of the model that the run begins with; None if it draws one."""
+        """Folder of the model that the run begins with; None if weights are drawn."""
         self._reference: TransformerModel | None = None
         self.step_number = 0
         if config.learner.lora is not None:
@@ -96,8 +96,7 @@ class TorchLearner(TrainedModel):
         )
 
     def _begin_with(self, base: Path | None) -> None:
-        """Take the run's base, and keep a frozen copy of it where the objective asks for
-        one."""
+        """Take the run's base, and keep a frozen copy if the objective needs one."""
         self._base = base
         if self._adapter is not None:
             if base is None:
@@ -119,8 +118,7 @@ class TorchLearner(TrainedModel):
 
     def open(self, checkpoint: Path, base: Path | None = None) -> int:
         """Continue from the newest sound checkpoint, or begin: at ``base``, a model's folder,
-        or with drawn weights and the warm-up. Returns the step.
-        """
+        or with drawn weights and the warm-up. Returns the step."""
         self._begin_with(base)
         damage = []
         for path in (checkpoint, Path(previous_generation(str(checkpoint)))):
@@ -155,7 +153,7 @@ class TorchLearner(TrainedModel):
         return self._changed(before)
 
     def start(self) -> None:
-        """Take the first policy: the base, or drawn weights after the warm-up.
+        """Load the first policy: the base, or drawn weights after the warm-up.
 
         Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
         """
@@ -177,11 +175,11 @@ class TorchLearner(TrainedModel):
         self._warm_up(environment, self._recipe.warm_up)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """One optimiser step with the algorithm's advantages."""
+        """Take one optimiser step with the algorithm's advantages."""
         return self.update(groups, self.advantages(groups))
 
     def advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
-        """Return what the algorithm gives for each completion of each group."""
+        """Return the algorithm's advantages for each completion of each group."""
         ends, limit = self._config.end_tokens, self._sampling.max_new_tokens
         return self.objective.advantages(
             [seen_by_algorithm(group, ends, limit) for group in groups]
@@ -190,9 +188,8 @@ class TorchLearner(TrainedModel):
     def update(
         self, groups: Sequence[TrainingGroup], advantages: Sequence[NDArray[np.float32]]
     ) -> StepReport:
-        """One optimiser step: minibatches of shuffled groups, one epoch. Raises `EngineError`
-        without groups.
-        """
+        """Take one optimiser step: minibatches of shuffled groups, one epoch. Raises
+        `EngineError` without groups."""
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         rate = self._recipe.rate_at(self.step_number, self._sampling.steps)
@@ -243,7 +240,7 @@ class TorchLearner(TrainedModel):
         self, batches: Sequence[LearningBatch], old: Sequence[Tensor | None], aim: Aim
     ) -> Tally:
         """Add the gradient of a minibatch. ``old`` are the log-probs of this process's batches
-        before the step, if they are not those of the weights."""
+        before the step; None if the weights are those before the step."""
         tally = Tally()
         mine = list(self._share(batches))
         nothing = replace(aim, tokens=math.inf, sequences=math.inf)
@@ -267,7 +264,7 @@ class TorchLearner(TrainedModel):
         return found
 
     def _share(self, batches: Sequence[LearningBatch]) -> Iterator[tuple[LearningBatch, bool]]:
-        """The batches that this process reads, and whether each counts.
+        """Yield the batches that this process reads, and whether each counts.
 
         All processes make as many passes, since each pass gathers what the others keep: one
         that has no batch left repeats another's, which counts nothing.
@@ -292,8 +289,8 @@ class TorchLearner(TrainedModel):
             write_checkpoint(checkpoint, previous, state)
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """The tokens of each completion of each task under this policy. Of several processes
-        the first one answers."""
+        """Return the tokens of each completion of each task under this policy. Of several
+        processes the first one answers."""
         ends = frozenset(self._config.end_tokens)
         model = self._answering()
         if not self._rank.is_first:
@@ -302,16 +299,16 @@ class TorchLearner(TrainedModel):
         return [tuple(completion.tokens for completion in one.completions) for one in drawn]
 
     def _answering(self) -> TransformerModel:
-        """What answers: where this machine trains in bfloat16, the bfloat16 weights, which are
-        those that are published. The 606 questions of ``arithmetic``, answered twice by 135 M
-        parameters, took 24 and 22 CPU s; in float32, whose products were MKL's then, the same
-        had not ended after 120."""
+        """Return the model that answers. Where this machine trains in bfloat16, it has bfloat16
+        weights, as they are published: 606 questions of ``arithmetic``, answered twice by 135 M
+        parameters, took 24 and 22 CPU s; in float32, with MKL's products, they took over 120
+        s."""
         if not self._is_autocast:
             return self._complete(self._device) if self._rank.mesh else self.model
         return self._complete(self._device, Dtype.BFLOAT16)
 
     def _warm_up(self, environment: TeachingEnvironment, recipe: WarmUp) -> None:
-        """Supervised learning on clean examples; the loss is on the answers only."""
+        """Train on clean examples by supervised learning. The loss is on the answers only."""
         rng = Random(self._config.seed)
         optimiser = self._new_optimiser(recipe)
         for step in range(recipe.steps):
@@ -327,7 +324,8 @@ class TorchLearner(TrainedModel):
             optimiser.step()
 
     def _parts(self, groups: int) -> list[list[int]]:
-        """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
+        """Split shuffled groups into the recipe's number of minibatches, or fewer if there are
+        fewer groups."""
         order = torch.randperm(groups, generator=self._shuffle, device=CPU)
         chunks = order.chunk(min(self._recipe.minibatches, len(order)))
         return [chunk.tolist() for chunk in chunks]
@@ -335,7 +333,7 @@ class TorchLearner(TrainedModel):
     def _old_log_probs(
         self, minibatch: Callable[[], list[LearningBatch]]
     ) -> list[Tensor | None]:
-        """Of every answer token under the policy before the step."""
+        """Return the log-probs of every answer token under the policy before the step."""
         with self._arithmetic():
             found: list[Tensor | None] = [
                 old_log_probs(self.model, one, self._sampling.temperature)
@@ -350,7 +348,8 @@ class TorchLearner(TrainedModel):
 
     @torch.no_grad()
     def _changed(self, before: Sequence[Tensor]) -> float:
-        """The share of weights that another policy is published with: what travels."""
+        """Return the share of weights whose published value has changed, which is what
+        travels."""
         pairs = zip(self.model.parameters(), before, strict=True)
         changed = torch.stack(
             [(local(weight).bfloat16() != was).sum() for weight, was in pairs]
@@ -360,7 +359,8 @@ class TorchLearner(TrainedModel):
         return of_all / everything
 
     def _state(self) -> dict[str, Tensor]:
-        """All that decides what the next steps do; of several processes only the first's."""
+        """Return all state that decides the next steps; of several processes only the first has
+        it."""
         tensors = {
             NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),
@@ -406,16 +406,15 @@ def _batches(
     device: torch.device,
     part: Sequence[int],
 ) -> list[LearningBatch]:
-    """The groups of one minibatch, packed."""
+    """Return the packed groups of one minibatch."""
     return learning_batches(
         [groups[one] for one in part], [advantages[one] for one in part], device=device
     )
 
 
 def supervised(tasks: Sequence[Task], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens of prompts with answers, and which of them (from the second) belong to an
-    answer.
-    """
+    """Return tokens of prompts with answers, and which of them (from the second) belong to an
+    answer."""
     width = max(len(task.prompt) + len(task.answer) for task in tasks)
     tokens = _padded([task.prompt + task.answer for task in tasks], width, 0)
     answer = [[False] * (len(task.prompt) - 1) + [True] * len(task.answer) for task in tasks]

@@ -1,4 +1,5 @@
-"""LoRA (arXiv 2106.09685): some matrices learn a sum of few outer products, the rest nothing.
+"""LoRA (arXiv 2106.09685): some matrices learn a sum of few outer products, all others are
+frozen.
 
 Theory of operation
 -------------------
@@ -31,7 +32,7 @@ from roles.models.safetensors import RawTensor
 from roles.rl.learner import Lora
 
 _VALUES: Final = 1 << 16
-"""Numbers that are merged at a time: they stay in a core's cache."""
+"""Numbers that are merged at a time, few enough to stay in a core's cache."""
 
 
 @torch.no_grad()
@@ -50,10 +51,10 @@ def merged(base: Tensor, down: Tensor, up: Tensor, scale: float, out: Tensor) ->
 
 
 class Adapter:
-    """A and B of each target of a model, and what the target was before."""
+    """Matrices A and B of each target of a model, and the target's weights before."""
 
     def __init__(self, model: TransformerModel, lora: Lora, seed: int) -> None:
-        """Freeze all else.
+        """Make the adapter and freeze all other weights.
 
         Raises:
             ConfigError: The model has no such target.
@@ -64,7 +65,8 @@ class Adapter:
         self._targets: dict[str, nn.Parameter] = {}
         self._base: dict[str, Tensor] = {}
         self.weights: dict[str, nn.Parameter] = {}
-        """A and B by the name of their target, without ``.weight``, and their ends."""
+        """Maps the name of a target without ``.weight``, with the suffix of A or B, to the
+        matrix."""
         generator = torch.Generator(device=CPU).manual_seed(seed)
         matrices = {
             name.removesuffix(".weight"): weight
@@ -101,19 +103,20 @@ class Adapter:
             self._base[name] = short if is_exact else weight.detach().clone()
 
     def merge(self) -> None:
-        """Make the model's weights what A and B say."""
+        """Set the model's weights to the base plus the product of A and B."""
         for name, weight in self._targets.items():
             down, up = self.weights[name + DOWN], self.weights[name + UP]
             merged(self._base[name], down, up, self._scale, weight)
 
     def load(self, found: dict[str, Tensor]) -> None:
-        """Take up A and B, and merge them."""
+        """Load A and B, and merge them."""
         for name, weight in self.weights.items():
             put(weight, found[name])
         self.merge()
 
     def encode(self) -> bytes:
-        """What the policy is made of beside its base, as `p2p.shardcast.adapter` has it."""
+        """Encode the difference between the policy and its base as an adapter of
+        `p2p.shardcast.adapter`."""
         terms = torch.tensor([self.lora.rank, self._scale])
         return safetensors.encode(
             {
@@ -125,7 +128,7 @@ class Adapter:
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what learns."""
+        """Yield the trainable weights by name."""
         yield from self.weights.items()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:

@@ -39,19 +39,19 @@ from roles.engines.torch.device import CPU
 from roles.engines.torch.sharding import put
 
 DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
-"""Torch's names."""
+"""Maps our dtypes to torch's."""
 
 _HAS_ONEDNN: Final = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this build of torch has the operator that `Projection` uses."""
+"""True if this build of torch has the operator that `Projection` uses."""
 
 PARTIAL_SUM: Final = 192
 """Products that a float32 sum adds up before it adds them to the others. oneDNN takes all in
-one chain, whose rounding errors grow with its length; MKL, and so transformers, takes 192 at a
-time, and with as many here logits are the same to the last bit. SmolLM2's, up to 41, of 512
-tokens, against float64 arithmetic: 1.2e-4 off at most, 8.0e-6 on the mean; in one chain 4.1e-4
-and 1.3e-5, by 384 1.8e-4 and 9.2e-6, by 96 1.4e-4 and 6.4e-6, and no longer transformers'. A
-product of 64 rows takes a tenth (576 inputs) to a third (1,536) longer for it, of 533 rows a
-tenth."""
+one chain, whose rounding errors grow with its length. MKL, and so transformers, takes 192 at a
+time, and with as many here logits are the same to the last bit. Error of the logits of 512
+tokens of SmolLM2, up to 41, against float64: 1.2e-4 at most, 8.0e-6 in the mean; in one chain
+4.1e-4 and 1.3e-5, by 384 1.8e-4 and 9.2e-6, by 96 1.4e-4 and 6.4e-6, not equal to
+transformers'. A product of 64 rows takes a tenth (576 inputs) to a third (1,536) longer for it,
+of 533 rows a tenth."""
 
 FEW_ROWS: Final = 8
 """Rows below which oneDNN's calls, one for each partial sum, cost more than its arithmetic
@@ -59,58 +59,58 @@ saves. 576 x 1,536 weights, CPU us: one row 123 against 56 of MKL, 6 rows 295 ag
 rows 210 against 262."""
 
 CACHE_BLOCK: Final = 64
-"""Tokens by which a cache grows at least; it grows by half of what it has when that is more, so
-that a cache of n tokens was copied twice over all its life. Answers within one block are never
-copied."""
+"""Least number of tokens by which a cache grows. It grows by half of its size when that is
+more, so a cache of n tokens is copied about twice over all its life. Answers within one block
+are never copied."""
 
 # On an H100 1,024 rows took 78 ms a token in bfloat16 where shapes were new, else 29: cuDNN
 # seems to plan its attention for each shape, and each token has one.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 SLICE_VALUES: Final = 1 << 22
-"""Logits made at once, 4 bytes each: 16 MiB, and 32 MiB for each array of float64 that a draw
-or a statistic makes of them. That is 85 rows at a vocabulary of 49,152 and 27 at 152,000, where
-the product with the head still does more arithmetic than it reads weights."""
+"""Number of logits made at once, 4 bytes each: 16 MiB, and 32 MiB for each float64 array that a
+draw or a statistic makes of them. That is 85 rows at a vocabulary of 49,152 and 27 at 152,000,
+where the product with the head still does more arithmetic than it reads weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """How the sequences of packed rows are laid beside each other, for attention alone: each in
-    a row of its own, padded on the right, in which it sees what is not after it."""
+    """Layout of the sequences of packed rows beside each other, for attention alone: each
+    sequence is in a row of its own, padded on the right, and each position sees those up to
+    itself."""
 
     places: Tensor
-    """(sequences, longest): where each position is, in the packed rows laid end to end."""
+    """(sequences, longest): index of each position in the packed rows laid end to end."""
     back: Tensor
-    """Of each position of the packed rows, one that is equal to it among ``places``."""
+    """For each position of the packed rows, the index of an equal position among ``places``."""
     band: Tensor | None = None
-    """(longest, longest): what is added to scores, where a window hides more than what is after
-    a position."""
+    """(longest, longest): mask that is added to scores, where a window hides more than later
+    positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """What rows see that read one token each: parts of the batch, one behind the other. The
-    rows of a part see nothing before its first column, and so read nothing of it."""
+    """Masks of rows that read one token each, in consecutive parts of the batch. The rows of a
+    part see nothing before its first column, and so read nothing of it."""
 
     parts: Sequence[tuple[int, int, Tensor]]
     """(rows, first column, mask of (rows, 1, 1, columns from there on))."""
 
 
 Seen: TypeAlias = Tensor | Unpacking | RowParts | None
-"""What positions see: a mask (rows, 1, length, keys), True is seen; what is not after them in
-their sequence; None: what is not after them in their row."""
+"""Positions that attention sees. A tensor is a mask (rows, 1, length, keys), True is seen.
+`Unpacking`: up to the position in its sequence. None: up to the position in its row."""
 
 
 def slice_rows(vocabulary: int) -> int:
-    """Rows of logits that are made at once."""
+    """Return the number of rows of logits that are made at once."""
     return max(1, SLICE_VALUES // vocabulary)
 
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of what was read, a pair per layer: (rows, key heads, capacity, head
-    width). The first ``used`` columns of the capacity hold something.
-    """
+    """Keys and values of the tokens read so far, a pair per layer: (rows, key heads, capacity,
+    head width). The first ``used`` columns of the capacity are filled."""
 
     layers: list[tuple[Tensor, Tensor]]
     used: int
@@ -124,7 +124,7 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device = CPU,
     ) -> Cache:
-        """Room for ``capacity`` tokens in each row."""
+        """Return an empty cache with room for ``capacity`` tokens in each row."""
         size = (rows, shape.key_heads, capacity, shape.head_width)
 
         def room() -> Tensor:
@@ -134,18 +134,18 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """Columns that there is memory for."""
+        """Number of allocated columns."""
         return self.layers[0][0].shape[2]
 
     def rearrange(
         self, parts: Sequence[tuple[Cache, Tensor | None]], used: int, capacity: int
     ) -> None:
-        """Hold the last ``used`` columns of these rows of these caches (None: all of them), in
-        this order; this cache may be among them.
+        """Take over the last ``used`` columns of these rows of these caches (None: all rows),
+        in this order; this cache may be among them.
 
-        A cache with fewer columns is put at the right, behind zeros: whatever attention is told
-        not to see there must at least be a number. Layer by layer, so that only one is there
-        twice.
+        A cache with fewer columns is put at the right, after zeros, since attention needs
+        finite numbers even in masked columns. Layers are copied one by one, so that only one is
+        in memory twice.
         """
         for index, (keys, values) in enumerate(self.layers):
             kept = [
@@ -162,7 +162,7 @@ class Cache:
 def _right_aligned(
     parts: Sequence[tuple[Tensor, Tensor | None, int]], like: Tensor, used: int, capacity: int
 ) -> Tensor:
-    """One tensor of `Cache.rearrange`."""
+    """Return one tensor of `Cache.rearrange`."""
     count = sum(len(part) if rows is None else len(rows) for part, rows, _ in parts)
     _, heads, _, width = like.shape
     joined = like.new_empty(count, heads, capacity, width)
@@ -178,8 +178,8 @@ def _right_aligned(
 
 
 class Rotary:
-    """Cosines and sines of every position, as far as was needed; the same on every device, as
-    the CPU computes them."""
+    """Cosines and sines of every position, as far as needed. The CPU computes them, so they are
+    the same on every device."""
 
     def __init__(self, shape: ModelShape, device: torch.device = CPU) -> None:
         # rounded as transformers does it: other orders differ in the last bit, and that is all
@@ -192,9 +192,8 @@ class Rotary:
         self._device = device
 
     def at(self, positions: Tensor, reach: int) -> Tensor:
-        """(2, rows, 1, length, head width) for positions (rows, length) below ``reach``:
-        cosines, signed sines.
-        """
+        """Return (2, rows, 1, length, head width) for positions (rows, length) below ``reach``:
+        cosines, signed sines."""
         if reach > len(self._table):
             places = torch.arange(2 * reach, dtype=torch.float32, device=CPU)
             angles = torch.outer(places, self._frequencies)
@@ -207,7 +206,7 @@ class Rotary:
 
 
 def _slowed(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's frequencies, rounded as transformers does it."""
+    """Return the frequencies of Llama 3.1, rounded as transformers does it."""
     waves = 2 * math.pi / frequencies
     share = (scaling.context / waves - scaling.low) / (scaling.high - scaling.low)
     mixed = (1 - share) * frequencies / scaling.factor + share * frequencies
@@ -224,10 +223,10 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 class Projection(nn.Linear):
-    """A product with weights, and, with a bias, their sum."""
+    """A linear layer: a product with weights, plus a bias if there is one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs).
+        """Map (..., inputs) to (..., outputs).
 
         oneDNN's operator is the one that torch's own compiler puts into frozen models; it has
         no gradient, autocast does not know it, and a part of weights that lie row by row takes
@@ -312,12 +311,12 @@ def store(
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How an architecture changes the scores of attention."""
+    """Changes that an architecture makes to the scores of attention."""
 
     scale: float | None = None
     """Factor of the products; None: one over the root of the head's width."""
     softcap: float | None = None
-    """The bound that a tanh brings them to, as in Gemma 2; None: there is none."""
+    """Bound of the scores by a tanh, as in Gemma 2; None: no bound."""
 
     def attend(
         self,
@@ -328,7 +327,7 @@ class Scores:
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return what attention gives: (rows, heads, length, head width)."""
+        """Return the result of attention: (rows, heads, length, head width)."""
         share = queries.shape[1] // keys.shape[1]
         if self.softcap is None:
             return F.scaled_dot_product_attention(
@@ -355,7 +354,7 @@ PLAIN: Final = Scores()
 def mix(
     queries: Tensor, keys: Tensor, values: Tensor, seen: Seen, scores: Scores = PLAIN
 ) -> Tensor:
-    """Return what attention gives for (rows, heads, length, head width), with fewer heads of
+    """Return the result of attention for (rows, heads, length, head width), with fewer heads of
     keys and values: (rows, length, width)."""
     rows, _, length, width = queries.shape
     if isinstance(seen, Unpacking):
@@ -376,7 +375,8 @@ def mix(
 def _mixed_by_parts(
     queries: Tensor, keys: Tensor, values: Tensor, parts: RowParts, scores: Scores
 ) -> Tensor:
-    """What attention gives for one token a row: (rows, key heads, queries of each, width)."""
+    """Return the result of attention for one token a row: (rows, key heads, queries of each,
+    width)."""
     mixed, row = [], 0
     for count, first, mask in parts.parts:
         mine = slice(row, row + count)
@@ -390,8 +390,8 @@ def _mixed_by_parts(
 def _mixed_apart(
     queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking, scores: Scores
 ) -> Tensor:
-    """What attention gives for packed rows, each a (rows, heads, length, head width), with
-    their sequences beside each other: (rows, length, width)."""
+    """Return the result of attention for packed rows, each a (rows, heads, length, head width),
+    with their sequences beside each other: (rows, length, width)."""
     rows, _, length, _ = queries.shape
     sequences, longest = unpacking.places.shape
 
@@ -408,7 +408,7 @@ def _mixed_apart(
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward layer."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -417,7 +417,6 @@ class FeedForward(nn.Module):
         self.down_proj = Projection(shape.feed_forward, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position by itself."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -442,7 +441,6 @@ class Block(nn.Module):
         layer: tuple[Tensor, Tensor] | None,
         used: int,
     ) -> Tensor:
-        """See `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, seen, layer, used)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -471,9 +469,9 @@ class TransformerModel(nn.Module):
         self.shape = shape
         self.dtype = DTYPES[dtype]
         self.device = device
-        """What it computes on, whatever its weights are kept in."""
+        """Device that computes, which may differ from where the weights are kept."""
         self.recomputes = False
-        """Whether a gradient computes the activations of each block again."""
+        """If True, the activations of each block are computed again for the gradient."""
         with torch.device("meta"):
             self.model = Decoder(shape).to(self.dtype)
             self.lm_head = Projection(shape.width, shape.vocabulary, bias=False)
@@ -485,7 +483,7 @@ class TransformerModel(nn.Module):
         self._rotary = Rotary(shape, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (tokens, vocabulary), in float32, of hidden states (tokens, width).
+        """Return the logits (tokens, vocabulary), in float32, of hidden states (tokens, width).
 
         States and head of a bfloat16 model hold bfloat16 values. Their products are exact in
         float32, so a CPU that multiplies bfloat16 and adds up in float32 gives the same sums as
@@ -505,8 +503,8 @@ class TransformerModel(nn.Module):
         return rows
 
     def lay_for_reading(self) -> None:
-        """Give up training: float32 weights go to memory column by column, as oneDNN's kernels
-        take them.
+        """Prepare for reading only, without training: lay float32 weights out column by column,
+        as oneDNN's kernels take them.
 
         So does the head, whose product is a twelfth slower for it than in rows, but which can
         then be taken in partial sums; where it is tied, 4,264 embeddings are read from it in 37
@@ -521,16 +519,16 @@ class TransformerModel(nn.Module):
                 layer.weight.data = layer.weight.data.t().contiguous().t()
 
     def move_to(self, device: torch.device) -> None:
-        """Compute on ``device``, where the weights have gone already."""
+        """Compute on ``device``, to which the weights have been moved already."""
         self.device = device
         self._rotary = Rotary(self.shape, device)
 
     def like(self, dtype: Dtype, device: torch.device) -> TransformerModel:
-        """Return another model of this kind, whose weights nobody has written."""
+        """Return another model of this kind with uninitialised weights."""
         return TransformerModel(self.shape, dtype, device)
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
-        """A cache for ``capacity`` tokens in each row."""
+        """Return a cache for ``capacity`` tokens in each row."""
         return Cache.empty(self.shape, rows, capacity, self.dtype, self.device)
 
     def forward(
@@ -542,7 +540,7 @@ class TransformerModel(nn.Module):
         *,
         reach: int | None = None,
     ) -> Tensor:
-        """Hidden states (rows, length, width), in float32, of tokens (rows, length).
+        """Return the hidden states (rows, length, width), in float32, of tokens (rows, length).
 
         All positions are below ``reach``; who does not say so makes the host wait for them.
 
@@ -572,7 +570,7 @@ class TransformerModel(nn.Module):
         return hidden.float()
 
     def with_scores(self, seen: Seen) -> Seen:
-        """The same with masks as what is added to scores."""
+        """Return ``seen`` with each mask in the form that is added to scores."""
         if isinstance(seen, Tensor):
             return self.as_scores(seen)
         if isinstance(seen, RowParts):
@@ -582,7 +580,7 @@ class TransformerModel(nn.Module):
         return seen
 
     def as_scores(self, seen: Tensor) -> Tensor:
-        """A mask as what is added to scores."""
+        """Return a mask in the form that is added to scores."""
         unseen = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
         return unseen.masked_fill_(seen.logical_not(), -math.inf)
 

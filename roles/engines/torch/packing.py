@@ -50,14 +50,14 @@ a model of width 576 masked attention over 1,024 positions is a third of what th
 beside it, and every doubling doubles that. One completion may be as long as it is."""
 
 _LAYING: Final = 30
-"""What it costs to lay a position beside others and back, in pairs of positions. Measured with
-9 heads on 3 of width 64, CPU ms of attention: 0.036 per 1,000 masked pairs, 1.4 per 1,000
+"""Cost of laying a position beside others and back, in pairs of positions. Measured with 9
+heads on 3 of width 64, CPU ms of attention: 0.036 per 1,000 masked pairs, 1.4 per 1,000
 positions laid. Answers of 7 tokens (74 positions, 8 x 32 beside each other) stay in their row:
 0.3 ms, and 0.6 beside each other."""
 
 _PROMPT: Final = -1
 _PAD: Final = 0
-"""The token to the right of a short row: no other position sees it."""
+"""Token to the right of a short row, which no other position sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Piece:
     """One completion in a batch."""
 
     group: int
-    """Of the groups that were packed."""
+    """Index of the group among those that were packed."""
     completion: int
-    """Of the group."""
+    """Index of the completion in the group."""
     length: int
-    """Drawn tokens."""
+    """Number of drawn tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class PackedBatch:
     positions: Tensor
     """(rows, length)."""
     seen: Seen
-    """None where attention that is causal in a row is the same."""
+    """Positions that attention sees; None where attention is causal in each row."""
     behind: Tensor
-    """For each answer token the place, in the rows laid end to end, of the state that it was
+    """For each answer token, the index in the rows laid end to end of the state that it was
     drawn from."""
     answers: Tensor
     """The answer tokens."""
     pieces: tuple[Piece, ...]
-    """Whose they are."""
+    """Maps consecutive runs of answer tokens to their completions."""
     reach: int
-    """Positions are below it."""
+    """Bound that all positions are below."""
 
     def hidden(self, model: TransformerModel) -> Tensor:
-        """The state behind each answer token: (answer tokens, width)."""
+        """Return the state behind each answer token: (answer tokens, width)."""
         states: Tensor = model(self.tokens, self.positions, self.seen, reach=self.reach)
         return states.flatten(0, 1)[self.behind]
 
@@ -104,7 +104,7 @@ class _Row:
     group: int
     prompt: Tokens
     completions: list[tuple[int, Tokens, Sequence[int]]]
-    """Number, text, and the places of what was drawn in it."""
+    """Completions of the row: number, text, and the indices of drawn tokens in the text."""
     length: int
 
 
@@ -115,7 +115,8 @@ def pack(
     row_tokens: int = ROW_TOKENS,
     device: torch.device = CPU,
 ) -> list[PackedBatch]:
-    """Every completion of every group, each a prompt and its completions, in few positions.
+    """Pack every completion of every group, each a prompt and its completions, into few
+    positions.
 
     No prompt and no completion may be empty. The same groups give the same batches, which are
     in no order that means anything.
@@ -132,7 +133,7 @@ def pack(
 def _rows(
     group: int, prompt: Tokens, completions: Sequence[Completion], limit: int
 ) -> Iterator[_Row]:
-    """The rows of one group, each with as many completions as fit."""
+    """Yield the rows of one group, each with as many completions as fit."""
     if not prompt or not all(one.tokens for one in completions):
         raise ValueError("a prompt or a completion is empty: shapes are checked before packing")
     row: _Row | None = None
@@ -150,7 +151,8 @@ def _rows(
 
 
 def _batches(rows: Sequence[_Row], limit: int) -> Iterator[list[_Row]]:
-    """Runs of rows, short ones first, of at most ``limit`` positions (a row may have more)."""
+    """Yield batches of rows, short rows first, of at most ``limit`` positions (a single row may
+    have more)."""
     some: list[_Row] = []
     for row in rows:
         if some and (len(some) + 1) * row.length > limit:
@@ -193,7 +195,7 @@ def _batch(rows: Sequence[_Row], device: torch.device) -> PackedBatch:
 
 
 def _longest(rows: Sequence[_Row]) -> int:
-    """Of a prompt and one of its completions."""
+    """Return the length of the longest prompt with one of its completions."""
     return max(
         len(row.prompt) + len(text) - 1 for row in rows for _, text, _ in row.completions
     )
@@ -202,7 +204,7 @@ def _longest(rows: Sequence[_Row]) -> int:
 def _seen(
     rows: Sequence[_Row], width: int, segments: list[list[int]], device: torch.device
 ) -> Seen:
-    """The cheapest way to say it."""
+    """Return the cheapest representation of what positions see."""
     if all(len(row.completions) == 1 for row in rows):
         return None
     sequences = sum(len(row.completions) for row in rows)
@@ -216,7 +218,8 @@ def _seen(
 def _unpacking(
     rows: Sequence[_Row], width: int, sequences: int, longest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each completion behind its prompt, pads any position: none that counts sees them."""
+    """Return the indices that lay each completion after its prompt. Pads are given any index,
+    since no counted position sees them."""
     places = np.zeros((sequences, longest), dtype=np.int64)
     back = np.zeros(len(rows) * width, dtype=np.int64)
     sequence = 0
@@ -235,8 +238,8 @@ def _unpacking(
 
 
 def _mask(segments: Tensor) -> Tensor:
-    """(rows, 1, length, length): what each position sees. A pad sees itself and the pads
-    before it, and the prompt, for softmax must see something."""
+    """Return what each position sees: (rows, 1, length, length). A pad sees the prompt, itself
+    and the pads before it, since softmax needs at least one position."""
     mine, theirs = segments[:, :, None], segments[:, None, :]
     size, device = segments.shape[1], segments.device
     causal = torch.ones(size, size, dtype=torch.bool, device=device).tril()

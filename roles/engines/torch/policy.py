@@ -33,8 +33,8 @@ def write_policy(
     *,
     is_base: bool = False,
 ) -> None:
-    """Write ``model`` at ``policy``, atomically: as a folder like ``base``, if there is one,
-    whose own weights are taken if they are the model's (``is_base``)."""
+    """Write ``model`` at ``policy``, atomically. If there is a ``base``, the policy is a folder
+    like it; with ``is_base`` its own weights are used, since they are the model's."""
     if base is None:
         write_atomically(policy, encode_weights(model))
         return
@@ -67,8 +67,8 @@ def _weights(model: TransformerModel) -> dict[str, Tensor]:
 
 
 def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
-    """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
-    model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
+    """Write these tensors, in this order, in bfloat16, one by one. Other tensors of a base
+    (rotary frequencies, in old folders) are left out, since they follow from the shape."""
     weights = _weights(model)
     if model.shape.tied and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
@@ -84,7 +84,7 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
 
 
 def _names(path: Path) -> list[str]:
-    """Of the tensors in a file, in the order of their data."""
+    """Return the names of the tensors in a file, in the order of their data."""
     try:
         return list(read_spans(path))
     except BadModel as error:
@@ -92,7 +92,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the disk is another."""
+    """Link the file under another name, or copy it where the disk is another."""
     try:
         os.link(source.resolve(), target)
     except OSError:

@@ -1,4 +1,4 @@
-"""One process among those that share a learner, and what they add up together."""
+"""One process among those that share a learner, and the sums over all of them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
-"""The interface by which the processes of one machine find each other: nobody else can."""
+"""Interface by which the processes of one machine find each other; other machines cannot use
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process among ``size``."""
+    """This process, with number ``number`` of ``size``."""
 
     number: int = 0
     size: int = 1
     mesh: DeviceMesh | None = None
-    """None where one process has all weights to itself."""
+    """Device mesh of the processes; None where one process has all weights."""
 
     @property
     def is_first(self) -> bool:
-        """True in the process that writes files and answers calls."""
+        """True for the process that writes and answers."""
         return self.number == 0
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all processes. Every process must call this."""
+        """Return the sum of each number over all processes, all of which must call this."""
         if self.mesh is None:
             return list(values)
         import torch.distributed as dist
@@ -48,7 +49,7 @@ class Rank:
         return [float(one) for one in numbers]
 
     def total(self, tally: Tally) -> Tally:
-        """Return the tally of all processes together. Every process must call this."""
+        """Return the tally of all processes, all of which must call this."""
         if self.mesh is None:
             return tally
         import torch.distributed as dist
@@ -67,8 +68,8 @@ ALONE: Final = Rank()
 def joined(
     config: EngineConfig, number: int, meeting: Path
 ) -> Iterator[tuple[torch.device, Rank]]:
-    """Run the block as process ``number`` of the learner. The processes find each other through
-    the file ``meeting``; all of them must enter."""
+    """Join the learner's processes as process ``number`` for the length of the block. They meet
+    at the file ``meeting``; all must come."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -86,7 +87,7 @@ def joined(
 
 
 def rank_device(config: EngineConfig, number: int) -> torch.device:
-    """What process ``number`` computes on: GPUs in their order, or the CPU. Raises
+    """Return the device of process ``number``: GPUs in their order, or the CPU. Raises
     `ConfigError` if there are too few."""
     device, options = find_device(config.device), config.gpus
     if device.type == "mps":

@@ -1,4 +1,5 @@
-"""A learner in several processes: ``python -m roles.engines.torch.ranks`` is all but the first.
+"""A learner in several processes. ``python -m roles.engines.torch.ranks`` runs all but the
+first.
 
 Theory of operation
 -------------------
@@ -47,12 +48,12 @@ from roles.workers.calls import Failure, decode_reply, encode_request, read_fram
 from roles.workers.server import serve
 
 Make = Callable[[EngineConfig, torch.device, Rank], object]
-"""Makes one process's part of a model."""
+"""Function that makes one process's part of a model."""
 _SHARED: Final = (ShoalError, OSError, ValueError)
-"""What all processes raise alike, before they wait for each other."""
+"""Errors that all processes raise alike, before they wait for each other."""
 _MODULE: Final = "roles.engines.torch.ranks"
 _CLOSED: Final = 10.0
-"""Seconds that a process may take to end when its standard input does."""
+"""Seconds that a process may take to end after its standard input is closed."""
 
 
 class Ranks:
@@ -75,12 +76,12 @@ class Ranks:
         self._calls = _Calls(partial(make, config, device, rank))
 
     def close(self) -> None:
-        """End the other processes; an engine's own end does it as well."""
+        """End the other processes. They end with the engine's process as well."""
         self._stack.close()
 
     def all(self, method: str, *arguments: object) -> Any:
-        """Call ``method`` in every process; the first's answer. Raises `EngineUnusable` if
-        they have come apart."""
+        """Call ``method`` in every process, and return the first's answer. Raises
+        `EngineUnusable` if the processes have come apart."""
         request = pickle.dumps((method, arguments))
         for other in self._others:
             other.tell("call", request)
@@ -106,7 +107,7 @@ class Ranks:
 
 
 class SharedLearner:
-    """A `TorchLearner` of several processes."""
+    """A `TorchLearner` that consists of several processes."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._ranks = Ranks(config, TorchLearner)
@@ -131,19 +132,19 @@ class SharedLearner:
         return answers
 
     def close(self) -> None:
-        """End the other processes; an engine's own end does it as well."""
+        """End the other processes. They end with the engine's process as well."""
         self._ranks.close()
 
 
 class _Calls:
-    """The methods of one process's part, which is made anew whenever a learner is opened."""
+    """The methods of one process's part, which is made again whenever a learner is opened."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self._make = make
         self._made: object = None
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """Call a method of it."""
+        """Call a method of this process's part."""
         if method in ("open", "adopt"):
             made = self._make()
             answer = getattr(made, method)(*arguments)
@@ -155,7 +156,7 @@ class _Calls:
 
 
 class _Process:
-    """Another rank, as the first sees it."""
+    """Another rank, as the first rank sees it."""
 
     def __init__(self, config: EngineConfig, make: Make, number: int, meeting: Path) -> None:
         self._number = number
@@ -167,7 +168,8 @@ class _Process:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """End with it: a collective call that waits for it never returns."""
+        """End this process when the other one ends, since a collective call would wait for it
+        for ever."""
         status = self._process.wait()
         if not self._is_closing:
             number = self._number
@@ -187,7 +189,7 @@ class _Process:
         return decode_reply(frame)
 
     def close(self) -> None:
-        """End it, and wait until it has ended."""
+        """End the process, and wait until it has ended."""
         self._is_closing = True
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -201,15 +203,15 @@ class _Process:
 
 
 def _stay_on_this_machine() -> None:
-    """Before torch.distributed opens a port."""
+    """Restrict torch.distributed to this machine, before it opens a port."""
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
 
 
 class RankServer:
-    """What the first rank may call."""
+    """The methods that the first rank may call."""
 
     def join(self, request: bytes) -> None:
-        """Become a rank."""
+        """Make this process a rank of the learner."""
         config, make, number, meeting = pickle.loads(request)
         _stay_on_this_machine()
         torch.set_num_threads(threads_of(config))

@@ -43,8 +43,8 @@ from roles.engines.torch.instruments import Instruments, instruments_for
 from roles.engines.torch.model import CACHE_BLOCK, Cache, RowParts, TransformerModel, slice_rows
 
 Keep: TypeAlias = Callable[[int, NDArray[np.float32]], None]
-"""Takes the next hidden states of a completion, 32 of them or its last, (tokens, width);
-completions are numbered through all tasks."""
+"""Function that takes the next hidden states of a completion, 32 of them or its last, (tokens,
+width). Completions are numbered through all tasks."""
 
 _COMPACT_BELOW: Final = 0.75
 """The batch is compacted when less than this share of its rows is unfinished. Measured with 256
@@ -55,22 +55,23 @@ _PROMPT_TOKENS: Final = 4096
 """Prompt tokens read at once, pads included: products of matrices gain nothing from more, and
 at a feed-forward width of 5,000 the activations of so many have some 200 MB."""
 _MASK_VALUES: Final = 1 << 24
-"""Values of the mask of what is read at once, 4 bytes each: 64 MiB. Binds from prompts of 4,096
-tokens on, which are read a part at a time."""
+"""Most values in the mask of the tokens that are read at once, 4 bytes each: 64 MiB. Prompts of
+4,096 tokens and more are read in parts because of it."""
 
 _PART_VALUES: Final = 1 << 17
-"""Keys and values of a layer, 4 bytes each, that attention must be spared before a part of the
-batch gets a call of its own: half a megabyte, which takes about as long to read as a call.
-Measured at the body of 135 M parameters in float32, 64 rows of which 8 see 500 columns, 16 see
-300, 20 see 150 and 20 see 70: 0.21 CPU s a step in four parts, 0.29 in one; at 10 M parameters
-and 48 rows no difference."""
+"""Least number of keys and values of a layer, 4 bytes each, that a part of the batch must save
+to get a call of its own: half a megabyte, which takes about as long to read as a call. Measured
+at the body of 135 M parameters in float32, 64 rows of which 8 see 500 columns, 16 see 300, 20
+see 150 and 20 see 70: 0.21 CPU s a step in four parts, 0.29 in one; at 10 M parameters and 48
+rows no difference."""
 
 _PAD: Final = 0
-"""The token to the left of a short prompt: attention does not see it."""
+"""Token to the left of a short prompt, which attention does not see."""
 
 _WORDS: Final = 64
-"""Draw words of a completion derived at a time: one position by itself costs six times as
-much (`proofs.sampling.draw_words`), those of a limit of 32,768 for 256 rows take 64 MiB."""
+"""Draw words of a completion that are derived at a time. One position by itself costs six times
+as much (`proofs.sampling.draw_words`); all words of a limit of 32,768 for 256 rows take 64
+MiB."""
 
 _PROOF_VALUES: Final = 4 << 20
 """Hidden values that wait for their proofs, 4 bytes each: 16 MiB. Chunks of 32 tokens are
@@ -85,7 +86,7 @@ def generate(
     end_tokens: frozenset[int],
     rule: DrawRule = DrawRule.CDF,
 ) -> list[Group]:
-    """Groups with proofs, in the order of the tasks."""
+    """Return groups with proofs, in the order of the tasks."""
     return _draw_all(Sampler(model, end_tokens, rule, proves=True), tasks, sampling)
 
 
@@ -97,7 +98,8 @@ def draw(
     rule: DrawRule = DrawRule.CDF,
     keep: Keep | None = None,
 ) -> list[Group]:
-    """Groups without proofs, in the order of the tasks; ``keep`` gets the hidden states."""
+    """Return groups without proofs, in the order of the tasks; ``keep`` gets the hidden
+    states."""
     return _draw_all(Sampler(model, end_tokens, rule, keep), tasks, sampling)
 
 
@@ -122,22 +124,22 @@ class _Prover:
         self._values = 0
 
     def begin(self, proof_values: int) -> None:
-        """From now on, so many of each chunk are committed to; nothing is under way."""
+        """Start anew, with ``proof_values`` values of each chunk in the proofs."""
         self._proof_values = proof_values
 
     def add(self, completion: int, rows: Tensor) -> None:
-        """One chunk; those of one completion in order."""
+        """Add one chunk. The chunks of a completion come in order."""
         self._waiting.append((completion, rows))
         self._values += rows.numel()
         if self._values >= _PROOF_VALUES:
             self.commit()
 
     def take(self, completion: int) -> bytes:
-        """All the chunks of a completion that has ended, once they are committed."""
+        """Return the proof of a completion that has ended and whose chunks are committed."""
         return bytes(self._proofs.pop(completion, b""))
 
     def commit(self) -> None:
-        """Make proofs of the chunks that wait."""
+        """Make proofs of the waiting chunks."""
         chunks = [rows for _, rows in self._waiting]
         proofs = self._instruments.commit(chunks, self._proof_values)
         for (completion, _), proof in zip(self._waiting, proofs, strict=True):
@@ -148,18 +150,20 @@ class _Prover:
 
 @dataclass(slots=True)
 class _OpenGroup:
-    """A task of which not every completion has ended."""
+    """A task with completions that have not ended."""
 
     task: GroupTask
     first: int
-    """Number of its first completion."""
+    """Number of the task's first completion."""
     completions: list[Completion | None]
     missing: int
 
 
 class Sampler:
-    """Completions of groups that come and go, under one policy. Arrays with a leading
-    underscore and no other note have one element for each row of the batch.
+    """Draws completions of groups that come and go, under one policy.
+
+    Arrays with a leading underscore and no other note have one element for each row of the
+    batch.
     """
 
     def __init__(
@@ -185,15 +189,16 @@ class Sampler:
         self._open: dict[int, tuple[_OpenGroup, int]] = {}  # by completion, with its slot
         self._waiting = deque[int]()  # completions that have not begun
         self._paused: dict[int, tuple[int, int]] = {}
-        """Completions that wait for the environment, with their place and length."""
+        """Maps completions that wait for the environment to their place and length."""
         self._resumed: dict[int, tuple[int, int]] = {}
-        """The same of those that it has answered, until they are let in."""
+        """Maps completions that the environment has answered, until they are let in, to place
+        and length."""
         self._turns: defaultdict[int, list[Turn]] = defaultdict(list)
         self._ended = list[_OpenGroup]()
         self._lay_out(0, 0)
 
     def _lay_out(self, places: int, limit: int) -> None:
-        """Begin with an empty batch."""
+        """Start with an empty batch."""
         # One of each for every place in the batch; a row keeps its place while it lives. What
         # no row has touched takes no memory.
         self._tokens = np.empty((places, limit), dtype=np.int32)
@@ -213,19 +218,19 @@ class Sampler:
         self._is_live = np.empty(0, dtype=np.bool_)
         self._cache = self._model.new_cache(0, 0)
         self._last = self._no_states()
-        """The states behind the next tokens."""
+        """Hidden states from which the next tokens are drawn."""
 
     def _no_states(self) -> Tensor:
         return torch.empty(0, self._model.shape.width, device=self._device)
 
     @property
     def has_work(self) -> bool:
-        """Whether a completion is under way."""
+        """True if a completion is under way."""
         return bool(self._open)
 
     @property
     def can_step(self) -> bool:
-        """Whether a completion is under way that does not wait for the environment."""
+        """True if a completion is under way that does not wait for the environment."""
         return len(self._open) > len(self._paused)
 
     def paused(self) -> list[Row]:
@@ -237,7 +242,8 @@ class Sampler:
         ]
 
     def hear(self, answers: Sequence[Row]) -> None:
-        """Go on with paused completions behind what they are told; end those told nothing."""
+        """Continue paused completions with the environment's answers, and end those whose
+        answer is empty."""
         numbers = {
             (group.task.group, slot): number
             for number in self._paused
@@ -260,11 +266,12 @@ class Sampler:
 
     @property
     def has_room(self) -> bool:
-        """Whether more completions than are under way could be decoded at once."""
+        """True if more completions than are under way could be decoded at once."""
         return not self._open or len(self._open) < self._places()
 
     def under_way(self) -> dict[int, tuple[int, ...]]:
-        """Return the tokens of completions that go on, by their numbers in order of `add`."""
+        """Return the tokens of the completions that go on, by their numbers in order of
+        `add`."""
         rows = zip(self._completion.tolist(), self._place, self._length, strict=True)
         return {
             completion: tuple(self._tokens[place, :length].tolist())
@@ -273,12 +280,12 @@ class Sampler:
         }
 
     def numbers(self) -> set[int]:
-        """Of the groups that are under way, or not taken."""
+        """Return the numbers of the groups that are under way or have not been taken."""
         open_groups = (group for group, _ in self._open.values())
         return {group.task.group for group in itertools.chain(open_groups, self._ended)}
 
     def add(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """Begin these behind those that are under way, which must be sampled alike."""
+        """Begin these tasks after those under way, which must be sampled alike."""
         if not self._open and sampling != self._sampling:
             self._sampling, limit = sampling, sampling.max_new_tokens
             self._lay_out(self._most_rows(1 + limit), limit)
@@ -299,7 +306,8 @@ class Sampler:
                 self._waiting.append(number)
 
     def take_ended(self) -> list[tuple[GroupTask, Group]]:
-        """The groups that have ended since the last call, as they did."""
+        """Return the groups that have ended since the last call, in the order in which they
+        ended."""
         if self._prover is not None and self._ended:
             self._prover.commit()
         ended = [(group.task, self._whole(group)) for group in self._ended]
@@ -317,7 +325,7 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Draw the next token of every row; let others in where rows have ended."""
+        """Draw the next token of every row, and let others in where rows have ended."""
         if not len(self._last):
             self._last = self._let_in()
         if not len(self._last):
@@ -333,8 +341,8 @@ class Sampler:
             self._last = torch.cat([self._last, self._let_in()])
 
     def _goes_on(self, live: int) -> bool:
-        """Whether the batch stays as it is: the cache has room, and enough of the rows live of
-        those that are here or could be."""
+        """Return True if the batch may stay as it is: the cache has room, and enough of the
+        present or possible rows are live."""
         if self._cache.used == self._cache.capacity:
             return False
         more = len(self._resumed) + min(len(self._waiting), len(self._free))
@@ -342,11 +350,12 @@ class Sampler:
         return live > _COMPACT_BELOW * max(len(self._is_live), could)
 
     def _places(self) -> int:
-        """Rows that the batch may have: at least one, whatever it takes."""
+        """Return the number of rows that the batch may have: at least one, whatever memory it
+        takes."""
         return self._most_rows(self._reach())
 
     def _reach(self) -> int:
-        """Columns of the longest row that is under way, at its longest."""
+        """Return the number of columns that the longest row under way may reach."""
         assert self._sampling is not None
         longest = max((len(group.task.prompt) for group, _ in self._open.values()), default=0)
         return longest + self._sampling.max_new_tokens + self._sampling.heard
@@ -397,9 +406,8 @@ class Sampler:
         return last[group_of]
 
     def _read_prompts(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Cache]:
-        """The state behind each first token, and a cache of the prompts. A pad sees itself, for
-        softmax must see something.
-        """
+        """Return the state behind each first token, and a cache of the prompts. A pad sees
+        itself, since softmax needs at least one position."""
         width = max(len(prompt) for prompt in prompts)
         pads = send_numbers([width - len(prompt) for prompt in prompts], self._device)
         tokens = send_numbers(
@@ -419,18 +427,16 @@ class Sampler:
         return hidden[:, -1], cache
 
     def _capacity(self, used: int) -> int:
-        """Columns of a cache of which ``used`` are taken: so many more that it need not grow
-        often, and none that no row can reach.
-        """
+        """Return the capacity of a cache with ``used`` columns: enough that it grows seldom,
+        and none that no row can reach."""
         assert self._sampling is not None
         longest = self._sampling.max_new_tokens - int(self._length.min())
         growth = min(used // 2, self._reach() - used)
         return used + min(longest, max(CACHE_BLOCK, growth))
 
     def _compact(self, live: NDArray[np.intp]) -> None:
-        """Go on with these rows, without the columns that none of them needs, and with room for
-        more.
-        """
+        """Keep only these rows, drop the columns that none of them needs, and make room for
+        more."""
         self._place, self._completion = self._place[live], self._completion[live]
         self._length, self._is_live = self._length[live], self._is_live[live]
         self._pads = self._pads[live]
@@ -463,10 +469,9 @@ class Sampler:
         return hidden[:, 0]
 
     def _parts(self) -> list[tuple[int, int]]:
-        """Rows of the batch, and the first column that one of them sees, part by part. Rows
-        stand in the order in which they were let in, the oldest first, so that those behind see
-        fewer columns.
-        """
+        """Return the row parts of the batch, each with the first column that one of its rows
+        sees. Rows stand in the order in which they were let in, the oldest first, so later rows
+        see fewer columns."""
         parts, rows = list[tuple[int, int]](), len(self._pads)
         # of each row, the first column that it or a row behind it sees
         firsts = np.minimum.accumulate(self._pads[::-1])[::-1].tolist()
@@ -478,7 +483,7 @@ class Sampler:
         return [*parts, (rows - begin, firsts[begin])]
 
     def _draw_step(self, last: Tensor) -> NDArray[np.intp]:
-        """Draw a token for every live row, and record it; the others get any token."""
+        """Draw a token for every live row and record it. Other rows get an arbitrary token."""
         live = np.flatnonzero(self._is_live)
         states = last if len(live) == len(last) else last[send(live, self._device)]
         place, length = self._place[live], self._length[live]
@@ -508,7 +513,7 @@ class Sampler:
         self._note_drawn(live, tokens)
 
     def _note_drawn(self, live: NDArray[np.intp], tokens: NDArray[np.intp]) -> None:
-        """Hand on whole chunks, finish what has ended, derive more words."""
+        """Hand on whole chunks, finish completions that have ended, and derive more words."""
         assert self._sampling is not None
         self._length[live] += 1
         length = self._length[live]
@@ -535,7 +540,7 @@ class Sampler:
         self._derive_due(self._place[due], self._completion[due], self._length[due])
 
     def _hand_on(self, completion: int, place: int, count: int) -> None:
-        """A chunk of so many states is whole."""
+        """Pass on a chunk of ``count`` states."""
         rows = self._hidden[place * self._chunk :][:count]
         if self._prover is not None:
             self._prover.add(completion, rows.clone())
@@ -543,13 +548,13 @@ class Sampler:
             self._keep(completion, rows.to(CPU, copy=True).numpy())
 
     def _finish(self, completion: int, place: int, count: int) -> None:
-        """Nothing follows the last token of a completion that waited."""
+        """End a completion that waited, and pass on its last chunk."""
         if rest := count % toploc.ROWS_PER_CHUNK:
             self._hand_on(completion, place, rest)
         self._end(completion, place, count)
 
     def _end(self, completion: int, place: int, count: int) -> None:
-        """Nothing follows the last token of this completion; its chunks are handed on."""
+        """Store a completion that has ended and whose chunks were passed on."""
         self._free.append(place)
         group, slot = self._open.pop(completion)
         group.completions[slot] = Completion(
@@ -575,7 +580,7 @@ class Sampler:
     def _derive_words(
         self, places: NDArray[np.intp], completions: NDArray[np.intp], start: int
     ) -> None:
-        """Those of the next positions, from ``start`` on."""
+        """Derive the words of the next positions, from ``start`` on."""
         at = [self._open[completion] for completion in completions.tolist()]
         seeds = [group.task.seeds[slot] for group, slot in at]
         self._words[places] = draw_words(seeds, start, self._words.shape[1])

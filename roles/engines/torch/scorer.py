@@ -35,9 +35,9 @@ from roles.engines.torch.model import Cache, TransformerModel, slice_rows
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, Tokens, pack
 
 BLOCK: Final = 512
-"""Tokens of a long group read at once. With fewer, products of matrices lose (64 take 1.4 times
-as long each); with more, short completions side by side spend more on attention that the mask
-then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, grows."""
+"""Tokens of a long group that are read at once. With fewer, products of matrices are slower
+(1.4 times with 64). With more, short completions side by side spend more on attention that the
+mask then hides, and the mask of a block at the end of 32,768 tokens, 64 MiB here, grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class States:
 
     group: int
     parts: tuple[tuple[int, int], ...]
-    """For each part, the index of its completion and the number of its states."""
+    """The completion and the number of rows of each run of rows."""
     rows: Tensor
     """(tokens, width)."""
 
@@ -105,9 +105,8 @@ def _feed(
 def read_groups(
     model: TransformerModel, tasks: Sequence[GroupTask], groups: Sequence[Group]
 ) -> Iterator[Iterator[States]]:
-    """The states behind every completion token: batches of whole groups, and of each group its
-    states in order.
-    """
+    """Yield the states behind every completion token: batches of whole groups, with the states
+    of each group in order."""
     asked = [
         (task.prompt, group.completions) for task, group in zip(tasks, groups, strict=True)
     ]
@@ -150,7 +149,7 @@ def _read_packed(
 def _read_long(
     model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Completion]
 ) -> Iterator[States]:
-    """Read one group in several passes, with its prompt in the cache."""
+    """Read one group in several passes, with its prompt cached."""
     first = len(prompt)
     texts = [one.text for one in completions]
     packs = list(_packs([text for text, _ in texts]))
@@ -174,8 +173,8 @@ def _read_long(
 
 
 def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tensor:
-    """Return the states from which tokens were drawn, out of ``rows``: the states of ``text``
-    from place ``start`` on."""
+    """Return the states behind drawn tokens among ``rows``, the states of ``text`` from
+    ``start`` on."""
     if len(drawn) == len(text):
         return rows
     some = drawn[bisect(drawn, start) : bisect(drawn, start + len(rows))]
@@ -183,7 +182,8 @@ def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tens
 
 
 def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
-    """Yield runs of completions that are read together: `BLOCK` tokens, or one completion."""
+    """Yield runs of completions that are read together: up to `BLOCK` tokens, or one
+    completion."""
     some, length = list[int](), 0
     for number, tokens in enumerate(completions):
         if some and length + len(tokens) - 1 > BLOCK:
@@ -197,8 +197,8 @@ def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
 def _read_blocks(
     model: TransformerModel, tokens: Tokens, start: int, cache: Cache
 ) -> Iterator[Tensor]:
-    """Yield the states of ``tokens``, which follow what is in the cache. Their positions begin
-    at ``start``."""
+    """Yield the states of tokens that follow those in the cache; their positions begin at
+    ``start``."""
     for at in range(0, len(tokens), BLOCK):
         block = send_numbers([tokens[at : at + BLOCK]], model.device)
         length, used = block.shape[1], cache.used
@@ -218,7 +218,7 @@ def _read_beside(
     model: TransformerModel, group: int, first: int, last: Tensor, cache: Cache,
     texts: Sequence[tuple[Tokens, Sequence[int]]], some: Sequence[int],
 ) -> States:  # fmt: skip
-    """Read several completions in one pass: each sees the prompt and itself."""
+    """Read several completions in one pass, each of which sees the prompt and itself."""
     tokens, positions, owners = list[int](), list[int](), list[int]()
     for number in some:
         more = texts[number][0][:-1]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _PLAIN: Final = (Tensor, nn.Parameter)
-"""Types of what is no shard."""
+"""Types of tensors that are not sharded."""
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, offload: bool) -> None:
-    """Spread ``model`` over the processes of ``mesh``, block by block: what is gathered at once
-    is one block, and what is outside the blocks (embeddings, head)."""
+    """Spread ``model`` over the processes of ``mesh``, block by block. At a time, one block is
+    gathered, and the weights outside the blocks (embeddings, head)."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     policy = CPUOffloadPolicy() if offload else OffloadPolicy()
@@ -34,7 +34,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, offload: bool) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of what was gathered: embeddings and head are kept after a pass without
+    """Release gathered weights. Embeddings and head stay gathered after a pass without
     gradients, and would not change with the next step."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -45,7 +45,8 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def put(target: Tensor, full: Tensor) -> None:
-    """Write ``full``, which is on any device, into ``target``: of a shard its own rows."""
+    """Write ``full``, which may be on any device, into ``target``; a shard takes its own
+    rows."""
     mine = _as_shard(target)
     if mine is None:
         target.copy_(full)
@@ -56,7 +57,7 @@ def put(target: Tensor, full: Tensor) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All rows, on every process; of what is no shard the tensor itself."""
+    """Return all rows, on every process; a tensor that is not sharded is returned itself."""
     mine = _as_shard(tensor)
     if mine is None:
         return tensor.detach()
@@ -65,7 +66,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's rows."""
+    """Return this process's rows."""
     mine = _as_shard(tensor)
     return tensor if mine is None else mine.to_local()
 

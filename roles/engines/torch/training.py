@@ -1,4 +1,5 @@
-"""A model that is trained on this machine: its weights, its optimisers, one process's share.
+"""A model that is trained on this machine: its weights, its optimisers, and one process's
+share.
 
 What it learns from is said by those that build on it: `roles.engines.torch.learner` by groups
 of answers, `roles.diloco.pretrain` by text.
@@ -26,11 +27,11 @@ from roles.engines.torch.rank import ALONE, Rank
 from roles.engines.torch.sharding import local, put, shard, whole
 
 _MOMENTS: Final = {"AdamW": ("exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
-"""What torch's optimisers keep of each weight, as torch calls it."""
+"""Maps torch's optimisers to the names of the state that they keep for each weight."""
 
 
 class TrainedModel:
-    """A model with its optimisers, which `_optimisers` must be set to."""
+    """A model with its optimisers. Subclasses must set `_optimisers`."""
 
     _optimisers: Sequence[Optimizer]
 
@@ -41,18 +42,19 @@ class TrainedModel:
         rank: Rank = ALONE,
         folder: Path | None = None,
     ) -> None:
-        """``folder`` is that of the base, if there is one."""
+        """Make the model; ``folder`` is that of the base, if there is one."""
         self._config, self._device, self._rank = config, device, rank
         self._folder = folder
         self._is_autocast = uses_bfloat16(config, device)
         self.model = self._new_model()
         self._adapter: Adapter | None = None
-        """What learns in place of every weight."""
+        """Low-rank matrices that are trained in place of all weights; None if all are
+        trained."""
         self._updates = 0
-        """Of the optimisers, since their moments were nothing."""
+        """Number of optimiser updates since the moments were zero."""
 
     def _new_model(self) -> TransformerModel:
-        """Return a model without weights, this process's part of it."""
+        """Return a model with uninitialised weights, or this process's part of it."""
         mesh = self._rank.mesh
         # what is shared is laid out on the CPU: no device need hold all of it at a time
         device = CPU if mesh else self._device
@@ -64,11 +66,12 @@ class TrainedModel:
         return model
 
     def _learning(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what the optimisers change, by name."""
+        """Yield the trainable weights by name."""
         yield from (self._adapter or self.model).named_parameters()
 
     def _arithmetic(self) -> torch.autocast:
-        """What training computes in. Weights, gradients and moments are float32 always."""
+        """Return the autocast context of training. Weights, gradients and moments are float32
+        always."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_autocast)
 
     def _descend(self, rate: float, most: float) -> float:
@@ -107,7 +110,8 @@ class TrainedModel:
     def _complete(
         self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
     ) -> TransformerModel:
-        """A model of its own with all weights; of several processes only the first's is."""
+        """Return a separate model with all weights; of several processes only the first's is
+        filled."""
         model = self.model.like(dtype, device)
         copies = dict(model.named_parameters())
         for name, weight in self.model.named_parameters():
@@ -117,7 +121,8 @@ class TrainedModel:
         return model
 
     def _kept(self) -> Iterator[tuple[str, nn.Parameter, Optimizer, tuple[str, ...]]]:
-        """Each weight with its name, its optimiser, and what that keeps of it."""
+        """Yield each weight with its name, its optimiser, and the names of the state kept for
+        it."""
         owners = {
             weight: optimiser
             for optimiser in self._optimisers
@@ -129,7 +134,7 @@ class TrainedModel:
             yield name, weight, optimiser, _MOMENTS[type(optimiser).__name__]
 
     def _moments(self) -> dict[str, Tensor]:
-        """What the optimisers keep, by name; of several processes only the first has it."""
+        """Return the optimisers' state by name; of several processes only the first has it."""
         tensors = {}
         for name, weight, optimiser, keys in self._kept() if self._updates else ():
             for key in keys:
@@ -140,7 +145,7 @@ class TrainedModel:
         return tensors
 
     def _shapes_of_moments(self, updates: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of what `_moments` gives after so many updates."""
+        """Return the shapes of the result of `_moments` after ``updates`` updates."""
         return {
             f"{key}.{name}": tuple(weight.shape)
             for name, weight, _, keys in self._kept()
@@ -149,7 +154,8 @@ class TrainedModel:
         }
 
     def _put_moments(self, found: Mapping[str, Tensor], updates: int) -> None:
-        """Take up what `_moments` gave after so many updates; with 0 forget all."""
+        """Restore the result of `_moments` after ``updates`` updates; with 0 the state is
+        reset."""
         for name, weight, optimiser, keys in self._kept():
             optimiser.state.pop(weight, None)
             if updates:

@@ -1,4 +1,4 @@
-"""vLLM as an engine: for models and machines that plain torch is too slow for.
+"""vLLM as an engine, for models and machines for which plain torch is too slow.
 
 Read `engine` first: what the worker process of a node calls. `requirements` is the version of
 vLLM that these hooks were checked with, the settings of its process, and what is said when it
@@ -18,7 +18,7 @@ process of a node that asked for it, and by nothing else.
 
 
 def register() -> None:
-    """Make vLLM know the weight transfer engine ``shoal``; vLLM calls this in each process."""
+    """Register the weight transfer engine ``shoal``; vLLM calls this in each process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "shoal" not in WeightTransferEngineFactory._registry:

@@ -44,7 +44,7 @@ from roles.models.bundle import CONFIG
 from roles.models.config import ModelConfig, write_config
 
 EXTENSION: Final = "roles.engines.vllm.extension.ShoalExtension"
-"""What vLLM mixes into its workers."""
+"""Class that vLLM mixes into its workers."""
 
 BLOCK: Final = 32
 """Tokens of a block of the cache. The completions of a group share the whole blocks of their
@@ -54,7 +54,7 @@ A multiple of 32 is what its CPU kernels ask for, GPUs take any of 16."""
 
 @dataclass(slots=True, init=False)
 class _Requests:
-    """Those of a group of which not every completion has ended."""
+    """Open requests of a group with completions that have not ended."""
 
     task: GroupTask
     slots: list[int]
@@ -65,7 +65,7 @@ class _Requests:
 
 
 class VllmEngine:
-    """Implements `roles.engines.worker.LocalEngine`, but for training."""
+    """Implements `roles.engines.worker.LocalEngine` except for training."""
 
     def __init__(self, config: EngineConfig) -> None:
         requirements.prepare()
@@ -78,12 +78,10 @@ class VllmEngine:
         self._sampling: Sampling | None = None
 
     def placement(self) -> Placement:
-        """See `roles.engines.worker.LocalEngine`."""
         device = "cpu" if requirements.is_for_cpu() else "cuda"
         return Placement("vllm", device, threads_of(self._config))
 
     def load(self, weights: str) -> None:
-        """See `roles.engines.base.Generator`."""
         if not Path(weights).exists():
             raise FileNotFoundError(f"there are no weights at {weights}")
         if self._vllm is None:
@@ -101,11 +99,9 @@ class VllmEngine:
 
     @property
     def has_room(self) -> bool:
-        """See `roles.engines.base.Generator`."""
         return len(self._under_way) < ROWS
 
     def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """See `roles.engines.base.Generator`."""
         self._check(tasks, sampling)
         check_numbers(tasks, {group.task.group for group in self._under_way.values()})
         if self._under_way and sampling != self._sampling:
@@ -126,7 +122,6 @@ class VllmEngine:
         self._under_way |= {str(slot): one for one in groups for slot in one.slots}
 
     def advance(self, seconds: float) -> list[Group]:
-        """See `roles.engines.base.Generator`."""
         end, ended = perf_counter() + seconds, list[_Requests]()
         while self._under_way:
             for output in self._vllm.llm_engine.step():
@@ -143,15 +138,13 @@ class VllmEngine:
 
     @property
     def waiting(self) -> list[Row]:
-        """See `roles.engines.base.Generator`: none in completions of one turn."""
+        """Always empty: completions of this engine have one turn."""
         return []
 
     def hear(self, answers: Sequence[Row]) -> None:
-        """Not for this engine."""
         self._refuse()
 
     def drop(self) -> None:
-        """See `roles.engines.base.Generator`."""
         if self._under_way:
             self._vllm.llm_engine.abort_request(list(self._under_way))
             self._under_way.clear()
@@ -161,7 +154,6 @@ class VllmEngine:
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """See `roles.engines.base.Scorer`."""
         rows = [
             (task.prompt, one.tokens)
             for task, group in zip(tasks, groups, strict=True)
@@ -180,23 +172,18 @@ class VllmEngine:
         return scored
 
     def open(self, checkpoint: str, base: str = "") -> int:
-        """Not for this engine."""
         self._refuse()
 
     def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """Not for this engine."""
         self._refuse()
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """Not for this engine."""
         self._refuse()
 
     def save(self, checkpoint: str, weights: str) -> None:
-        """Not for this engine."""
         self._refuse()
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """Not for this engine."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -218,7 +205,7 @@ class VllmEngine:
             )
 
     def _open(self) -> Any:
-        """Start vLLM with weights of chance, which `load` replaces."""
+        """Start vLLM with random weights, which `load` replaces."""
         from vllm import LLM
 
         config, options = self._config, self._config.vllm
@@ -249,7 +236,7 @@ class VllmEngine:
         return vllm
 
     def _run(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Read these alone, to the end; what they leave is in the extension."""
+        """Read these prompts alone, to the end; the extension keeps what it recorded."""
         self._enqueue(range(len(prompts)), prompts, 1)
         while self._vllm.llm_engine.has_unfinished_requests():
             self._vllm.llm_engine.step()
@@ -277,5 +264,5 @@ class VllmEngine:
             self._vllm.llm_engine.add_request(str(slot), text, parameters)
 
     def _tell(self, method: str, *arguments: object) -> Any:
-        """Call the extension in every worker; the answer of the first, whose rank is 0."""
+        """Call the extension in every worker, and return the answer of rank 0."""
         return self._vllm.collective_rpc(method, args=arguments)[0]

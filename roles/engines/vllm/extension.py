@@ -58,7 +58,7 @@ class ShoalExtension:
     rank: int
 
     def shoal_attach(self, config: EngineConfig) -> None:
-        """Put the hook in the place of the model's head; once."""
+        """Put the hook in the place of the model's head, once."""
         _check(self, _WORKER)
         if self.use_v2_model_runner:
             raise EngineError(
@@ -82,8 +82,8 @@ class ShoalExtension:
         seeds: Sequence[bytes],
         sampling: Sampling,
     ) -> None:
-        """Let the requests that come next draw completions, beside those that already draw: the
-        first token of each behind its position ``start``."""
+        """Draw completions for the requests that come next, besides those that draw already.
+        The first token of each stands behind its position ``start``."""
         hook, rule = self._shoal_hook, self._shoal_config.draw
         drawing = hook.recording
         if not isinstance(drawing, Drawing) or drawing.sampling != sampling:
@@ -92,27 +92,27 @@ class ShoalExtension:
         drawing.add(slots, starts, seeds)
 
     def shoal_replay(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Let the requests of the next batch be read, without drawing."""
+        """Replay the requests of the next batch, without drawing."""
         width = self._shoal_config.shape.width
         self._shoal_hook.begin(Replaying(starts, counts, width))
 
     def shoal_completions(self, slots: Sequence[int]) -> list[Completion]:
-        """Return the completions of ``slots``, which have ended. Raises `EngineError` if a
-        drawing failed."""
+        """Return the completions of these slots, which have ended. Raises `EngineError` if a
+        step failed."""
         self._shoal_hook.check()
         drawing = self._shoal_hook.recording
         assert isinstance(drawing, Drawing)
         return drawing.take(slots)
 
     def shoal_forget(self) -> None:
-        """Forget whatever was drawn and whatever failed: no request is left."""
+        """Forget all draws and failures, since no request is left."""
         self._shoal_hook.begin(None)
 
     def shoal_scored(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
     ) -> list[Scored]:
-        """Return the scores of the groups that the batch read; empty on all workers but the
-        first."""
+        """Return the results for the groups that the batch read; only the first worker computes
+        them."""
         replaying = self._shoal_hook.end()
         assert isinstance(replaying, Replaying)
         if self.rank:
@@ -133,7 +133,7 @@ class ShoalExtension:
 
 
 class HeadHook:
-    """The model's head, as far as vLLM can tell."""
+    """Stands in for the model's head in vLLM."""
 
     def __init__(self, runner: Any, config: EngineConfig) -> None:
         self._runner = runner
@@ -148,11 +148,11 @@ class HeadHook:
 
     @property
     def device(self) -> torch.device:
-        """Where logits are."""
+        """Device of the logits."""
         return torch.device(self._runner.device)
 
     def attach(self) -> None:
-        """Take the place of three functions. Raises `EngineError` if one is not there."""
+        """Replace the three functions. Raises `EngineError` if one is missing."""
         runner = self._runner
         _check(runner, _RUNNER)
         _check(runner.input_batch, _BATCH)
@@ -173,12 +173,12 @@ class HeadHook:
         model.compute_logits = self.compute_logits
 
     def set_head(self, weight: Tensor) -> None:
-        """The head's weights, rounded as the run's dtype rounds them."""
+        """Set the head's weights, rounded as the run's dtype rounds them."""
         rounded = weight.to(self._runner.device, self._dtype)
         self._head = rounded.to(torch.float32, copy=True)
 
     def begin(self, recording: Drawing | Replaying | None) -> None:
-        """Record what requests leave behind, from now on."""
+        """Record draws or states of requests from now on."""
         self.recording, self._failure = recording, ""
 
     def check(self) -> None:
@@ -197,13 +197,15 @@ class HeadHook:
         return recording
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of rows of hidden states: (rows, vocabulary), where the model is."""
+        """Return the logits (rows, vocabulary) of rows of hidden states, on the model's
+        device."""
         if self._head is None:
             raise EngineError("no weights were loaded")
         return F.linear(hidden.to(self._head), self._head)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """In the place of the model's own: (requests, width) to (requests, vocabulary).
+        """Map (requests, width) to (requests, vocabulary), in the place of the model's own
+        method.
 
         Rows that lead to no token get an end token, which vLLM drops. When a step fails, all
         get one: the batch ends at once, and no request is left behind for the next.
@@ -230,7 +232,7 @@ class HeadHook:
         hidden: Tensor,
         tokens: NDArray[np.integer],
     ) -> None:
-        """Take this step in, and write the tokens that were drawn."""
+        """Record this step, and write the drawn tokens into ``tokens``."""
         if isinstance(recording, Replaying):
             assert self._states is not None
             recording.take(spans, self._states)
@@ -246,7 +248,8 @@ class HeadHook:
             self._failure = f"no token can be drawn: {error}"
 
     def _spans(self) -> list[RowSpan]:
-        """What each request of this step computed, in the order of its rows."""
+        """Return the tokens of each request that this step computed, in the order of its
+        rows."""
         batch, requests, spans, row = self._runner.input_batch, self._runner.requests, [], 0
         for number, name in enumerate(batch.req_ids):
             count = self._scheduled[name]
@@ -258,7 +261,8 @@ class HeadHook:
 
 
 def _check(owner: object, names: Sequence[str]) -> None:
-    """Raise `EngineError` unless ``owner``, a part of vLLM, has what the hook takes of it."""
+    """Raise `EngineError` unless ``owner``, a part of vLLM, has the attributes that the hook
+    uses."""
     for name in names:
         if not hasattr(owner, name):
             raise EngineError(

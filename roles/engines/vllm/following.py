@@ -1,4 +1,4 @@
-"""vLLM's own server follows a run: a weight transfer engine that reads folders.
+"""A weight transfer engine that reads folders, by which vLLM's own server follows a run.
 
 ``shoal pull TICKET --follow --as weight_v --out DIR`` writes the versions, and an unmodified
 ``vllm serve MODEL --weight-transfer-config '{"backend": "shoal"}'`` takes them: vLLM finds
@@ -36,19 +36,19 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass
 class FolderInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where the versions are."""
+    """Settings of the engine: where the versions are."""
 
     folder: str
     base: str = ""
-    """The checkpoint that the first delta follows, if no full version is there."""
+    """Checkpoint that the first delta is added to, if no full version is there."""
 
 
 @dataclass
 class FolderUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which version to take."""
+    """Request to take a version."""
 
     version: int = 0
-    """0: the newest."""
+    """Version to take; 0 is the newest."""
 
 
 class FolderEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -87,7 +87,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]
             shutil.rmtree(self._place, ignore_errors=True)
 
     def _checkpoint(self, version: int) -> Path:
-        """Build a version behind the newest that is full or built."""
+        """Build the checkpoint of a version from the newest full or built version before it."""
         chain = [version]
         while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._built:
             if not folder_of(self._root, chain[-1] - 1).is_dir():

@@ -1,4 +1,4 @@
-"""What requests leave behind: draws with proofs, or hidden states.
+"""Recording of requests: draws with proofs, or hidden states.
 
 Theory of operation
 -------------------
@@ -33,20 +33,20 @@ class RowSpan:
     """Position of the first of them."""
     count: int
     row: int
-    """Where they begin among the rows of the step."""
+    """Index of the first of them among the rows of the step."""
 
     @property
     def last(self) -> int:
-        """Position of the last of them, behind which the next token stands."""
+        """Position of the last of them, after which the next token stands."""
         return self.first + self.count - 1
 
 
 @dataclass(slots=True)
 class _Track:
-    """A completion so far."""
+    """A completion as drawn so far."""
 
     start: int
-    """The position behind which its first token is drawn: the prompt's last."""
+    """Position of the prompt's last token, after which the first token is drawn."""
     words: Words
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -56,8 +56,8 @@ class _Track:
 
 
 class Drawing:
-    """Seeded draws of completions that come and go, and their proofs, which grow with them: 32
-    rows a completion wait for theirs, however long it is."""
+    """Seeded draws of completions that come and go, and their proofs. At most 32 rows of a
+    completion wait for their proof, however long it is."""
 
     def __init__(self, sampling: Sampling, rule: DrawRule, *, proves: bool) -> None:
         self.sampling = sampling
@@ -66,13 +66,13 @@ class Drawing:
         self._tracks: dict[int, _Track] = {}
 
     def add(self, slots: Sequence[int], starts: Sequence[int], seeds: Sequence[bytes]) -> None:
-        """Completions begin: the first token of each behind its position ``start``."""
+        """Begin completions: the first token of each stands behind its position ``start``."""
         words = draw_words(seeds, 0, self.sampling.max_new_tokens)
         for slot, start, mine in zip(slots, starts, words, strict=True):
             self._tracks[slot] = _Track(start, mine)
 
     def wanted(self, spans: Sequence[RowSpan]) -> list[int]:
-        """Numbers of the spans behind which a token is drawn."""
+        """Return the indices of the spans after which a token is drawn."""
         return [
             number
             for number, span in enumerate(spans)
@@ -85,8 +85,8 @@ class Drawing:
         hidden: Tensor,
         logits: Tensor,
     ) -> NDArray[np.intp]:
-        """The next token of each slot, from float32. Raises `ValueError` for logits that are no
-        numbers."""
+        """Draw the next token of each slot, in float32. Raises `ValueError` for logits that are
+        no numbers."""
         tracks = [self._tracks[slot] for slot in slots]
         words = np.array([track.words[len(track.tokens)] for track in tracks])
         temperature = self.sampling.temperature
@@ -103,7 +103,7 @@ class Drawing:
         return drawn.tokens
 
     def take(self, slots: Sequence[int]) -> list[Completion]:
-        """These, which have ended, in this order; they are forgotten."""
+        """Remove and return these completions, which have ended, in this order."""
         tracks = [self._tracks.pop(slot) for slot in slots]
         self._commit([track for track in tracks if track.pending])
         return [
@@ -112,7 +112,7 @@ class Drawing:
         ]
 
     def _commit(self, tracks: Sequence[_Track]) -> None:
-        """Make proofs of the pending rows, a chunk each at most."""
+        """Make proofs of the pending rows, at most a chunk each."""
         if self._proves and tracks:
             proofs = toploc.commit(
                 [np.stack(track.pending) for track in tracks], self.sampling.proof_values
@@ -132,7 +132,7 @@ class Replaying:
         self._found = [0] * len(counts)
 
     def take(self, spans: Sequence[RowSpan], states: Tensor) -> None:
-        """Keep what this step computed of them."""
+        """Keep the states of the given completions that this step computed."""
         for span in spans:
             start, found = self._starts[span.slot], self._found[span.slot]
             skipped = max(start + found - span.first, 0)
@@ -142,7 +142,7 @@ class Replaying:
                 self._found[span.slot] = found + len(rows)
 
     def states(self) -> list[Tensor]:
-        """(tokens, width) by slot, in float32."""
+        """Return the hidden states (tokens, width) by slot, in float32."""
         for slot, (found, states) in enumerate(zip(self._found, self._states, strict=True)):
             if found != len(states):
                 raise EngineError(

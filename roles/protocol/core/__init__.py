@@ -1,4 +1,4 @@
-"""What the roles say to each other, without I/O.
+"""Messages between the roles, without I/O.
 
 `window` is what a worker commits to, under the digest of `terms`; `answer` has the trainer's
 answer and all requests and replies; `verdict` is what a scorer signs; `conviction` is the proof

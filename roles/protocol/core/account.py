@@ -1,4 +1,4 @@
-"""What became of a node's accepted work: a question to the trainer, and its answer.
+"""Account of a node's accepted work: a question to the trainer, and its answer.
 
 A verdict tells a worker that its work was accepted, and no more: whether anything was learnt
 from it the trainer alone knows. So the trainer answers any peer that asks with that peer's own
@@ -19,24 +19,24 @@ from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 MAX_ACCOUNT: Final = KI
 """Bytes of an answer; it has about 100."""
 MAX_COUNT: Final = 2**53
-"""Of anything counted here: what JSON carries exactly."""
+"""Highest value of any count here: JSON carries it exactly."""
 MAX_CURVE: Final = 32
-"""Points of a curve: its shape, in 300 bytes."""
+"""Most points of a curve: they show its shape in 300 bytes."""
 
 
 class TrainerDoing(Enum):
-    """What a trainer is at."""
+    """The activity of a trainer."""
 
     OPENS = "opens"
-    """It starts its engine, or reads what an earlier life left."""
+    """The trainer starts its engine, or reads what an earlier process left."""
     WARMS_UP = "warms up"
-    """It trains the first policy by examples."""
+    """The trainer trains the first policy on examples."""
     EVALUATES = "evaluates"
     WAITS = "waits"
-    """For accepted work, until there is enough for a step."""
+    """The trainer waits for enough accepted work for a step."""
     LEARNS = "learns"
     RESTS = "rests"
-    """The run file does not let it work now."""
+    """The run file does not let the trainer work now."""
     OVER = "over"
     """The run has all its steps."""
 
@@ -47,23 +47,24 @@ NOT_LEARNT: Final = {
     "left_over": "left over",
     "waiting": "waiting",
 }
-"""Why accepted work was not learnt from, in two words."""
+"""Maps each reason why accepted work was not learnt from to two words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
-    """What became of the accepted groups that came to the trainer: each is in one of these."""
+    """Numbers of accepted groups that came to the trainer, by what became of them. Each group
+    is in one of these."""
 
     learnt: int = 0
-    """A step has learnt from them."""
+    """Groups that a step has learnt from."""
     no_spread: int = 0
-    """All answers earned the same reward, from which GRPO learns nothing."""
+    """Groups whose answers all earned the same reward, from which GRPO learns nothing."""
     stale: int = 0
-    """Their policy was too old when they came, or when it was their turn."""
+    """Groups whose policy was too old when they came, or when it was their turn."""
     left_over: int = 0
-    """They came when the run had all its steps, or waited then."""
+    """Groups that came when the run had all its steps, or waited then."""
     waiting: int = 0
-    """They wait for a step, or are in one."""
+    """Groups that wait for a step, or are in one."""
 
     def __post_init__(self) -> None:
         if not all(0 <= getattr(self, one.name) <= MAX_COUNT for one in fields(self)):
@@ -71,15 +72,15 @@ class Fates:
 
     @property
     def all(self) -> int:
-        """All that came."""
+        """Number of all groups that came."""
         return self.learnt + self.no_spread + self.stale + self.left_over + self.waiting
 
     def to_list(self) -> list[int]:
-        """The wire form."""
+        """Return the wire form."""
         return [self.learnt, self.no_spread, self.stale, self.left_over, self.waiting]
 
     def times(self, each: int) -> Fates:
-        """In answers, of which a group has ``each``; what would be too large is `MAX_COUNT`."""
+        """Return the counts in answers, of which a group has ``each``; at most `MAX_COUNT`."""
         return _fates([min(each * count, MAX_COUNT) for count in self.to_list()])
 
 
@@ -100,9 +101,9 @@ class Account:
 
     doing: TrainerDoing
     step: int = 0
-    """Steps that it has taken."""
+    """Number of steps that the trainer has taken."""
     steps: int = 0
-    """Steps that the run has."""
+    """Number of steps of the run."""
     pause: int = 0
     """Seconds to wait before the next question."""
     own: Fates | None = None
@@ -110,10 +111,11 @@ class Account:
     total: Fates | None = None
     """Groups of all nodes."""
     curve: Sequence[tuple[int, int]] = ()
-    """Step and greedy reward on held-out tasks, in thousandths; of newer trainers, if asked."""
+    """(Step, greedy reward on held-out tasks in thousandths). Newer trainers send it if
+    asked."""
 
     def to_bytes(self) -> bytes:
-        """The wire form."""
+        """Return the wire form."""
         both = [None if one is None else one.to_list() for one in (self.own, self.total)]
         curve = [list(map(list, self.curve))] if self.curve else []
         return pack([self.doing.value, self.step, self.steps, self.pause, *both, *curve])
@@ -127,7 +129,7 @@ def thinned(curve: Sequence[tuple[int, float, float]]) -> list[tuple[int, int]]:
 
 
 def decode_account_untrusted(data: bytes) -> Account:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode an account. Raises `BadMessage`, and nothing else, whatever the bytes."""
     books, value = (list, type(None)), unpack_untrusted(data)
     curve = value.pop() if isinstance(value, list) and len(value) == 7 else []
     if not isinstance(curve, list) or len(curve) > MAX_CURVE:

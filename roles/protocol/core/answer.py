@@ -1,4 +1,4 @@
-"""What `/shoal/work/1.0.0` says: a worker's requests, and the replies of trainer and scorers.
+"""Messages of `/shoal/work/1.0.0`: a worker's requests, and the replies of trainer and scorers.
 
 A request is one frame ``[kind, body]``, and so is each reply. Content follows in a frame of its
 own, after the reply `Word.SEND`. Decoders of requests leave signatures to their caller, who
@@ -38,11 +38,11 @@ from roles.protocol.core.window import (
 )
 
 WORK_PROTOCOL: Final = ProtocolId("/shoal/work/1.0.0")
-"""Windows, content, verdicts and contested verdicts."""
+"""Protocol of windows, content, verdicts and contested verdicts."""
 WORK_SINCE: Final = "0.2.0"
 """The first version of Shoal that speaks it, for people whose nodes meet an older one."""
 ANSWER_DOMAIN: Final = ProtocolId("/shoal/work/answer/1.0.0")
-"""What a trainer's signature of an answer is made for; no peer speaks it."""
+"""Domain of a trainer's signature of an answer; no peer speaks it as a protocol."""
 MAX_ANSWER: Final = 2 * KI
 """Bytes of a signed answer; it has about 400."""
 MAX_CREDENTIAL: Final = 4 * KI
@@ -54,7 +54,7 @@ MAX_REPLY: Final = MAX_VERDICT + KI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the trainer wants of a window, and what became of the worker's work so far."""
+    """The trainer's answer to a window: the wanted places, and the worker's standing."""
 
     trainer: PeerId
     window: bytes
@@ -62,25 +62,25 @@ class Answer:
     wanted: tuple[int, ...]
     """Indices of the places whose content is to come, ascending."""
     scorer: PeerId
-    """To whom. No scorer takes content without this answer."""
+    """Peer to which the content goes. No scorer takes content without this answer."""
     due: int
-    """Seconds of the trainer's served time in which the content must come; after that it is
+    """Seconds of the trainer's served time within which the content must come. After that it is
     overdue once the version is stale as well."""
     version: PolicyVersion
     """The newest version, under which places are wanted next."""
     wanted_next: int
-    """How many places."""
+    """Number of places that are wanted next."""
     is_newcomer: bool
-    """Nothing of this window is learnt from."""
+    """True if the worker is a newcomer, so that nothing of this window is learnt from."""
     stood: int
-    """Places of the worker that stood so far."""
+    """Number of places of the worker that stood so far."""
     owed: int
-    """Places that have to stand before the worker is in standing; 0: it is."""
+    """Number of places that have to stand before the worker is in standing; 0 if it is."""
     account: Account
     signature: bytes = b""
 
     def body(self) -> bytes:
-        """Return what is signed."""
+        """Return the bytes that are signed."""
         return pack(
             [
                 *(self.trainer.digest, self.window, list(self.wanted), self.scorer.digest),
@@ -98,8 +98,8 @@ class Answer:
         return pack([self.body(), self.signature])
 
     def has_valid_signature(self, verify: Verify) -> bool:
-        """Return True if the trainer that the answer names has signed it. Ask also if that is
-        the run's trainer."""
+        """Return True if the trainer that the answer names has signed it. The caller must also
+        check that it is the run's trainer."""
         return verify(self.trainer, ANSWER_DOMAIN, self.body(), self.signature)
 
 
@@ -172,7 +172,7 @@ class ContentRequest:
     answer: Answer
     index: int
     length: int
-    """Bytes of the content; 0 says that it is lost, which is better than to be waited for."""
+    """Bytes of the content; 0 says that the content is lost, so that nobody waits for it."""
 
     def body(self) -> bytes:
         """Return the body of the request."""
@@ -208,11 +208,13 @@ class ContestRequest:
 
 @dataclass(frozen=True, slots=True)
 class AccountRequest:
-    """Anybody to trainer: how is the run, and my work? The reply is an `Account`."""
+    """Any peer to trainer: asks for the state of the run and of the peer's own work. The reply
+    is an `Account`."""
 
     KIND = "account"
     with_curve: bool = False
-    """Older trainers read no body, and tell none."""
+    """True if the reply should have the curve. Older trainers read no body and send no
+    curve."""
 
     def body(self) -> bytes:
         """Return the body of the request."""
@@ -292,25 +294,26 @@ _REQUESTS: Final[Mapping[str, Callable[[bytes], Request]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request is not served. It changes nothing and blames nobody."""
+    """A refusal of a request, with the reason. It changes nothing and blames nobody."""
 
     reason: str
     retry: bool
-    """The same request may succeed later."""
+    """True if the same request may succeed later."""
     next: int = -1
-    """The place that the worker has to commit next under this version; -1 if that is not what
-    is wrong."""
+    """Place that the worker has to commit next under this version; -1 if the place was not the
+    problem."""
 
 
 class Word(Enum):
     """A reply without a body."""
 
     SEND = "send"
-    """Content is to follow."""
+    """The content has to follow."""
     TAKEN = "taken"
-    """The sender may forget it."""
+    """The message was taken, and the sender may forget it."""
     NOTED = "noted"
-    """The budget for contested verdicts is spent: ask again in a minute."""
+    """The contest is noted, but the budget for contested verdicts is spent: ask again in a
+    minute."""
 
 
 Reply = Answer | SignedVerdict | Refused | Word | Account

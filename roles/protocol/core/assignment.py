@@ -1,4 +1,4 @@
-"""Which tasks a node has to do, and with which random numbers: derived, never chosen.
+"""Assignment of tasks and random seeds to a node: derived, never chosen.
 
 Task and draws of a group follow from (run, policy digest, node, version, group): a node cannot
 pick easy tasks, and a validator, which knows these five, can replay them. Sources: INTELLECT-2
@@ -28,7 +28,7 @@ class DrawOrder:
     policy: bytes
     group_size: int
     groups: int
-    """Groups per submission."""
+    """Number of groups per submission."""
 
     def task_seeds(self, index: int) -> list[bytes]:
         """Return the seeds from which the environment makes the tasks of the ``index``-th
@@ -36,8 +36,8 @@ class DrawOrder:
         return [task_seed(*self._name, group) for group in self.numbers(index)]
 
     def with_draws(self, index: int, tasks: Sequence[Task]) -> list[tuple[Task, GroupTask]]:
-        """Return the tasks of the ``index``-th submission, each with the seeds to draw its
-        group with."""
+        """Return the tasks of a submission, each with the seeds that its group is drawn
+        with."""
         numbers = self.numbers(index)
         return [
             (task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)
@@ -60,7 +60,8 @@ class DrawOrder:
 
 
 def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) -> DrawOrder:
-    """The draw order of ``node`` under ``version``; ``policy`` is the digest of its weights."""
+    """Return the draw order of ``node`` under ``version``; ``policy`` is the digest of its
+    weights."""
     recipe = run.terms.sampling
     return DrawOrder(
         run=run.id,
@@ -73,7 +74,7 @@ def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) ->
 
 
 def run_sampling(run: Run) -> Sampling:
-    """How completions are drawn and proved, as the run prescribes."""
+    """Return how completions are drawn and proved in a run."""
     recipe = run.terms.sampling
     return Sampling(
         recipe.temperature,

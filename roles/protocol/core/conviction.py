@@ -33,12 +33,12 @@ _WITHOUT_NUMERICS: Final = frozenset(
         *(Reason.AFTER_END.value, Reason.UNFINISHED.value, Reason.MALFORMED_PROOF.value),
     )
 )
-"""Reasons for which nobody rejects by mistake."""
+"""Reasons that no honest scorer gives by mistake."""
 _NUMERIC: Final = frozenset(reason.value for reason in Reason) - _WITHOUT_NUMERICS
 
 
 def weigh(verdict: SignedVerdict, finding: Finding | None) -> Weight:
-    """Return what a replay says of the validator that signed ``verdict``.
+    """Return how strongly a replay speaks against the validator that signed ``verdict``.
 
     ``finding`` is the worst that the replay found, None if all is within limits. A rejection
     that the replay does not repeat weighs as much as what it alleges: two honest engines differ
@@ -56,13 +56,13 @@ def weigh(verdict: SignedVerdict, finding: Finding | None) -> Weight:
 
 
 def alleged(verdict: SignedVerdict) -> Finding:
-    """Return what a rejecting verdict says of the worker."""
+    """Return the finding that a rejecting verdict alleges against the worker."""
     return Finding(verdict.reason, verdict.statistic, verdict.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Conviction:
-    """A verdict, what it is about, and what a replay found. Make it with `convict`."""
+    """A verdict, its place, and the finding of a replay. Make it with `convict`."""
 
     verdict: SignedVerdict
     submission: Submission
@@ -70,14 +70,14 @@ class Conviction:
 
     @property
     def accused(self) -> PeerId:
-        """Who lied: the worker if verdict and replay both reject, else the validator."""
+        """Peer that lied: the worker if verdict and replay both reject, else the validator."""
         if self.verdict.verdict is Verdict.REJECTED and self.finding is not None:
             return self.verdict.commitment.node
         return self.verdict.validator
 
     @property
     def weight(self) -> Weight:
-        """How much it says; a lie convicts alone, of strikes it takes three."""
+        """Weight of the proof. A lie convicts alone; three strikes convict together."""
         if self.accused == self.verdict.validator:
             return weigh(self.verdict, self.finding)
         return Weight.NOTHING if self.finding is None else self.finding.weight

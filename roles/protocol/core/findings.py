@@ -1,4 +1,4 @@
-"""How sure it is that somebody lies: findings of a replay, weighed.
+"""Weighing of a replay's findings: how certain it is that somebody lied.
 
 Somebody else's engine finds numbers that differ a little, as numerics do, and limits that
 honest work exceeds now and then. So a `Finding` is weighed by how far it lies beyond its limit:
@@ -20,43 +20,44 @@ from typing import Final
 from proofs.checks import Reason
 
 MARGIN: Final = 1.5
-"""Up to so many times a limit no validator is accused: two honest engines that measure one
+"""Factor of a limit up to which no validator is accused: two honest engines that measure one
 statistic near a limit differ by less."""
 BEYOND_DOUBT: Final = 10.0
-"""More times a limit than any honest numerics: in bfloat16 a token 9 nats below its draw, where
-one in a million is 1 below."""
+"""Factor of a limit that no honest numerics exceed: in bfloat16 a token 9 nats below its draw,
+where one in a million is 1 below."""
 STRIKES: Final = 3
-"""Strikes that convict together. A false one in 10,000 replays makes three in 100 once in six
-million."""
+"""Number of strikes that convict together. If one replay in 10,000 gives a false strike, three
+in 100 replays occur once in six million."""
 REWARDS_LIMIT: Final = 1e-3
-"""By which a reward may differ from ours: environments are the same code on the same data, and
-differ by a rounding at most."""
+"""Most by which a reward may differ from ours. Environments are the same code on the same data,
+and differ by a rounding at most."""
 
 REWARDS: Final = "rewards differ from the environment's"
 NO_REWARD: Final = "a reward that no environment pays"
 NO_ANSWER: Final = "content that is no answer to the tasks of its place"
 HEARS_OTHER: Final = "its worker's environment said other words within it than this one"
-"""A finding against a validator that accepted it; of its worker nothing is known."""
+"""Finding against a validator that accepted the place; it tells nothing about the worker."""
 
 _CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD, NO_ANSWER)
-"""Reasons that have no numerics in them."""
+"""Reasons that do not depend on numerics."""
 _NEVER_ALONE: Final = (Reason.SURPRISE.value, Reason.IMPROBABLE_END.value, REWARDS)
-"""Heavy tails, and the code of others, which may depend on the machine after all."""
+"""Reasons that never convict alone: statistics with heavy tails, and environments' code, which
+may depend on the machine."""
 
 
 class Weight(IntEnum):
-    """What a finding says of the validator that signed otherwise."""
+    """Strength of a finding against the validator that signed otherwise."""
 
     NOTHING = 0
     BORDERLINE = 1
-    """Not what was signed, and no validator's fault."""
+    """The result differs from what was signed, but the validator is not at fault."""
     STRIKE = 2
     LIE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One number that is not what an accepting verdict says it is."""
+    """A statistic that contradicts an accepting verdict."""
 
     reason: str
     statistic: float
@@ -64,7 +65,7 @@ class Finding:
 
     @property
     def weight(self) -> Weight:
-        """How much it says."""
+        """Strength of this finding against the validator."""
         if self.reason in _CERTAIN:
             return Weight.LIE
         if self.reason == HEARS_OTHER:
@@ -78,8 +79,8 @@ class Finding:
 
     @property
     def _excess(self) -> float:
-        """By which factor the limit is exceeded, or, of a least value, fallen short of. Of a
-        limit of zero, which counts have, by how many."""
+        """Factor by which the limit is exceeded, or, for a lower limit, missed. If the limit is
+        zero, as for counts, the statistic itself."""
         if self.reason == Reason.IMPROBABLE_END.value:
             return self.limit / self.statistic if self.statistic > 0 else math.inf
         return self.statistic / (self.limit or 1.0)

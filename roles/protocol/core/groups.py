@@ -1,4 +1,4 @@
-"""The groups of a submission as bytes, and the log-probs of their tokens.
+"""Encoding of the groups of a submission, and of the log-probs of their tokens.
 
 Wire tables: docs/protocols/work.md.
 """
@@ -27,25 +27,25 @@ from roles.contract.core.sizes import (
 from roles.engines.base import Completion, Group
 
 DECODE_RATE: Final = 40e6
-"""Bytes of a submission's content that are decoded and looked at in a second, one core: 3.1 MB,
-16 answers of 32,768 tokens, take 0.1 s."""
+"""Bytes of a submission's content that one core decodes and checks in a second: 3.1 MB, 16
+answers of 32,768 tokens, take 0.1 s."""
 HASH_RATE: Final = 1e9
-"""Bytes of a submission that are hashed and copied in a second, one core."""
+"""Bytes of a submission that one core hashes and copies in a second."""
 MAX_INDEX: Final = 2**32 - 1
 """The highest number of a group."""
 _GROUP_FIELDS: Final = 6
 SILENCE: Final = bytes(HEARD_BYTES)
-"""The digest of a completion in which nothing was inserted."""
+"""Digest of a completion in which nothing was inserted."""
 UNHEARD: Final = b"\xff" * HEARD_BYTES
-"""In its place, where a worker's own environment failed to answer."""
+"""Digest that a worker writes if its own environment failed to answer."""
 
 
 def heard_digest(heard: Sequence[Sequence[int] | None]) -> bytes:
-    """Return the digest of what the environment says within a completion, turn after turn
+    """Return the digest of what the environment inserts in a completion, turn after turn
     (`roles.envs.turns.Heard`).
 
-    Where a worker's is not ours, the environment is not deterministic, or one of the two
-    machines is broken: nothing is known of such work, and nobody is accused.
+    If a worker's digest is not ours, the environment is not deterministic, or one of the two
+    machines is broken. Such work cannot be judged, and nobody is accused.
     """
     if not heard:
         return SILENCE
@@ -63,12 +63,12 @@ def _number_untrusted(value: int, limit: int, what: str) -> int:
 
 
 NOTHING: Final = b""
-"""The content of a place that its worker could not draw, since the environment made no tasks
-for it. It keeps the order of places without gaps."""
+"""Content of a place that its worker could not draw, since the environment made no tasks for
+it. It keeps the order of places without gaps."""
 
 
 def encode_groups(groups: tuple[Group, ...]) -> bytes:
-    """Return the content of a submission, which its digest is taken of."""
+    """Return the content of a submission, from which its digest is computed."""
     return pack([_encode_group(group) for group in groups])
 
 
@@ -87,7 +87,7 @@ def _encode_group(group: Group) -> list[object]:
 
 
 def _encode_tokens(tokens: list[int]) -> bytes:
-    """Encode tokens in two bytes each, or in three if one of them needs three."""
+    """Return two bytes for each token, or three for each if one of them needs it."""
     highest = max(tokens, default=0)
     if highest > MAX_TOKEN:
         raise ValueError(f"a token of {highest} has no form on the wire")
@@ -101,8 +101,7 @@ def _encode_tokens(tokens: list[int]) -> bytes:
 
 
 def _decode_tokens_untrusted(data: bytes, count: int) -> tuple[int, ...]:
-    """Decode ``count`` tokens, in two bytes each, or in three if one of them needs three.
-    Raises `BadMessage` on anything else."""
+    """Decode ``count`` tokens. Raises `BadMessage` unless they are in their one form."""
     if len(data) == 2 * count:
         return _shared(struct.unpack(f"<{count}H", data))
     if len(data) != 3 * count:
@@ -117,14 +116,15 @@ def _decode_tokens_untrusted(data: bytes, count: int) -> tuple[int, ...]:
 
 
 def _shared(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same tokens with one object for equal ones: 8 bytes a token instead of 40. A
-    trainer's buffer holds some ten million."""
+    """Return the tokens with one object for equal tokens, which takes 8 bytes a token instead
+    of 40. A trainer's buffer holds some ten million."""
     objects: dict[int, int] = {}
     return tuple(map(objects.setdefault, tokens, tokens))
 
 
 def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode the content of a submission. Raises `BadMessage`, and nothing else, whatever the
+    bytes."""
     listed = unpack_untrusted(
         content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS
     )
@@ -167,16 +167,16 @@ def _decode_group_untrusted(item: object) -> Group:
 
 @cache
 def _logprobs_by_pattern() -> dict[int, float]:
-    """What each pattern of 16 bits stands for that is finite and not above 0; shared, as tokens
-    are (`_shared`)."""
+    """Return the value of each pattern of 16 bits that is finite and not above 0. The objects
+    are shared, as tokens are (`_shared`)."""
     values = struct.unpack("<65536e", struct.pack("<65536H", *range(65536)))
     # NaN is in no order with any number
     return {pattern: one for pattern, one in enumerate(values) if -math.inf < one <= 0}
 
 
 def decode_logprobs_untrusted(data: bytes, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """The groups with these log-probs, one for each token. Raise `BadMessage` unless they are
-    as many, finite and not above 0."""
+    """Return the groups with these log-probs, one for each token. Raises `BadMessage` unless
+    their number fits and all are finite and not above 0."""
     count = sum(len(one.tokens) for group in groups for one in group.completions)
     if len(data) != LOGPROB_BYTES * count:
         raise BadMessage(f"{len(data)} bytes of log-probs for {count} tokens")

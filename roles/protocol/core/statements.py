@@ -1,4 +1,4 @@
-"""What the roles state in their nodes' ledgers: the kinds of entries, and how each is read.
+"""Kinds of entries that the roles write to their nodes' ledgers, and how each is read.
 
 A role's entry means something to others only if they can read it without the role. So the kinds
 stand here, and a reader that meets one that it does not know passes over it.
@@ -31,8 +31,8 @@ LEARNT_KIND: Final = "learnt"
 LIE_KIND: Final = "lie"
 BAN_KIND: Final = "ban"
 MOST_NODES: Final = 256
-"""Nodes of one entry: 75 bytes each, a third of what an entry holds. A step with more of them
-has several entries."""
+"""Most nodes of one entry: 75 bytes each, a third of what an entry holds. A step with more
+nodes has several entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,18 @@ class Learnt:
 
     step: int
     part: int = 0
-    """Which of the step's entries it is; each has other nodes."""
+    """Index of this entry among the step's; each has other nodes."""
     work: Mapping[PeerId, Work] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The ledger form."""
+        """Return the ledger form."""
         rows = [[node.digest, list(astuple(work))] for node, work in self.work.items()]
         return pack([self.step, self.part, rows])
 
 
 def learnt_parts(step: int, work: Mapping[PeerId, Work]) -> list[bytes]:
-    """The bodies of the entries of ``step``: one, unless very many nodes have a share."""
+    """Return the bodies of the entries of ``step``: one, unless very many nodes have a
+    share."""
     rows = list(work.items())
     starts = range(0, max(1, len(rows)), MOST_NODES)
     return [
@@ -77,7 +78,7 @@ def decode_accusation_untrusted(data: bytes) -> tuple[PeerId, bytes]:
 
 
 def decode_learnt_untrusted(data: bytes) -> Learnt:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a `Learnt`. Raises `BadMessage`, and nothing else, whatever the bytes."""
     unpacked = unpack_untrusted(data, max_items=7 * MOST_NODES + 4, max_list=MOST_NODES)
     step, part, rows = fields_untrusted(unpacked, int, int, list, what="learnt step")
     work: dict[PeerId, Work] = {}

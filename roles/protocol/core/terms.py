@@ -1,4 +1,4 @@
-"""The digest of what work is made and judged under.
+"""Digest of the terms under which work is made and judged.
 
 An edition of the run file may change the temperature, the lengths, the environments or the
 limits while work is on its way. Each window and verdict carries this digest, so work of other
@@ -25,11 +25,11 @@ _SAMPLING: Final = (
     "turns",
     "heard",
 )
-"""All of `SamplingTerms` but `steps`, with which no work changes."""
+"""Fields of `SamplingTerms` that change work: all but `steps`."""
 
 
 _computed: BoundedDict[bytes, bytes] = BoundedDict(8)
-"""Digests by signed document: the digest is asked for with each window."""
+"""Digests by signed document, cached since each window asks for the digest."""
 
 
 def terms_digest(run: Run) -> bytes:

@@ -1,21 +1,21 @@
-"""Which stranger is heard next: so many a second, in turns by network and peer.
+"""Order in which strangers are heard: a fixed rate, in turns by network and peer.
 
 Theory of operation
 -------------------
-To hear a stranger costs this node half a millisecond before the first thing about it is known,
-a name costs the stranger nothing, and nodes that do the work pay with the time of the same
-loop. So nodes without accepted work pass one by one, at a rate that all of them share, and wait
-outside meanwhile: nothing is read, and a stream that waits takes 7 KiB and no time.
+To hear a stranger costs this node half a millisecond before anything about the stranger is
+known. A name costs the stranger nothing, and the time is taken from the nodes that do the work.
+So nodes without accepted work pass one by one, at a rate that all of them share. While they
+wait nothing is read, and a waiting stream takes 7 KiB and no time.
 
-Among those that wait networks take turns, and within each its peers: who comes with many names
-has one turn where its addresses show it. A peer whose network is not known is a network of its
-own. Who had few turns of late goes before who had twice as many, so that a newcomer is heard at
-once in front of a crowd that sends and sends; every `EVEN`-th turn goes to the others, or new
-names without end would keep them out.
+Networks take turns, and within each network its peers: an attacker with many names has one turn
+if its addresses show it. A peer whose network is not known is a network of its own. A network
+that recently had few turns goes before one that had twice as many, so a newcomer is heard at
+once in front of a crowd that sends all the time. Every `EVEN`-th turn goes to the other
+networks; otherwise an endless supply of new names would keep them out.
 
-Bounded: ``in_all`` that wait, ``per_network`` of one network. A full line belongs to nobody: a
-stream more of a peer, or a network, that has fewer in it makes the newest go of the one that
-has the most. No I/O: the caller knows the time.
+The queue is bounded: ``in_all`` items, and ``per_network`` of one network. If it is full, a new
+item of a peer or network with fewer items evicts the newest item of the one with most. No I/O:
+the caller knows the time.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from p2p.swarm.core.limits import FadingCounts
 T = TypeVar("T")
 
 EVEN: Final = 4
-"""One turn in so many goes to those who had more turns than others."""
+"""One turn in this many goes to networks that had more turns than others."""
 SOONEST: Final = 1e-3
-"""Seconds to the next turn at least. What is missing of a turn may be less than a clock can
-tell, and a timer would come back at the same instant for ever."""
+"""Least seconds to the next turn. The missing part of a turn may be less than a clock can tell,
+and a timer would come back at the same instant for ever."""
 TURN_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the turns that a network had is forgotten, as of debts."""
+"""Half-life in seconds of the count of a network's turns."""
 
 _Peers = dict[PeerId, deque[T]]
 
 
 class Turnstile(Generic[T]):
-    """Who waits to be heard."""
+    """The queue of strangers that wait to be heard."""
 
     def __init__(
         self,
@@ -54,30 +54,31 @@ class Turnstile(Generic[T]):
         per_network: int,
         evict: Callable[[T], object] = lambda _: None,
     ) -> None:
-        """``rate`` pass in a second, ``at_once`` after a pause. ``evict`` is told what must go
-        unheard."""
+        """Make a queue. ``rate`` pass in a second, ``at_once`` after a pause. ``evict`` is
+        called with an item that must leave unheard."""
         self._evict = evict
         self._rate = rate
         self._turns = RateLimit(rate, at_once)
         self._in_all = in_all
         self._per_network = per_network
         self._had = FadingCounts(TURN_HALF_LIFE)
-        """Turns that networks had of late."""
+        """Decaying count of the turns of each network."""
         self._level: dict[str, int] = {}
-        """By network: the logarithm of that, while one of its peers waits."""
+        """Maps each network with waiting peers to the logarithm of its count."""
         self._waiting: dict[int, dict[str, _Peers[T]]] = {}
-        """By level, network and peer, who is next first."""
+        """Waiting items by level, network and peer, the next first."""
         self._count = 0
         self._sizes: dict[str, int] = {}
-        """By place: how many wait."""
+        """Number of waiting items of each network."""
         self._number = 0
-        """Of turns."""
+        """Number of turns so far."""
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, peer: PeerId, network: str, item: T, now: float) -> bool:
-        """Let ``item`` of ``peer`` wait; whether there is room for it, or was made."""
+        """Add ``item`` of ``peer`` to the queue. Return True if there is room for it, or room
+        was made."""
         place = _place(peer, network)
         if not self._has_room(place, peer):
             return False
@@ -89,7 +90,7 @@ class Turnstile(Generic[T]):
         return True
 
     def _note(self, place: str, change: int) -> None:
-        """So many more wait at a place."""
+        """Change the number of items that wait in a network."""
         self._count += change
         self._sizes[place] = self._sizes.get(place, 0) + change
         if not self._sizes[place]:
@@ -109,8 +110,9 @@ class Turnstile(Generic[T]):
         return self._make_room(fullest, most, held, had)
 
     def _make_room(self, place: str, of: PeerId, held: int, own: int) -> bool:
-        """End the newest stream ``of`` one at a place, if that ``held`` more than the asker,
-        whose ``own`` are, would have then."""
+        """Evict the newest item of peer ``of`` in a network. Return False, and evict nothing,
+        unless ``held``, the items on that side, exceed ``own``, the asker's items, by at least
+        two."""
         if held <= own + 1:
             return False
         crowd = self._peers(place)
@@ -122,7 +124,7 @@ class Turnstile(Generic[T]):
         return True
 
     def remove(self, peer: PeerId, network: str, item: T) -> None:
-        """It does not wait any more; harmless if it has passed."""
+        """Remove an item from the queue; harmless if it has passed."""
         place = _place(peer, network)
         peers = self._peers(place)
         own = peers.get(peer, deque())
@@ -136,7 +138,7 @@ class Turnstile(Generic[T]):
             self._leave(place)
 
     def next(self, now: float) -> T | None:
-        """Who passes now; None if no stream waits, or no turn is due."""
+        """Return the item that passes now; None if none waits, or no turn is due."""
         if not self._count or not self._turns.allows(1.0, now):
             return None
         self._number += 1
@@ -158,7 +160,7 @@ class Turnstile(Generic[T]):
         return item
 
     def seconds_left(self, now: float) -> float:
-        """How long until the next turn is due, and `SOONEST` at least."""
+        """Return the seconds until the next turn is due, at least `SOONEST`."""
         return max(SOONEST, (1.0 - self._turns.available(now)) / self._rate)
 
     def _peers(self, place: str) -> _Peers[T]:

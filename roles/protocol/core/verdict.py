@@ -26,14 +26,14 @@ from roles.protocol.core.window import DIGEST_BYTES, Commitment, decode_commitme
 from roles.protocol.core.work import Work, decode_work_untrusted
 
 VERDICT_DOMAIN: Final = ProtocolId("/shoal/work/verdict/1.0.0")
-"""What a scorer's signature of a verdict is made for; no peer speaks it."""
+"""Domain of a scorer's signature of a verdict; no peer speaks it as a protocol."""
 MAX_REASON: Final = 200
-"""Characters of a reason: a sentence that an operator reads on one line."""
+"""Most characters of a reason: a sentence that an operator reads on one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedVerdict:
-    """What a scorer, a validator or the trainer itself, says of one place."""
+    """The signed statement of a scorer, a validator or the trainer, about one place."""
 
     validator: PeerId
     commitment: Commitment
@@ -42,15 +42,15 @@ class SignedVerdict:
     statistic: float
     limit: float
     rewards: tuple[float, ...]
-    """Recomputed, one for each completion in order; empty unless accepted."""
+    """Recomputed rewards, one for each completion in order; empty unless accepted."""
     logprobs: bytes = b""
     """BLAKE3 of the scorer's log-probs; empty unless it computed them."""
     work: Work | None = None
-    """How much the place was to draw, by the scorer's count; None unless accepted."""
+    """Work of the place by the scorer's count; None unless accepted."""
     signature: bytes = b""
 
     def body(self) -> bytes:
-        """Return what is signed."""
+        """Return the bytes that are signed."""
         return pack(
             [
                 self.validator.digest,

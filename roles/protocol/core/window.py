@@ -1,4 +1,4 @@
-"""What a worker commits to: windows of places, and the submissions that fill them.
+"""Windows of places, to which a worker commits, and the submissions that fill the places.
 
 A *place* is one submission: the groups that a node draws in one go under one version, numbered
 from 0. A worker sends the trainer a signed *window* of consecutive places before anybody sees
@@ -32,22 +32,22 @@ from roles.contract.core.sizes import MAX_GROUPS
 from roles.rl.algorithms.base import has_spread
 
 WINDOW_DOMAIN: Final = ProtocolId("/shoal/work/window/1.0.0")
-"""What a worker's signature of a window is made for; no peer speaks it."""
+"""Domain of a worker's signature of a window; no peer speaks it as a protocol."""
 MAX_PLACES: Final = 16
-"""Places of one window."""
+"""Most places of one window."""
 MAX_WINDOW: Final = 8 * KI
-"""Bytes of a signed window: 16 digests and 16 times 256 claims are 4.6 KiB."""
+"""Most bytes of a signed window: 16 digests and 16 times 256 claims are 4.6 KiB."""
 MAX_INDEX: Final = 2**32 - 1
-"""The highest version and place: 136 years of one a second."""
+"""Highest version and place: 136 years of one a second."""
 DIGEST_BYTES: Final = 32
-"""BLAKE3, as everywhere."""
+"""Bytes of a BLAKE3 digest."""
 
 
 class Claim(IntEnum):
-    """What a worker says of the rewards of one group."""
+    """A worker's claim about the rewards of one group."""
 
     ALIKE = 0
-    """All completions earn the same: nothing is learnt from them."""
+    """All completions earn the same, so nothing is learnt from them."""
     SPREAD = 1
     UNKNOWN = 2
     """A limit of time or memory was touched while rewards were computed, so that another
@@ -69,7 +69,8 @@ def content_digest(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """One place of a window: whose, of which run and terms, under which version, and what."""
+    """The commitment to one place of a window: worker, run, terms, version, place and
+    content."""
 
     run: bytes
     terms: bytes
@@ -77,7 +78,7 @@ class Commitment:
     node: PeerId
     version: PolicyVersion
     policy: bytes
-    """Digest of the weights: a version number alone proves nothing."""
+    """Digest of the weights, since a version number alone proves nothing."""
     index: int
     """Index of the place among the node's under this version: 0, 1, 2, ..."""
     content: bytes
@@ -127,12 +128,12 @@ class Window:
     first: int
     """Index of the first place."""
     contents: tuple[bytes, ...]
-    """A digest for each place."""
+    """Digest of the content of each place."""
     claims: bytes
-    """A `Claim` for each group, place after place."""
+    """One `Claim` for each group, place after place."""
 
     def to_bytes(self) -> bytes:
-        """Return what is signed."""
+        """Return the bytes that are signed."""
         head = [self.run, self.terms, self.node.digest, self.version, self.policy, self.first]
         return pack([*head, b"".join(self.contents), self.claims])
 
@@ -239,7 +240,8 @@ def decode_window_untrusted(data: bytes, verify: Verify | None) -> SignedWindow:
 
 
 def _fit(claims: bytes, places: int) -> bool:
-    """Return True if there are as many claims for each place, and all have a meaning."""
+    """Return True if the number of claims is a multiple of ``places`` and all claims are
+    valid."""
     if not places:
         return not claims
     groups, rest = divmod(len(claims), places)
@@ -257,7 +259,7 @@ class Submission:
 
     @property
     def commitment(self) -> Commitment:
-        """What the worker has signed about this content."""
+        """Commitment that the worker has signed to this content."""
         return self.signed.window.commitment(self.index)
 
     def to_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""How much a submission was to draw: tokens, and the FLOPs that they take in a run's model.
+"""Amount of work in a submission: tokens, and the FLOPs that they take in a run's model.
 
 A worker claims nothing here: the validator that replays a submission counts it, and signs the
 counts with its verdict. INTELLECT-2's work units are the FLOPs of the output, which
@@ -17,10 +17,10 @@ from p2p.wire import fields_untrusted
 from roles.contract.core.shape import ModelShape
 
 MAX_COUNT: Final = 2**62
-"""The highest of the sums: a month of a large swarm is below 2**50, and two of them can be
+"""Highest value of a sum: a month of a large swarm is below 2**50, and two of them can be
 added."""
 _PER_MULTIPLICATION: Final = 2
-"""FLOPs of a weight that meets a token: a product and a sum."""
+"""FLOPs per weight and token: a product and a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,19 @@ class Work:
     prompt: int = 0
     """Tokens of the prompts."""
     tokens: int = 0
-    """Tokens that were drawn."""
+    """Number of drawn tokens."""
     prompt_reach: int = 0
-    """Pairs of a prompt's token and one that it looks at: itself, and those before it."""
+    """Number of pairs of a prompt's token and a token that it attends to: itself and those
+    before."""
     reach: int = 0
-    """The same, of the tokens that were drawn."""
+    """Number of such pairs of the drawn tokens."""
 
     def __add__(self, other: Work) -> Work:
         return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def flops(self, shape: ModelShape) -> tuple[int, int]:
-        """FLOPs of the prompts and of what was drawn, in a model of this ``shape``."""
+        """Return the FLOPs of the prompts and of the drawn tokens, in a model of this
+        ``shape``."""
         width, heads = shape.width, shape.head_width
         queries, keys = shape.query_heads * heads, shape.key_heads * heads
         layer = 2 * width * queries + 2 * width * keys + 3 * width * shape.feed_forward
@@ -53,7 +55,8 @@ class Work:
 
 
 def work_of(lengths: Iterable[tuple[int, int]]) -> Work:
-    """The work of completions, given how long the prompt and the completion of each is."""
+    """Return the work of completions, given the lengths of the prompt and the completion of
+    each."""
     prompt = tokens = prompt_reach = reach = 0
     for asked, drawn in lengths:
         prompt, tokens = prompt + asked, tokens + drawn
@@ -63,7 +66,7 @@ def work_of(lengths: Iterable[tuple[int, int]]) -> Work:
 
 
 def decode_work_untrusted(value: object) -> Work:
-    """Raise `BadMessage`, and nothing else, whatever ``value`` is."""
+    """Decode a work. Raises `BadMessage`, and nothing else, whatever ``value`` is."""
     counts = fields_untrusted(value, int, int, int, int, what="count of work")
     if not all(0 <= count <= MAX_COUNT for count in counts):
         raise BadMessage(f"a count of work is 0 to {MAX_COUNT}")

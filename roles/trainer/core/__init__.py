@@ -1,7 +1,7 @@
-"""What a trainer decides without I/O.
+"""Decisions of a trainer, without I/O.
 
-`gate` says whose work may teach and who is convicted, by `records` of names and validators.
-`buffer` holds accepted groups by age until a step takes them; `demand` says how many places
-each worker is asked for; `guards` says when learning goes wrong; `pace` measures workers by
-what they bring.
+`gate` decides whose work may teach and who is convicted, using `records` of names and
+validators. `buffer` holds accepted groups by age until a step takes them; `demand` decides how
+many places each worker is asked for; `guards` warns when learning goes wrong; `pace` measures
+the speed of workers by their accepted work.
 """

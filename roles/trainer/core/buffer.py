@@ -1,9 +1,8 @@
 """Accepted groups that wait for the trainer's next step.
 
-They are fresh enough, have something to learn, and are not too many.
-
-Sans I/O: `roles.trainer.intake` owns one. A group whose rewards are all equal teaches nothing
-under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
+The buffer keeps groups that are fresh enough and have spread, up to a bound. A group whose
+rewards are all equal teaches nothing under GRPO, so it is counted and not kept (DAPO's dynamic
+sampling, arXiv 2503.14476). The buffer does no I/O; `roles.trainer.intake` owns one.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ class BufferedGroup:
     source: bytes
     """Content digest of the submission."""
     number: int
-    """Which of the submission's groups it is, from 0."""
+    """Index, from 0, of the group in its submission."""
     group: TrainingGroup
 
 
 @dataclass(slots=True)
 class BufferCounts:
-    """What became of the groups so far."""
+    """Counts of groups by what became of them."""
 
     without_spread: int = 0
     stale: int = 0
     discredited: int = 0
-    """Groups of validators that were found to lie."""
+    """Groups dropped because their validator was found to lie."""
     staleness_max: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
-    """Used groups by how many steps behind they were."""
+    """Number of used groups for each number of steps that they were behind."""
 
 
 class GroupBuffer:
-    """Groups by age."""
+    """Groups in order of age."""
 
     def __init__(self, staleness: int) -> None:
         self._staleness = staleness
@@ -57,11 +56,11 @@ class GroupBuffer:
 
     @property
     def sources(self) -> dict[bytes, None]:
-        """Submissions of which a group is still here, in order of arrival."""
+        """Submissions with a group in the buffer, in order of arrival."""
         return dict.fromkeys(pooled.source for pooled in self._groups)
 
     def add(self, groups: Iterable[BufferedGroup]) -> None:
-        """Keep those with spread."""
+        """Add the groups that have spread, and count the others."""
         for pooled in groups:
             if has_spread(pooled.group.rewards):
                 self._groups.append(pooled)
@@ -69,20 +68,20 @@ class GroupBuffer:
                 self.counts.without_spread += 1
 
     def drop_stale(self, step: int) -> None:
-        """Drop what was drawn more than the staleness bound before ``step``."""
+        """Drop groups that were drawn more than the staleness bound before ``step``."""
         fresh = [pooled for pooled in self._groups if step - pooled.version <= self._staleness]
         self.counts.stale += len(self._groups) - len(fresh)
         self._groups = fresh
 
     def drop(self, sources: Collection[bytes]) -> None:
-        """Drop what came in these submissions."""
+        """Drop the groups of these submissions."""
         kept = [pooled for pooled in self._groups if pooled.source not in sources]
         self.counts.discredited += len(self._groups) - len(kept)
         self._groups = kept
 
     def take(self, count: int, step: int) -> list[BufferedGroup] | None:
-        """The ``count`` oldest groups, for the step that follows ``step``; None while there are
-        fewer."""
+        """Remove and return the ``count`` oldest groups for the step that follows ``step``;
+        None while there are fewer."""
         self.drop_stale(step)
         if len(self._groups) < count:
             return None

@@ -1,4 +1,4 @@
-"""How many places each worker is asked for next.
+"""Number of places that each worker is asked for next.
 
 The trainer holds a stock of groups: those that wait in the buffer, those of places that it
 wants and that have not been scored, and those that it has asked for. The stock is kept at the
@@ -18,28 +18,28 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 PATIENCE: Final = 60.0
-"""Seconds in which places that were asked for count as on their way."""
+"""Seconds during which places that were asked for count as on their way."""
 ACTIVE: Final = 60.0
-"""Seconds after which a worker that asks for nothing gets no share."""
+"""Seconds after its last request until a worker gets no share any more."""
 SMOOTHING: Final = 0.05
-"""Weight of the newest place in the measured groups of a place that teach."""
+"""Weight of the newest place in the measured number of groups per place that teach."""
 LEAST: Final = 0.25
-"""Groups of a place that are taken to teach at least: a policy that is nearly sure of all
-answers must not have everything drawn."""
+"""Least number of groups per place that are assumed to teach. Without this bound, a policy that
+is nearly sure of all answers would have everything drawn."""
 MAX_WORKERS: Final = 4_096
-"""Workers whose share is kept: as many as the gate has newcomers."""
+"""Most workers with a share: as many as the gate has newcomers."""
 
 
 @dataclass(slots=True)
 class _Worker:
     heard: float
     asked: int = 0
-    """Places that it was asked for and has not committed."""
+    """Places that the worker was asked for and has not committed."""
     asked_at: float = -math.inf
 
 
 class Demand:
-    """The stock that a trainer keeps, and who is asked to fill it."""
+    """The trainer's stock of groups, and the shares of the workers that fill it."""
 
     def __init__(self, capacity: int, submission: int, window: int) -> None:
         """Keep up to `capacity` groups; a place has `submission` of them, a window `window`
@@ -48,15 +48,15 @@ class Demand:
         self._window = window
         self._workers: BoundedDict[PeerId, _Worker] = BoundedDict(MAX_WORKERS)
         self.teaching = submission / 2
-        """Groups of a place that teach, as measured."""
+        """Measured number of groups per place that teach."""
 
     def note_place(self, teaching: int) -> None:
-        """Update the measured groups of a place that teach with a committed place, which claims
-        that ``teaching`` of its groups do."""
+        """Update the measured number of teaching groups per place with a committed place, which
+        claims that ``teaching`` of its groups do."""
         self.teaching += SMOOTHING * (max(float(teaching), LEAST) - self.teaching)
 
     def note_committed(self, worker: PeerId, places: int, now: float) -> None:
-        """Note that a worker has committed to as many of the places that it was asked for."""
+        """Note that a worker has committed ``places`` of the places that it was asked for."""
         known = self._hear(worker, now)
         known.asked = max(0, known.asked - places)
 

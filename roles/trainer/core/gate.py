@@ -1,4 +1,4 @@
-"""Who may teach: the standing of names, the windows they committed to, and the validators.
+"""Standing of names, their committed windows, and the validators: decides whose work may teach.
 
 One `Gate` judges all that comes to a trainer, by the rules of docs/trust.md. It is sans-I/O:
 time, the newest version and the run's terms come with each call (`Situation`), and the gate
@@ -64,27 +64,27 @@ listed, fewest places that stood) waits among the newcomers."""
 MAX_NEWCOMERS: Final = 4_096
 """Newcomers that are remembered; the one that did nothing for the longest makes room."""
 MAX_OPEN: Final = 32
-"""Windows of a name in standing that may be unsettled: 512 places."""
+"""Most windows of a name in standing that may be unsettled: 512 places."""
 MAX_OPEN_NEWCOMER: Final = 8
 MAX_AHEAD: Final = 64
-"""Places that a name in standing may commit beyond one whose content has not come. A worker
-that withholds wanted content waits until that content is overdue."""
+"""Most places that a name in standing may commit after one whose content has not come. A worker
+that keeps back a wanted place has to wait until it is overdue."""
 DUE: Final = 600.0
-"""Served seconds in which wanted content, a verdict or audited content has to come."""
+"""Served seconds within which wanted content, a verdict or audited content has to come."""
 LOST: Final = 4 * DUE
 """Served seconds after which content that came and was never scored counts as lost: the trainer
-was killed meanwhile, and the peer that had it is gone. Nobody is blamed."""
+was killed meanwhile, and the sender is gone. Nobody is blamed."""
 BAN: Final = 24 * 3600.0
-"""Seconds of wall time."""
+"""Duration of a ban in seconds of wall time."""
 NEWCOMERS_LOAD: Final = 0.1
-"""Share of its time that the trainer's scorer gives newcomers once a name is in standing."""
+"""Share of its time that the trainer's scorer gives to newcomers once a name is in standing."""
 AUDITS: Final = 0.05
-"""Share of verdicts that the trainer repeats: half by dice, half contested rejections, and what
-nobody contests goes to the dice as well."""
+"""Share of verdicts that the trainer repeats. Half are drawn by dice and half are contested
+rejections; what contests do not use goes to the dice as well."""
 CREDIT: Final = 2.0
-"""Contested rejections that may be saved up."""
+"""Most contested rejections that the budget may save up."""
 ASKS_AGAIN: Final = 150.0
-"""Served seconds after which a contest that was noted is forgotten, unless asked again."""
+"""Served seconds after which a noted contest is forgotten unless the worker asks again."""
 MAX_NETWORKS: Final = 1_024
 LONGEST_PASS: Final = 3_600.0
 """Longest time, in served seconds, for which a silent validator is passed over before it is
@@ -92,35 +92,35 @@ tried again."""
 
 
 class TrustNumbers(Protocol):
-    """Numbers of the run's ``[trust]`` that the gate reads."""
+    """The settings of the run's ``[trust]`` that the gate reads."""
 
     @property
     def share(self) -> float:
-        """Chance that a place which teaches nothing is wanted none the less."""
+        """Chance that a place which teaches nothing is wanted all the same."""
 
     @property
     def probation(self) -> int:
-        """Places that have to stand before a name is in standing."""
+        """Number of places that have to stand before a name is in standing."""
 
     @property
     def window(self) -> int:
-        """Places of a window at most."""
+        """Most places of a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What holds at the moment of a call."""
+    """The facts that hold at the moment of a call."""
 
     served: float
-    """Seconds in which the desk served and had room, over all lives of the trainer. Deadlines
-    count these only."""
+    """Seconds in which the desk served and had room, including earlier processes. Deadlines
+    count only these."""
     wall: float
-    """Seconds since the epoch, for bans."""
+    """Seconds since the epoch. Bans are measured by it."""
     newest: PolicyVersion
     terms: bytes
     """Digest of the newest edition's terms (`roles.protocol.core.terms`)."""
     validators: tuple[PeerId, ...]
-    """Validators that the newest edition names."""
+    """Validators of the newest edition."""
     trust: TrustNumbers
     lag: int
     newcomers_load: float = 0.0
@@ -130,55 +130,57 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is known of a name; for answers, pages and the driver's own checks."""
+    """The gate's knowledge about a name, for answers, pages and the driver's own checks."""
 
     stood: int = 0
     owed: int = 0
     is_in_standing: bool = False
     banned_until: float = 0.0
-    """Wall time; 0 where it is not banned."""
+    """Wall time until which the name is banned; 0 if it is not banned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """What follows for a worker."""
+    """The consequence of a decision for a worker."""
 
     node: PeerId
     reason: str
     drop: tuple[Commitment, ...] = ()
-    """Commitments to places from which nothing may be learnt any more."""
+    """Commitments to places that may not be learnt from any more."""
     is_newcomer_again: bool = False
     is_forgiven: bool = False
     banned_until: float | None = None
-    """Wall time until which the worker is banned; None if it is not."""
+    """Wall time until which the worker is banned; None if it is not banned."""
 
 
 class Wish(Enum):
-    """What the trainer wants after a verdict or a contest."""
+    """The trainer's reaction to a verdict or a contest."""
 
     IGNORE = "ignore"
-    """It changes nothing: not the scorer, not wanted, too late. The sender may forget it."""
+    """The message changes nothing: wrong scorer, not wanted, or too late. The sender may forget
+    it."""
     TAKE = "take"
-    """It counts, or counted before."""
+    """The message counts, or counted before."""
     SEND = "send"
-    """It counts, and is to be repeated: window and content are to follow."""
+    """The message counts and the trainer repeats the verdict: the sender has to send window and
+    content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What follows of a verdict that the trainer has repeated."""
+    """The result of an audit."""
 
     validator: PeerId
     worker: Consequence | None
     weight: Weight
-    """What the audit says of the validator."""
+    """Weight of the audit against the validator."""
     is_convicted: bool = False
     """True if this audit has convicted the validator."""
     proof: Conviction | None = None
     """Proof to keep: against the validator, or of the worker's ban if it accuses the worker."""
     strikes: tuple[bytes, ...] = ()
-    """Digests of the commitments whose audits convict together, oldest first; one if it is a
-    lie beyond doubt. Strikes for silence are among them and have no evidence."""
+    """Digests of the commitments whose audits convict together, oldest first; a single one if
+    it is a lie beyond doubt. Strikes for silence are among them and have no evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,7 @@ class Row:
     """``name`` or ``validator``."""
     peer: PeerId
     data: bytes | None
-    """None: delete the file."""
+    """Content of the file; None deletes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,18 +243,21 @@ class Gate:
         self._validators: dict[PeerId, ValidatorRecord] = {}
         self._credit = CREDIT
         self._contests: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
-        """By network: when it last asked for a contested rejection to be repeated."""
+        """Maps each network to the time at which it last asked for a contested rejection to be
+        repeated."""
         self._contested: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
-        """By network: when one was."""
+        """Maps each network to the time at which one of its contested rejections was
+        repeated."""
         self._repeated: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
-        """By network: when a first rejection beyond doubt was repeated."""
+        """Maps each network to the time at which a first rejection beyond doubt was
+        repeated."""
         self._changed: dict[tuple[str, PeerId], None] = {}
 
     # -- records ---------------------------------------------------------------------------
 
     def take_changed(self) -> list[Row]:
-        """Return the rows that changed since the last call, in the order to write them:
-        validators first, so that no strike is lost."""
+        """Return the rows that changed since the last call, in the order in which they must be
+        written: validators first, so that no strike is lost."""
         rows = []
         for kind, peer in sorted(self._changed, key=lambda one: one[0], reverse=True):
             known = self._find(peer) if kind == "name" else self._validators.get(peer)
@@ -261,12 +266,12 @@ class Gate:
         return rows
 
     def put_back(self, rows: Iterable[Row]) -> None:
-        """Note that rows were not written after all."""
+        """Mark rows as changed again that could not be written."""
         for row in rows:
             self._touch(row.peer, row.kind)
 
     def restore_untrusted(self, kind: str, peer: PeerId, data: bytes) -> None:
-        """Take up a row of an earlier life.
+        """Restore a row that an earlier process wrote.
 
         Raises:
             BadMessage: The data is no row of this kind.
@@ -281,7 +286,7 @@ class Gate:
             raise BadMessage(f"a gate has no row of kind {kind!r:.20}")
 
     def standing(self, name: PeerId, now: Situation, *, is_listed: bool) -> Standing:
-        """Return what is known of ``name``."""
+        """Return the standing of ``name``."""
         known = self._find(name)
         if known is None:
             owed = 0 if is_listed else now.trust.probation
@@ -300,11 +305,12 @@ class Gate:
     def commit(
         self, signed: SignedWindow, now: Situation, *, is_listed: bool
     ) -> Assignment | Refused:
-        """Commit to a window whose signature, run and policy digest the driver has checked.
+        """Assign the places of a window whose signature, run and policy digest the driver has
+        checked.
 
-        A window without places changes nothing: it asks how much is wanted. A refusal for lack
-        of room has ``retry`` and blames nobody. ``is_listed``: the run file names the worker,
-        or it holds the owner's invite.
+        A window without places changes nothing; it asks how many places are wanted. A refusal
+        for lack of room has ``retry`` set and blames nobody. ``is_listed``: the run file names
+        the worker, or the worker holds the owner's invite.
         """
         window = signed.window
         name = self._find(window.node)
@@ -355,11 +361,12 @@ class Gate:
         return bool(self._in_standing) and now.newcomers_load > NEWCOMERS_LOAD
 
     def expects(self, commitment: Commitment, now: Situation) -> SignedWindow | Refused:
-        """Return the window that was committed, if the trainer's own scorer waits for this
-        content: what a peer brings beside the content may claim something else.
+        """Return the committed window if the trainer's own scorer waits for this content. The
+        caller must use this window, since a window that a peer sends with the content may
+        differ.
 
-        Content that came is expected still: who has it does not ask, and after a restart nobody
-        has it.
+        Content that has arrived is still expected: a caller that has it does not ask, and after
+        a restart it has to be sent again.
         """
         place = self._look_up(commitment)
         if place is None:
@@ -373,15 +380,15 @@ class Gate:
         return place.one.signed
 
     def has_stood(self, commitment: Commitment) -> bool:
-        """Return True if the trainer's own scorer has found nothing wrong with a place."""
+        """Return True if the trainer's own scorer has accepted a place."""
         place = self._look_up(commitment)
         return (
             place is not None and place.scorer == self._me and place.state is PlaceState.STOOD
         )
 
     def judges(self, commitment: Commitment, validator: PeerId) -> bool:
-        """Return True if ``validator`` was drawn for a place that is known: what costs less
-        than to check a signature."""
+        """Return True if ``validator`` was assigned to a known place. Checked first, since it
+        costs less than a signature."""
         place = self._look_up(commitment)
         return place is not None and place.scorer == validator
 
@@ -397,8 +404,8 @@ class Gate:
         ]
 
     def came(self, commitment: Commitment) -> None:
-        """Note that wanted or audited content is here: it is not overdue any more, also if the
-        trainer is killed and has to ask for it again."""
+        """Note that wanted or audited content has arrived. It is not overdue any more, even if
+        the trainer is killed and has to ask for it again."""
         place = self._look_up(commitment)
         if place is None:
             return
@@ -414,9 +421,9 @@ class Gate:
         """Return the groups of a wanted place that the trainer's scorer replays.
 
         ``spreads`` tells for each group if the rewards that the scorer computed have spread.
-        Those groups are replayed, and each other with chance ``share``. Places of newcomers,
-        and places that only the dice want (all claims are ``alike``), are replayed whole: else
-        junk there would be seen with a fraction of ``share``.
+        Groups with spread are replayed, and each other group with chance ``share``. Places of
+        newcomers, and places that only the dice want (all claims are ``alike``), are replayed
+        completely. Otherwise false claims there would be found with a fraction of ``share``.
         """
         name = self._find(window.node)
         known = None if name is None else name.windows.get(window.digest)
@@ -433,7 +440,8 @@ class Gate:
     # -- what the trainer's own scorer finds -----------------------------------------------
 
     def stood(self, commitment: Commitment, now: Situation) -> bool:
-        """Note that a place is what it claims to be. Return True if it may be learnt from."""
+        """Note that a place was found to be what it claims to be. Return True if it may be
+        learnt from."""
         place = self._look_up(commitment)
         if place is None or place.scorer != self._me or commitment.terms != now.terms:
             return False
@@ -482,8 +490,8 @@ class Gate:
 
     def inconclusive(self, commitment: Commitment, now: Situation) -> Consequence:
         """Note that the scorer cannot tell, that content came too late to be scored, or that
-        its worker says that it is lost. That is forgiven once in 32 windows. For trouble of the
-        trainer's own there is `excuse`."""
+        its worker says that it is lost. One such failure is forgiven in 32 windows. Failures of
+        the trainer's own are noted by `excuse`."""
         place = self._look_up(commitment)
         if commitment.terms != now.terms or place is None:
             return self.excuse(commitment, now)
@@ -493,8 +501,8 @@ class Gate:
         return self._blame(place, "a place could not be decided", now)
 
     def excuse(self, commitment: Commitment, now: Situation) -> Consequence:
-        """Note that nothing can be said of a place, by no fault of its worker: the trainer's
-        engine failed, or the terms changed. It does not count; nobody is blamed."""
+        """Note that a place cannot be judged and its worker is not at fault: the trainer's
+        engine failed, or the terms changed. The place does not count; nobody is blamed."""
         place = self._look_up(commitment)
         if place is not None and place.state in UNDECIDED:
             self._decide(place, PlaceState.EXCUSED)
@@ -502,12 +510,12 @@ class Gate:
         return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
 
     def expire(self, now: Situation) -> list[Consequence | Audited]:
-        """Close what is overdue; call it every few seconds.
+        """Close overdue places; call this every few seconds.
 
         Wanted places that did not come to the trainer within ``lag`` versions and `DUE` served
         seconds are blamed on their worker. Windows of other terms, and windows whose validator
-        is silent, convicted or gone, blame nobody. Audited content that its validator did not
-        send within `DUE` served seconds is a strike.
+        is silent, convicted or no longer in the run, blame nobody. Audited content that its
+        validator did not send within `DUE` served seconds is a strike.
         """
         found: list[Consequence | Audited] = []
         passed = self.passed_over(now)
@@ -523,12 +531,13 @@ class Gate:
     # -- validators ------------------------------------------------------------------------
 
     def verdict(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
-        """Take a validator's verdict, whose signature the driver has checked.
+        """Process a validator's verdict, whose signature the driver has checked.
 
-        ``network`` is the worker's, as far as it is known. `Wish.SEND` opens an audit: the
-        content follows, and what the trainer's replay finds goes to `audited`. The same verdict
-        gets the same answer until then, `Wish.TAKE` afterwards: whoever has the content does
-        not ask for it twice, and after a restart nobody has it.
+        ``network`` is that of the worker, as far as it is known. `Wish.SEND` opens an audit:
+        the content follows, and the result of the trainer's replay goes to `audited`. Until
+        then the same verdict gets the same answer, and afterwards `Wish.TAKE`: a driver that
+        has the content does not ask again, and after a restart the content has to be sent
+        again.
         """
         place = self._look_up(verdict.commitment)
         validator = self._validators.get(verdict.validator)
@@ -559,11 +568,12 @@ class Gate:
         return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
-        """Hear a worker say that a validator's signed rejection is wrong.
+        """Process a worker's claim that a validator's signed rejection is wrong.
 
-        `Wish.SEND`: the budget takes it, and content follows. `Wish.TAKE`: it is noted, and the
-        worker may ask again in a minute; of the networks that ask, the one served longest ago
-        is next. The budget grows with verdicts, never with contests.
+        `Wish.SEND`: the budget allows an audit, and the content follows. `Wish.TAKE`: the
+        contest is noted, and the worker may ask again in a minute. Among the networks that ask,
+        the one that was served longest ago is next. The budget grows with verdicts, never with
+        contests.
         """
         if verdict.verdict is not Verdict.REJECTED:
             return Wish.IGNORE
@@ -594,10 +604,12 @@ class Gate:
         now: Situation,
         verify: Verify,
     ) -> Audited:
-        """Say what the trainer's replay of an audited place found. Told twice, it counts once.
+        """Process the result of the trainer's replay of an audited place. A repeated call has
+        no effect.
 
-        ``finding`` is the worst of the replay, None if everything is within limits. What does
-        not make a proof that opens (`roles.protocol.core.conviction`) accuses nobody.
+        ``finding`` is the worst of the replay, None if everything is within limits. Nobody is
+        accused unless the result makes a proof that can be opened
+        (`roles.protocol.core.conviction`).
         """
         commitment = verdict.commitment
         place = self._look_up(commitment)
@@ -624,19 +636,19 @@ class Gate:
         return judged
 
     def audit_inconclusive(self, commitment: Commitment, now: Situation) -> None:
-        """Note that the trainer could not repeat an audited place: it does not count, and
-        nobody is blamed."""
+        """Note that the trainer could not repeat an audited place. The audit does not count,
+        and nobody is blamed."""
         place = self._look_up(commitment)
         if place is not None and place.state in AUDITED:
             is_rejected = place.state is PlaceState.REJECTED_AUDIT
             self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
-        """Return the validators of the run that are drawn for nobody now, and why.
+        """Return the validators of the run that get no assignments now, with the reasons.
 
-        One is *silent* that was assigned a window and has sent no decided verdict for `DUE`
-        served seconds. It is passed over for that long, twice as long the next time, and tried
-        again; any verdict of it ends that at once.
+        A validator is *silent* if it was assigned a window and has sent no decided verdict for
+        `DUE` served seconds. It is passed over for that long, twice as long the next time, and
+        then tried again. Any verdict from it ends that at once.
         """
         passed = {}
         for peer in now.validators:
@@ -674,7 +686,8 @@ class Gate:
     def _refuse(
         self, window: Window, name: NameRecord | None, now: Situation
     ) -> Refused | None:
-        """Ask what costs least, and holds for repetitions as well."""
+        """Return why a window is refused, by the cheapest checks, which apply to repeated
+        windows too; None if it passes."""
         if window.terms != now.terms:
             return Refused("the run's terms are others now: fetch its newest edition", False)
         if window.version > now.newest:
@@ -714,7 +727,8 @@ class Gate:
         return None
 
     def _oldest_missing(self, name: NameRecord, version: PolicyVersion) -> int:
-        """Return the first place under ``version`` whose content the trainer's scorer lacks."""
+        """Return the index of the first place under ``version`` whose content the trainer's
+        scorer lacks."""
         return min(
             (
                 index
@@ -739,7 +753,8 @@ class Gate:
         )
 
     def _chance(self, purpose: str, digest: bytes, *numbers: int) -> float:
-        """Throw the dice for a purpose: a number from 0 to below 1, always the same."""
+        """Return the dice for a purpose: a number in [0, 1) that is the same for the same
+        arguments."""
         thrown = blake3(pack([purpose, digest, *numbers]), key=self._secret).digest(length=6)
         return float(int.from_bytes(thrown, "big") / 2**48)
 
@@ -771,8 +786,8 @@ class Gate:
             self._touch(gone)
 
     def _place(self, node: PeerId, name: NameRecord) -> None:
-        """Put ``name`` into the table where it belongs. A name that finds no room among those
-        in standing waits among the newcomers."""
+        """Put ``name`` into the table where it belongs. A name for which the table of names in
+        standing has no room waits among the newcomers."""
         if node in self._in_standing:
             if not name.is_entitled:
                 self._newcomers[node] = self._in_standing.pop(node)
@@ -793,8 +808,8 @@ class Gate:
         self._touch(node)
 
     def _blame(self, place: _Place, reason: str, now: Situation) -> Consequence:
-        """Blame a worker once a window for wanted places that did not come or could not be
-        decided."""
+        """Blame a worker, at most once per window, for wanted places that did not come or could
+        not be decided."""
         node, name, drop = place.commitment.node, place.name, (place.commitment,)
         if place.one.is_blamed:
             return Consequence(node=node, reason=reason, drop=drop)
@@ -822,7 +837,7 @@ class Gate:
         self._count(place.commitment.node, place.name, place.one)
 
     def _count(self, node: PeerId, name: NameRecord, one: WindowRecord) -> None:
-        """Count the places of a window that is settled, once."""
+        """Count the places of a settled window once."""
         self._touch(node)
         validator = self._validators.get(one.assignment.scorer)
         is_doubtful = validator is not None and validator.is_convicted
@@ -841,7 +856,7 @@ class Gate:
     def _close(
         self, name: NameRecord, one: WindowRecord, passed: dict[PeerId, str], now: Situation
     ) -> Iterator[Consequence | Audited]:
-        """Close what of an unsettled window is overdue."""
+        """Close the overdue places of an unsettled window."""
         before, scorer = dict(one.states), one.assignment.scorer
         is_lost = _is_stale(one, now) and now.served - one.since > LOST
         places = [_Place(name, one, each) for each in one.commitments]
@@ -880,7 +895,7 @@ class Gate:
         self._touch(peer, "validator")
 
     def _throw_audit(self, place: _Place) -> bool:
-        """Add to the budget of audits, and throw the dice for one verdict."""
+        """Add to the budget of audits, and return True if the dice choose this verdict."""
         each = AUDITS / 2
         is_full = self._credit >= CREDIT
         self._credit = min(self._credit + each, CREDIT)
@@ -898,8 +913,8 @@ class Gate:
     def _is_first(
         self, name: NameRecord, verdict: SignedVerdict, now: Situation, network: str
     ) -> bool:
-        """Return True if this is a newcomer's first rejection beyond doubt, and its network had
-        none repeated lately."""
+        """Return True if this is a newcomer's first rejection beyond doubt, and none of its
+        network was repeated lately."""
         if name.was_repeated or weigh(verdict, None) is not Weight.LIE:
             return False
         if now.served - self._repeated.get(network, -math.inf) < DUE:
@@ -909,7 +924,7 @@ class Gate:
         return True
 
     def _strike(self, peer: PeerId, commitment: Commitment, weight: Weight) -> Audited:
-        """Note what an audit says of a validator."""
+        """Record an audit's result against a validator, and return what follows."""
         validator = self._validator(peer)
         validator.looks[commitment.digest] = weight
         lies = [digest for digest, one in validator.looks.items() if one is Weight.LIE]

@@ -1,4 +1,4 @@
-"""When learning goes wrong: the figures that say so, and the knob that mends it.
+"""Warnings about learning that goes wrong, with the setting that corrects it.
 
 A rate that is too high is not seen in the reward before the model is ruined; it is seen at once
 in how far the trainer has moved from the policy that drew.
@@ -13,30 +13,32 @@ from typing import Final
 from roles.engines.base import StepReport
 
 MAX_K3: Final = 0.5
-"""Of `StepReport.k3`: a healthy run has 0.05 in the mean and 0.26 at most, a rate that ruins a
-model more than 1."""
+"""Highest `StepReport.k3` of a healthy step. A healthy run has a mean of 0.05 and a maximum of
+0.26; a rate that ruins a model gives more than 1."""
 MAX_RATIO: Final = 20.0
-"""Of `StepReport.ratio_max`: how many times likelier one token became for the trainer than it
-was for who drew it. Runs at too high a rate reach 80 and more."""
+"""Highest `StepReport.ratio_max` of a healthy step: the factor by which one token became
+likelier for the trainer than for the sampler. Runs at too high a rate reach 80 and more."""
 WARY_K3: Final = 0.1
-"""Of `StepReport.k3`, from which on that counts. It is one token's figure: of 7,000 in a step
-one reaches 160 now and then while the others have hardly moved, at a k3 of 0.01."""
+"""`StepReport.k3` from which on `MAX_RATIO` is checked. The ratio is one token's: of 7,000
+tokens in a step one reaches 160 now and then while the others have hardly moved, at a k3 of
+0.01."""
 RISING: Final = 5
-"""Steps in a row in which entropy rises before that is told: it falls while a model learns."""
+"""Number of consecutive steps with rising entropy before a warning. Entropy falls while a model
+learns."""
 RISE: Final = 1.5
-"""By what factor, at least: five rises in a row come about by chance once in 720 steps, and a
+"""Least factor of that rise. Five rises in a row occur by chance once in 720 steps, and a
 healthy run's entropy rose by a quarter in them."""
 
 
 class LearningGuards:
-    """Looks at each step's report."""
+    """Checks the report of each step."""
 
     def __init__(self) -> None:
         self._entropies: deque[float] = deque(maxlen=RISING + 1)
         self._was_wrong = False
 
     def why_wrong(self, report: StepReport) -> str:
-        """What is wrong with this step, and what to do; empty if nothing is."""
+        """Return what is wrong with this step and what to do; empty if nothing is wrong."""
         self._entropies.append(report.entropy)
         found = list(self._symptoms(report))
         if not found:
@@ -47,7 +49,8 @@ class LearningGuards:
         )
 
     def is_news(self, wrong: str) -> bool:
-        """Whether what `why_wrong` said is to be told: the first of several in a row."""
+        """Return True if the result of `why_wrong` should be reported, as the first of several
+        in a row."""
         was, self._was_wrong = self._was_wrong, bool(wrong)
         return self._was_wrong and not was
 

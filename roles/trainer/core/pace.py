@@ -1,7 +1,8 @@
-"""How fast each worker brings accepted work: the proof of its hardware that nobody can claim.
+"""Rate of accepted work of each worker, which proves the speed of its hardware.
 
-A mean over the last half hour, in which newer tokens weigh more; of a worker that has just come
-it is over what there is of it. What one says of its own machine is not asked.
+The rate is a weighted mean over the last half hour, in which newer tokens weigh more. For a
+worker that has just come it is the mean since then. What a worker says about its own machine is
+not used.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 MEMORY: Final = 1_800.0
-"""Seconds after which a token weighs a third of a new one: a policy of a large model, and a few
-submissions of a slow machine."""
+"""Seconds after which the weight of a token has fallen to 1/e. This covers a policy of a large
+model and a few submissions of a slow machine."""
 FIRST: Final = 60.0
-"""Seconds that are counted at least: of the first submission alone no rate is known."""
+"""Shortest time, in seconds, over which a rate is taken, since the first submission alone tells
+no rate."""
 MAX_WORKERS: Final = 4_096
-"""Workers with a pace; the one that was heard of longest ago goes first."""
+"""Most workers with a rate. The worker that was heard of longest ago is removed first."""
 SHOWN: Final = 64
-"""The fastest, of which a status speaks: 100 bytes each."""
+"""Most workers that a status lists, the fastest ones: 100 bytes each."""
 
 
 @dataclass(slots=True)
 class _Pace:
     since: float
-    """When its first tokens came."""
+    """Time at which the first tokens of the worker came."""
     at: float
     weighed: float = 0.0
-    """Tokens, each by its weight as of ``at``."""
+    """Sum of the weights of all tokens as of ``at``."""
 
     def per_second(self, now: float) -> float:
         known = MEMORY * -math.expm1(-max(now - self.since, FIRST) / MEMORY)
@@ -38,25 +40,26 @@ class _Pace:
 
 
 class Paces:
-    """The pace of each worker."""
+    """The rate of each worker."""
 
     def __init__(self) -> None:
         self._paces: BoundedDict[PeerId, _Pace] = BoundedDict(MAX_WORKERS)
 
     def note(self, worker: PeerId, tokens: int, now: float) -> None:
-        """So many accepted tokens of a worker have come."""
+        """Record that ``tokens`` accepted tokens of a worker have come."""
         pace = self._paces.get(worker) or _Pace(now, now)
         pace.weighed = pace.weighed * math.exp(-(now - pace.at) / MEMORY) + tokens
         pace.at = now
         self._paces.renew(worker, pace)
 
     def of(self, worker: PeerId, now: float) -> float:
-        """Accepted tokens a second; 0 of one that is unknown."""
+        """Return the accepted tokens per second of a worker; 0 if the worker is unknown."""
         pace = self._paces.get(worker)
         return 0.0 if pace is None else pace.per_second(now)
 
     def health(self, now: float, least: float) -> dict[str, dict[str, object]]:
-        """The fastest, by name, and whether each brings ``least``."""
+        """Return the fastest workers by name, and whether each reaches ``least`` tokens per
+        second."""
         rates = {worker: pace.per_second(now) for worker, pace in self._paces.items()}
         fastest = sorted(rates, key=lambda worker: -rates[worker])[:SHOWN]
         return {

@@ -1,7 +1,7 @@
-"""What the gate keeps of each name and each validator, and the rows that they are on disk.
+"""The gate's records of names and validators, and their rows on disk.
 
-A name's row holds its windows with the answers that they got, so that one file, replaced
-atomically, says all that was promised to that name and all that counts for it.
+A name's row holds its windows with the answers that they got. So one file, replaced atomically,
+has all that was promised to that name and all that counts for it.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from roles.protocol.core.window import (
 )
 
 MAX_KEPT: Final = 128
-"""Windows of a name that are kept for repetitions, until their version is stale."""
+"""Most windows of a name that are kept for repeated requests. They are kept until their version
+is stale."""
 FORGIVEN_EVERY: Final = 32
-"""Full windows of a name between two failures that are forgiven. They are counted by their
-places: who closes windows early is not forgiven more often."""
+"""Number of full windows of a name between two failures that are forgiven. They are counted by
+their places, so a worker that closes windows early is not forgiven more often."""
 LOOKS: Final = 100
-"""Audits of a validator among which three strikes convict."""
+"""Number of most recent audits of a validator; three strikes among them convict it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a window is answered: the same for the same window, always."""
+    """The answer to a window. The same window always gets the same answer."""
 
     window: bytes
     """Digest of the window."""
     wanted: tuple[int, ...]
     """Indices of the places whose content is to come."""
     scorer: PeerId
-    """Peer to which the content goes."""
+    """Peer to which the worker sends the content."""
     is_newcomer: bool
     """True if the worker is a newcomer: nothing of the window is learnt from."""
     stood: int
-    """Places of the name that stood so far."""
+    """Number of the name's places that stood so far."""
     owed: int
-    """Places that have to stand before the name is in standing; 0: it is."""
+    """Number of places that have to stand before the name is in standing; 0 if it is."""
 
 
 class PlaceState(IntEnum):
-    """How far a wanted place is. Values are on disk."""
+    """State of a wanted place. The values are on disk."""
 
     PENDING = 0
     CAME = 1
@@ -62,11 +63,11 @@ class PlaceState(IntEnum):
     FAILED = 3
     """Rejected by the trainer's own replay."""
     EXCUSED = 4
-    """It neither counts nor voids its window."""
+    """The place does not count and does not void its window."""
     REJECTED = 5
-    """Rejected by its validator; the worker may contest that."""
+    """Its validator rejected the place, and the worker may contest the rejection."""
     ACCEPTED_AUDIT = 6
-    """Its validator accepted it, and the trainer repeats that."""
+    """Its validator accepted the place, and the trainer repeats the verdict."""
     REJECTED_AUDIT = 7
 
 
@@ -76,17 +77,17 @@ AUDITED: Final = (PlaceState.ACCEPTED_AUDIT, PlaceState.REJECTED_AUDIT)
 
 @dataclass(slots=True)
 class AwaitedAudit:
-    """Audited content that is awaited."""
+    """An audit whose content has been requested."""
 
     asked: float
-    """Served time; infinite once the content is here."""
+    """Served time of the request; infinite once the content is here."""
     is_validators: bool
-    """The validator has to send it, not the worker."""
+    """True if the validator has to send the content, False if the worker has to."""
 
 
 @dataclass(slots=True)
 class WindowRecord:
-    """A committed window, its assignment, and how far its wanted places are."""
+    """A committed window, its assignment, and the states of its wanted places."""
 
     signed: SignedWindow
     assignment: Assignment
@@ -95,21 +96,21 @@ class WindowRecord:
     audits: dict[int, AwaitedAudit] = field(default_factory=dict)
     is_counted: bool = False
     is_blamed: bool = False
-    """A place of it did not come or was inconclusive."""
+    """True if a place of the window did not come or was inconclusive."""
 
     @property
     def window(self) -> Window:
-        """Return what the worker has signed."""
+        """The window that the worker has signed."""
         return self.signed.window
 
     @property
     def is_settled(self) -> bool:
-        """Return True if no wanted place is open."""
+        """True if no wanted place is undecided."""
         return not any(one in UNDECIDED or one in AUDITED for one in self.states.values())
 
     @property
     def is_void(self) -> bool:
-        """Return True if a place was rejected, and that is not known to be false."""
+        """True if a place was rejected and the rejection is not known to be false."""
         fatal = (PlaceState.FAILED, PlaceState.REJECTED, PlaceState.REJECTED_AUDIT)
         return any(one in fatal for one in self.states.values())
 
@@ -119,14 +120,14 @@ class WindowRecord:
         return tuple(map(self.window.commitment, self.states))
 
     def excuse(self, *states: PlaceState) -> None:
-        """Excuse the places in any of these states."""
+        """Change the state of the places in any of ``states`` to excused."""
         for index, state in self.states.items():
             if state in states:
                 self.states[index] = PlaceState.EXCUSED
                 self.audits.pop(index, None)
 
     def to_list(self) -> list[object]:
-        """Return the part of its name's row."""
+        """Return this window's part of the name's row."""
         given = self.assignment
         return [
             self.signed.to_bytes(),
@@ -143,36 +144,36 @@ class WindowRecord:
 
 @dataclass(slots=True)
 class NameRecord:
-    """What is known of one name."""
+    """The record of one name."""
 
     owed: int
     stood: int = 0
     has_fallen: bool = False
-    """It owes places for what it did: being listed does not help."""
+    """True if the name owes places because of its own work. Being listed does not help then."""
     is_listed: bool = False
     unforgiven: int = FORGIVEN_EVERY * MAX_PLACES
-    """Places since a failure was forgiven."""
+    """Number of places since a failure was last forgiven."""
     was_repeated: bool = False
-    """Its first rejection beyond doubt was repeated by the trainer."""
+    """True if the trainer has repeated the name's first rejection beyond doubt."""
     banned_until: float = 0.0
     active: float = 0.0
     """Served time of its last window or verdict."""
     next: dict[int, int] = field(default_factory=dict)
-    """By version: the place to be committed next."""
+    """Maps each version to the place that has to be committed next."""
     windows: dict[bytes, WindowRecord] = field(default_factory=dict)
 
     @property
     def is_entitled(self) -> bool:
-        """Return True if the name belongs into the table of those in standing."""
+        """True if the name belongs in the table of names in standing."""
         return not self.owed or (self.is_listed and not self.has_fallen)
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Return what decides who stays in a full table."""
+        """Sort key that decides which names stay in a full table."""
         return self.is_listed, self.stood
 
     def find(self, commitment: Commitment) -> WindowRecord | None:
-        """Return the window in which this place is wanted."""
+        """Return the window in which this place is wanted; None if there is none."""
         for one in self.windows.values():
             window = one.window
             if window.version == commitment.version and commitment.index in one.states:
@@ -193,17 +194,17 @@ class NameRecord:
 
 @dataclass(slots=True)
 class ValidatorRecord:
-    """What is known of one validator."""
+    """The record of one validator."""
 
     verdicts: int = 0
     is_convicted: bool = False
     looks: BoundedDict[bytes, Weight] = field(default_factory=lambda: BoundedDict(LOOKS))
-    """What audits said of it, by the commitment's digest."""
+    """Maps the digest of each audited commitment to the weight of the result."""
     waits_since: float = math.inf
     """Served time of the first window that it was assigned since its last verdict."""
     passed_until: float = 0.0
     passed: int = 0
-    """Times that it was passed over without a verdict between."""
+    """Number of times that the validator was passed over since its last verdict."""
 
     def to_bytes(self) -> bytes:
         """Return the row on disk."""
