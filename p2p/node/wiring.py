@@ -333,7 +333,8 @@ class Wiring:
 
     async def _follow_run(self, run: SignedRun) -> None:
         """A later edition of the run document may name other officers, and this node no
-        longer.
+        longer. Neighbours hear of it at once: by random questions alone, one a minute, eight
+        nodes took up to six minutes.
         """
         node, began_with = self._node, run.components
         while True:
@@ -347,6 +348,10 @@ class Wiring:
                     run.epoch,
                     run.name,
                 )
+            async with trio.open_nursery() as nursery:  # who is behind asks in return
+                for peer in node.membership.neighbours:
+                    wait = node.config.run.ask_timeout
+                    nursery.start_soon(node.book.ask_quietly, node.host, peer, wait)
 
     def _mind_officers(self) -> None:
         """Trainers and validators get our heartbeats themselves; an officer keeps all who beat

@@ -51,7 +51,7 @@ from roles.protocol.door import Door
 from roles.protocol.request import ask
 from roles.protocol.scorer import Ruling, Scorer, Scoring
 from roles.protocol.standing import AtRest, RoleStanding
-from roles.protocol.stats import ScoringStats
+from roles.protocol.stats import Records, ScoringStats
 from roles.shared.backoff import Backoff
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
@@ -156,10 +156,12 @@ class ValidatorSession:
 
     async def work_forever(self) -> None:
         """Take up what an earlier life left, then score until cancelled."""
+        records = Records()
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._known[verdict.commitment.digest] = entry.seqno
-            self._stats.records.count(verdict)
+            records.count(verdict)
+        self._stats.records = records  # whole: status lines show no half of it
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._resume(nursery)
