@@ -156,7 +156,7 @@ class Watch:
 
     def count(self) -> None:
         """Note what nodes have lost. Called long after a restart: they read their counts from
-        disk, ledgers entry by entry, while they already say them."""
+        disk first."""
         for name, child in self.nodes.children.items():
             for key, value in kept(child.status).items() if child.status else ():
                 if (before := self.most.get((name, key), value)) > value:

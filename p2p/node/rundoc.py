@@ -14,7 +14,8 @@ gets the document if it is newer than what the asker has, or of another run (the
 that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter
 who hands it over; by choosing whom to bootstrap from one chooses the owner. Who has nothing
 newer is asked for another edition of the same epoch, which no honest owner signs
-(`p2p.node.rival`).
+(`p2p.node.rival`). An asker that has a newer one is asked in return (`RunBook.hint`), so a node
+that takes an edition up tells its neighbours of it by asking them.
 
 What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
 compared with its run before more than a signature of it is judged (`RunReader`), remembers what
@@ -646,6 +647,8 @@ class RunBook:
             unpack_untrusted(payload), bytes, int, what="run request"
         )
         if self._run is None or (run_id == self._run.id and epoch >= self._run.epoch):
+            if self._pin is not None and run_id == self._pin.id and epoch > self._pin.epoch:
+                self.hint(peer)
             return b""
         return self._run.document
 

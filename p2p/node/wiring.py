@@ -345,8 +345,15 @@ class Wiring:
             nursery.start_soon(node.clocks.ask_while_alone, others)
 
     async def _follow_run(self, run: SignedRun) -> None:
+<<<<<<< HEAD
         """Apply each later run document, which may name other trainers and validators, or no
         longer name this node."""
+=======
+        """A later edition of the run document may name other officers, and this node no
+        longer. Neighbours hear of it at once: by random questions alone, one a minute, eight
+        nodes took up to six minutes.
+        """
+>>>>>>> refs/heads/edit
         node, began_with = self._node, run.components
         while True:
             run = await node.book.wait_edition(run.epoch)
@@ -359,6 +366,10 @@ class Wiring:
                     run.epoch,
                     run.name,
                 )
+            async with trio.open_nursery() as nursery:  # who is behind asks in return
+                for peer in node.membership.neighbours:
+                    wait = node.config.run.ask_timeout
+                    nursery.start_soon(node.book.ask_quietly, node.host, peer, wait)
 
     def _mind_officers(self) -> None:
         """Send our heartbeats to the run's trainers and validators, and follow their ledgers.

@@ -51,7 +51,7 @@ from roles.protocol.door import Door
 from roles.protocol.request import ask
 from roles.protocol.scorer import Ruling, Scorer, Scoring
 from roles.protocol.standing import AtRest, RoleStanding
-from roles.protocol.stats import ScoringStats
+from roles.protocol.stats import Records, ScoringStats
 from roles.shared.backoff import Backoff
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
@@ -156,11 +156,17 @@ class ValidatorSession:
         return self.node.shardcast.newest >= self.run.terms.sampling.steps and not self._jobs
 
     async def work_forever(self) -> None:
+<<<<<<< HEAD
         """Resume what an earlier process left, then score until cancelled."""
+=======
+        """Take up what an earlier life left, then score until cancelled."""
+        records = Records()
+>>>>>>> refs/heads/edit
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._known[verdict.commitment.digest] = entry.seqno
-            self._stats.records.count(verdict)
+            records.count(verdict)
+        self._stats.records = records  # whole: status lines show no half of it
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._resume(nursery)

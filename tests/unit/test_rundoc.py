@@ -108,6 +108,23 @@ async def two_hosts(
         yield (first, books[0]), (second, books[1])
 
 
+async def test_who_is_asked_by_a_node_with_a_newer_edition_asks_in_return(
+    tmp_path: Path,
+) -> None:
+    """Each asked one random member a minute: two of eight lacked it 3.5 minutes later."""
+    later = sign_run(replace(TERMS, epoch=2), OWNER)
+    async with two_hosts(tmp_path) as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await asker.offer(later.document)
+        await other.connect_addr(host.addrs[0])
+        assert not await asker.ask(other, host.peer_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(book.follow_hints, host, 5.0)
+            with trio.fail_after(10):
+                assert await book.wait_edition(1) == later
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_newcomer_goes_on_asking(tmp_path: Path) -> None:
     config = RunConfig(ask_interval=0.01, ask_timeout=5)
     async with two_hosts(tmp_path) as ((host, book), (other, newcomer)):
