@@ -252,9 +252,9 @@ async def open_membership(
 ) -> AsyncIterator[Membership]:
     """Take part in the swarm for the length of the block, and say good-bye at its end.
 
-    ``may`` says who is admitted, by default every peer: others are neither listed nor passed on
-    nor listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is
-    enough; without it no peer needs one.
+    ``may`` tells whether a peer is admitted; by default every peer is. Heartbeats of others are
+    ignored. ``stamp`` is the proof of our own work. ``is_stamped`` tells whether another peer's
+    stamp suffices; without it no peer needs one.
     """
     check_world(world)
     check_host(host)

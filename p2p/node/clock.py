@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerClocks:
-    """Evidence about a node's own clock, for people."""
+    """Compares a node's clock with those of its peers, to tell people about a wrong one."""
 
     def __init__(self, world: World, host: Host, membership: Membership) -> None:
         self._world = world

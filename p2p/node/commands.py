@@ -24,7 +24,7 @@ its docstring is its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``shoal COMMAND ...``: a command of the entry point group ``shoal.commands``."""
+    """Run ``shoal COMMAND ...``, a command of the entry point group ``shoal.commands``."""
     return interruptible(partial(_main, sys.argv[1:] if argv is None else list(argv)))
 
 

@@ -42,34 +42,34 @@ class NodeConfig:
     """Connections to peers."""
 
     relay: RelayConfig = field(default_factory=RelayConfig)
-    """Relaying for members of the run that routers keep apart."""
+    """Relaying between members of the run that cannot connect directly."""
 
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
-    """Asking peers which of our addresses they can dial, and being asked."""
+    """Checks, by and for peers, of which addresses can be dialled."""
 
     reach: ReachConfig = field(default_factory=ReachConfig)
-    """Being dialled from outside."""
+    """Reachability from outside."""
 
     run: RunConfig = field(default_factory=RunConfig)
-    """Finding the run."""
+    """Search for the run and its document."""
 
     membership: MembershipConfig = field(default_factory=MembershipConfig)
-    """Membership: who is alive."""
+    """Membership: heartbeats, neighbours and failure detection."""
 
     gossip: GossipConfig = field(default_factory=GossipConfig)
     """Gossip: messages by topic."""
 
     dht: DhtConfig = field(default_factory=DhtConfig)
-    """Kademlia: who is where."""
+    """DHT: lookups and records."""
 
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
     """SHARDCAST: distribution of policies."""
 
     ledger: ExchangeConfig = field(default_factory=ExchangeConfig)
-    """Exchange of officers' ledgers."""
+    """Exchange of trainers' and validators' ledgers."""
 
     share: ShareConfig = field(default_factory=ShareConfig)
-    """Limits of what the owner lends, and when."""
+    """Limits on the resources and hours that the owner lends."""
 
     trust_environments: bool = False
     """True if environments run even where nothing contains their processes."""
@@ -78,7 +78,7 @@ class NodeConfig:
     """True if environments that come with a run's policies may run, in their interpreter."""
 
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """A table for each role, ``[role.trainer]``, read by the role."""
+    """Maps each role to its table, such as ``[role.trainer]``, which the role reads."""
 
     def __post_init__(self) -> None:
         for addr in self.bootstrap:

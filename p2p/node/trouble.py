@@ -24,7 +24,7 @@ PEER_TROUBLE: Final = (
     trio.ClosedResourceError,
     trio.TooSlowError,
 )
-"""Exceptions that asking one peer may raise although nothing is wrong here."""
+"""Exceptions that a request to one peer may raise although this node works correctly."""
 
 
 def likely_cause(error: Exception) -> str:

@@ -273,7 +273,7 @@ class Requester:
             self._search(key, operation, self._put_shape, now)
 
     def join(self, token: int | None, peers: Iterable[PeerId], now: float) -> None:
-        """Ask ``peers`` for the contacts near us, then look ourselves up."""
+        """Ask ``peers`` for the contacts near our id, then look our id up."""
         operation = JoinOperation(token)
         if token is not None:
             self._wait_for(token, operation, now)

@@ -72,7 +72,7 @@ class Inspection:
     """Findings about a ledger's folder."""
 
     author: PeerId | None = None
-    """Author of the first entry; None in an empty ledger."""
+    """Author of the first entry; None for an empty ledger."""
     entries: list[Entry] = field(default_factory=list)
     """Whole, signed entries in order, unless the caller takes them."""
     count: int = 0

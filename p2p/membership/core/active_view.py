@@ -417,7 +417,7 @@ class ActiveView:
         return True
 
     def _ask_chosen(self, peer: PeerId, urgent: bool, now: float) -> None:
-        """Ask a peer of our own choice."""
+        """Ask a peer to be a neighbour that we chose ourselves."""
         self._chosen_pending[peer] = None
         self._ask(peer, urgent, now)
 

@@ -141,7 +141,7 @@ class Bootstrap:
 
     addrs: tuple[Multiaddr, ...]
     anchors: tuple[Multiaddr, ...] = ()
-    """Addresses of neighbours in an earlier life, which are asked first."""
+    """Addresses of neighbours from before a restart, which are asked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Interest:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Ask ``among`` for the heartbeat of ``peer``."""
+    """Ask the peers ``among`` for the heartbeat of ``peer``."""
 
     peer: PeerId
     among: tuple[PeerId, ...]

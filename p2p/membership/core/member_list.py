@@ -119,7 +119,7 @@ class MemberState:
     seen: float
     """Time at which its newest heartbeat was first seen."""
     introducer: PeerId | None
-    """The peer that named it to us; None if it came itself."""
+    """Peer that named it to us; None if it contacted us itself."""
     interval: float
     """Seconds between its heartbeats by its own claim, limited by `MembershipConfig.pace`."""
     since: float
