@@ -93,7 +93,7 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """``peer`` is disconnected, unreachable, or its bulk stream broke."""
+    """The peer is disconnected, unreachable, or its bulk stream broke."""
 
     peer: PeerId
 
@@ -267,7 +267,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Penalise:
-    """``peer`` lied or broke the protocol: drop its connection and lower its score."""
+    """Drop the connection of a peer that lied or broke the protocol, and lower its score."""
 
     peer: PeerId
     reason: str
