@@ -71,7 +71,7 @@ _Addrs = tuple[Multiaddr, ...]
 
 
 class AddressBook:
-    """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
+    """Keeps address hints, newest first: a few for each of a bounded number of peers.
 
     Three books in one, by `AddrSource`. What strangers say is kept apart from what the owner
     said and what members signed, so that a stranger who names ten thousand peers pushes out
