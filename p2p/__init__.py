@@ -121,7 +121,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a service, or a module of this package, when it is first asked for.
+    """Import a service, or a module of this package, on first use.
 
     ``__version__`` is the installed version.
     """

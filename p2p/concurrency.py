@@ -105,7 +105,8 @@ class AutoResetEvent:
 
 
 class ConflictDetector:
-    """A block that one task at a time may be in; others get `trio.BusyResourceError`.
+    """Guards a block that only one task at a time may enter; others get
+    `trio.BusyResourceError`.
 
     For methods that only a bug calls twice at once, such as `send_all` of a stream: a lock
     would hide the bug, and mix what the two tasks send.

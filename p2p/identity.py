@@ -77,7 +77,7 @@ class PeerId(bytes):
     __slots__ = ()
 
     def __new__(cls, digest: bytes) -> Self:
-        """Name the peer whose identity multihash this is."""
+        """Make a PeerId of the bytes of an identity multihash."""
         if not isinstance(digest, bytes):
             check("digest", digest, bytes)
         if len(digest) != PEER_ID_BYTES or not digest.startswith(_PEER_ID_PREFIX):

@@ -43,7 +43,7 @@ class StrangerMeter:
         is_member: Callable[[PeerId], bool] | None = None,
         upload: float = 0.0,
     ) -> None:
-        """A full meter.
+        """Start with a full meter.
 
         Args:
             world: For its clock.

@@ -41,16 +41,16 @@ class Offence(Enum):
     """A peer that asks every second is cut off within half a minute."""
 
     GRAFT = (2.0, "asked for a place in a mesh that it was told to wait for")
-    """Two clocks may differ now and then."""
+    """The peer may have been too early because two clocks differ."""
 
     BROKEN_PROMISE = (2.0, "advertised messages and did not send them")
     """The peer broke a promise, perhaps by bad luck. One a second disconnects after 74."""
 
     REPLAYED = (1.0, "sent an older record of its own")
-    """A replayed message. The peer's disk may have lost its numbers."""
+    """The peer repeated an old record. Its disk may have lost its sequence numbers."""
 
     OBSOLETE = (1.0, "suspected somebody on news that is long out of date")
-    """An obsolete message. The peer may have been cut off from the swarm."""
+    """The suspicion is obsolete. The peer may have been cut off from the swarm."""
 
     OVER_QUOTA = (1.0, "sent a message over its quota")
     """The message is dropped. A hundred within a minute mean a broken peer."""

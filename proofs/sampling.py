@@ -1,4 +1,4 @@
-"""Seeds, and the random numbers that follow from them: who draws has no choice in any.
+"""Seeds, and the random numbers that follow from them. A worker cannot choose any of them.
 
 Theory of operation
 -------------------

@@ -345,15 +345,9 @@ class Wiring:
             nursery.start_soon(node.clocks.ask_while_alone, others)
 
     async def _follow_run(self, run: SignedRun) -> None:
-<<<<<<< HEAD
-        """Apply each later run document, which may name other trainers and validators, or no
-        longer name this node."""
-=======
-        """A later edition of the run document may name other officers, and this node no
-        longer. Neighbours hear of it at once: by random questions alone, one a minute, eight
-        nodes took up to six minutes.
-        """
->>>>>>> refs/heads/edit
+        """Apply each later edition of the run document, which may name other officers, or no
+        longer name this node. Tell neighbours of it at once: random questions alone, one a
+        minute, took up to six minutes among eight nodes."""
         node, began_with = self._node, run.components
         while True:
             run = await node.book.wait_edition(run.epoch)

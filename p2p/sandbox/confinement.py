@@ -27,7 +27,7 @@ HEARD: Final = 64 * KI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What a worker may reach besides Python and its libraries, and how much it may use.
+    """The things that a worker may reach besides Python and its libraries, and its limits.
 
     The defaults are for a stranger's code or text. Paths are those of the operating system, and
     are the same in there. None is no limit.

@@ -22,12 +22,11 @@ from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 READY: Final = b"+"
 """Output of a worker whose limits are in force."""
 NO_NEW_PRIVS: Final = 38
-"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, which also has the next constant. The last is
-of ``linux/seccomp.h``."""
+"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``."""
 SECCOMP: Final = 22
-"""``PR_SET_SECCOMP``."""
+"""``PR_SET_SECCOMP`` of ``linux/prctl.h``."""
 FILTER: Final = 2
-"""``SECCOMP_MODE_FILTER``."""
+"""``SECCOMP_MODE_FILTER`` of ``linux/seccomp.h``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from typing import Final
 from p2p.sandbox.confinement import is_below
 
 SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
-"""Folders of the system: links where it is merged."""
+"""Folders of the operating system, which are links on systems with a merged ``/usr``."""
 SYSTEM_FILES: Final = (
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",

@@ -167,13 +167,13 @@ def numbers_of(calls: _Numbers, machine: str) -> list[int]:
 LOAD: Final = 0x20
 """BPF_LD | BPF_W | BPF_ABS: load a word of ``seccomp_data`` into the accumulator."""
 EQUAL: Final = 0x15
-"""BPF_JMP | BPF_JEQ | BPF_K."""
+"""BPF_JMP | BPF_JEQ | BPF_K: jump if the accumulator equals the constant."""
 AT_LEAST: Final = 0x35
-"""BPF_JMP | BPF_JGE | BPF_K."""
+"""BPF_JMP | BPF_JGE | BPF_K: jump if the accumulator is at least the constant."""
 ANY_BIT: Final = 0x45
-"""BPF_JMP | BPF_JSET | BPF_K."""
+"""BPF_JMP | BPF_JSET | BPF_K: jump if any bit of the constant is set."""
 RETURN: Final = 0x06
-"""BPF_RET | BPF_K."""
+"""BPF_RET | BPF_K: return the constant."""
 
 ALLOW: Final = 0x7FFF0000
 KILL: Final = 0x80000000
@@ -201,7 +201,7 @@ CLONE_THREAD: Final = 0x00010000
 CLONE_NAMESPACES: Final = 0x7E020000
 """Flags NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of ``clone``."""
 UNIX: Final = 1
-"""AF_UNIX."""
+"""Number of the address family AF_UNIX."""
 DATAGRAM: Final = 2
 """Bit that SOCK_DGRAM and SOCK_RAW have, whose sockets send to any address, and SOCK_STREAM and
 SOCK_SEQPACKET lack."""

@@ -60,12 +60,12 @@ class ShardcastStats:
     """Counts of one node since it started; bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
-    """Bytes sent of our own policies."""
+    """Bytes of this node's own policies that it sent."""
     uploaded_as_relay: int = 0
     from_origin: int = 0
     from_peers: int = 0
     duplicates: int = 0
-    """Bytes of chunks that came a second time."""
+    """Bytes of chunks that this node already had when they came."""
     chunks_bad: int = 0
     chunks_repaired: int = 0
     """Chunks that came because they were asked for, not because the forest brought them."""

@@ -1,4 +1,4 @@
-"""Where files are cut in spans: at tensors of safetensors files.
+"""Cuts files into spans, at the tensors of safetensors files.
 
 A span never holds values of two types, so that its bytes can be split in planes (`codec`) and
 compared value by value with those of an older version. Tensors that are small share a span with

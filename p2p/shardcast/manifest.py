@@ -45,7 +45,7 @@ from p2p.shardcast.index import (
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
-"""Control messages, and the domain of everything SHARDCAST signs."""
+"""Protocol of control messages, and the domain of everything that SHARDCAST signs."""
 
 MAX_ENCODINGS: Final = 16
 """Most encodings of a version: an anchor and patches. Publishers make one patch; older versions

@@ -143,8 +143,8 @@ _Rows = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Sent on connecting: what the sender knows. The receiver answers with a newer version and
-    with convictions that the sender lacks."""
+    """Tells, on connecting, what the sender knows. The receiver answers with a newer version
+    and with convictions that the sender lacks."""
 
     KIND: ClassVar = "hello"
     newest: Annotated[int, _between(-1, _MAX_COUNT)]
@@ -183,8 +183,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks what the receiver has of this policy, now and while it gets more; and for its
-    index."""
+    """Asks which chunks of this policy the receiver has, now and later, and for its index."""
 
     KIND: ClassVar = "ask"
     policy: _Policy

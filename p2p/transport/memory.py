@@ -37,7 +37,7 @@ class _Pipe:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """One end of a pair; made by `memory_pair`."""
+    """One end of a connected pair, made by `memory_pair`."""
 
     def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
         self._in = incoming
@@ -182,7 +182,7 @@ class MemoryListener:
 
 
 class MemoryNetwork:
-    """Hosts that share one instance can dial each other."""
+    """A network between the hosts that share one instance."""
 
     def __init__(self) -> None:
         self._listeners: dict[Multiaddr, MemoryListener] = {}

@@ -156,12 +156,8 @@ class ValidatorSession:
         return self.node.shardcast.newest >= self.run.terms.sampling.steps and not self._jobs
 
     async def work_forever(self) -> None:
-<<<<<<< HEAD
         """Resume what an earlier process left, then score until cancelled."""
-=======
-        """Take up what an earlier life left, then score until cancelled."""
         records = Records()
->>>>>>> refs/heads/edit
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._known[verdict.commitment.digest] = entry.seqno

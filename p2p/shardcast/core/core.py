@@ -465,7 +465,7 @@ class ShardcastCore:
             self._pull(download)
 
     def _report(self, download: Download) -> None:
-        """Tell the origin what each stripe has brought."""
+        """Send the origin a receipt that says what each stripe has brought."""
         publisher = download.manifest.publisher
         receipt = self._stripe_counts.take(
             download.name, self.statements.roster(publisher), self._now
@@ -626,7 +626,7 @@ class ShardcastCore:
             self._pull(download)
 
     def _ban(self, peer: PeerId, reason: str) -> None:
-        """Never deal with ``peer`` again."""
+        """Refuse all further dealings with ``peer``."""
         self._peers.ban(peer)
         self._peer_lost(peer)
         self._out.append(ev.Penalise(peer, reason))

@@ -25,7 +25,7 @@ asked."""
 
 
 class Availability:
-    """Have-lists and taken-lists of one version, by peer.
+    """The chunks of one version that each peer holds, or has taken from other peers.
 
     A peer *holds* a chunk when it said so or sent it, and has *taken* one when it asked another
     peer for it. Neither needs to be pushed to it; only the former can be asked of it.

@@ -93,7 +93,7 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """``peer`` is disconnected, unreachable, or its bulk stream broke."""
+    """The peer is disconnected, unreachable, or its bulk stream broke."""
 
     peer: PeerId
 
@@ -229,7 +229,7 @@ class RefuseRoster:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A policy will be fetched: make room for it on disk."""
+    """Make room on disk for a policy that will be fetched."""
 
     manifest: Manifest
     index: Index
@@ -245,7 +245,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Every chunk is verified: make the policy durable, and report `Stored` or `Unusable`."""
+    """Make a policy durable of which every chunk is verified, and report `Stored` or
+    `Unusable`."""
 
     policy: bytes
 
@@ -267,7 +268,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Penalise:
-    """``peer`` lied or broke the protocol: drop its connection and lower its score."""
+    """Drop the connection of a peer that lied or broke the protocol, and lower its score."""
 
     peer: PeerId
     reason: str

@@ -50,7 +50,7 @@ from p2p.shardcast.messages import Receipt
 
 
 class GiftStage(Enum):
-    """Stage of a chunk of a hand-out."""
+    """A stage in the life of a chunk of a hand-out."""
 
     FRESH = auto()
     """The chunk was never given."""
@@ -73,7 +73,7 @@ class GiftStage(Enum):
 
 
 class GiftEvent(Enum):
-    """Event of a chunk of a hand-out."""
+    """An event in the life of a chunk of a hand-out."""
 
     GIVE = auto()
     CONFIRM = auto()
@@ -112,7 +112,7 @@ TRANSITIONS: Final = {
 
 @dataclass(slots=True, eq=False)
 class Gift:
-    """A chunk as given to one root."""
+    """A chunk that was given to one root, with the roster under which it was given."""
 
     chunk: int
     root: PeerId

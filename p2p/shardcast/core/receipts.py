@@ -81,7 +81,7 @@ class StripeCounts:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What the children of a peer report about the peer."""
+    """Reports about a peer by its children."""
 
     peer: PeerId
     rates: tuple[float, ...]
@@ -184,7 +184,7 @@ def _recent() -> deque[float]:
 
 @dataclass(slots=True)
 class _Standing:
-    """What the origin knows of a peer's upload."""
+    """The state of a peer's upload, as far as the origin knows it."""
 
     carried: deque[float] = field(default_factory=_recent)
     ceiling: float = math.inf

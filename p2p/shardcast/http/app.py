@@ -69,9 +69,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
 FOREVER: Final = "public, max-age=31536000, immutable"
-"""Caching of what belongs to a version: a year, the longest that caches honour."""
+"""Cache-Control header of what belongs to a version: a year, the longest that caches honour."""
 NEVER: Final = "no-cache"
-"""Caching of the list of versions: none, clients ask each time."""
+"""Cache-Control header of the list of versions, for which clients ask each time."""
 _MAX_ARCHIVES: Final = 64
 """Most versions whose archive is remembered. This exceeds what a node keeps; each takes a
 megabyte if a version has thousands of files."""

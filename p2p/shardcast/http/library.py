@@ -231,7 +231,7 @@ class Shelf:
         return sorted(self._releases, reverse=True)
 
     def add(self, release: Release) -> None:
-        """Offer a version."""
+        """Add a version to those that are offered."""
         self._releases[release.version] = release
         self._changed.notify_all()
 

@@ -203,7 +203,7 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class HeldConnection:
-    """A connection, as the budget sees it."""
+    """The facts about a connection that the budget needs."""
 
     peer: PeerId
     group: NetGroup

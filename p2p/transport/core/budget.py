@@ -111,7 +111,7 @@ LINGERING_SHARE: Final = 32
 
 
 class Holder(Protocol):
-    """Something that holds unread bytes."""
+    """An object that holds unread bytes from a peer."""
 
     peer: PeerId
     """Peer that sent the bytes."""

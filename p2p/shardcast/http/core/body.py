@@ -10,7 +10,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """``length`` bytes of the ``file``-th file of a version, from ``offset`` on."""
+    """``length`` bytes of file number ``file`` of a version, from ``offset`` on."""
 
     file: int
     offset: int

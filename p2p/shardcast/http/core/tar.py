@@ -15,7 +15,7 @@ from typing import Final
 from p2p.shardcast.http.core.body import Body, Slice
 
 _BLOCK: Final = 512
-"""Alignment of headers and contents (POSIX 1003.1, pax)."""
+"""Block size in bytes to which headers and contents are aligned (POSIX 1003.1, pax)."""
 
 
 def tar_of(files: Sequence[tuple[str, int]]) -> Body:
