@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1145,
     "p2p/ledger": 1300,
     "p2p/membership": 2510,
-    "p2p/node": 4435,
+    "p2p/node": 4441,
     "p2p/reach": 1175,
     "p2p/sandbox": 875,
     "p2p/shardcast": 7291,
@@ -50,7 +50,7 @@ LIMITS = {
     "roles/shared": 169,
     "roles/trainer": 3513,
     "roles/trl": 360,
-    "roles/validator": 424,
+    "roles/validator": 426,
     "roles/workers": 416,
     "sim": 606,
     "sim/faults": 668,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2735,
-    "tests": 60395,
+    "tests": 60409,
 }
 
 NO_CODE = {
