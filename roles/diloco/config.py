@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoConfig:
-    """``[role.trainer.diloco]``."""
+    """Settings of one member, from the table ``[role.trainer.diloco]``."""
 
     turn_seconds: float = 1.0
     """About how long the worker computes before it is told whether the round is over. Less

@@ -36,7 +36,7 @@ from roles.engines.torch.sharding import local, put, reshard, whole
 from roles.engines.torch.training import TrainedModel
 
 _STEPS: Final = "steps"
-"""In a file of moments: updates of the optimiser."""
+"""Key in a file of moments for the number of optimiser updates."""
 
 Vector = NDArray[np.float32]
 
@@ -95,10 +95,10 @@ class Pretrainer(TrainedModel):
         self._sent: Vector | None = None
         """The inner weights of the last update, from which steps go on during an exchange."""
         self._gradient: Vector | None = None
-        """Of the newest step, where the members' mean gradient takes it."""
+        """Gradient of the newest step, if the outer step takes the members' mean gradient."""
 
     def _places(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Each parameter, and where it is in a vector."""
+        """Yield each parameter with its slice of the vector of all weights."""
         at = 0
         for _, weight in sorted(self.model.named_parameters()):
             yield weight, slice(at, at + weight.numel())
@@ -106,11 +106,11 @@ class Pretrainer(TrainedModel):
 
     @property
     def size(self) -> int:
-        """Weights of the model."""
+        """Number of weights in the model."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def vector(self) -> Vector:
-        """The weights end to end."""
+        """Return all weights as one vector."""
         return self._joined(lambda weight: weight)
 
     def _joined(self, value: Callable[[nn.Parameter], Tensor]) -> Vector:
@@ -160,7 +160,7 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _at_outer(self) -> Iterator[None]:
-        """With the outer weights in the model, for the length of the block."""
+        """Put the outer weights into the model for the length of the block."""
         inner = [local(weight).detach().clone() for weight, _ in self._places()]
         for weight, place in self._places():
             put(weight, torch.from_numpy(np.array(self._outer[place])).view(weight.shape))
@@ -210,19 +210,16 @@ class Pretrainer(TrainedModel):
         return len(batches), count, total / max(1, count)
 
     def _share(self, batch: Any) -> tuple[Any, float]:
-        """This process's part of a batch, and what it counts.
-
-        All processes make a pass, since each gathers what the others keep; one without a part
-        repeats the first row, which counts nothing.
-        """
+        """Return this process's part of a batch, and the share of the batch that it is."""
         if self._rank.mesh is None:
             return batch, 1.0
         mine = batch[self._rank.number :: self._rank.size]
         return (mine, len(mine) / len(batch)) if len(mine) else (batch[:1], 0.0)
 
     def loss(self, batches: Sequence[Any]) -> float:
-        """What is lowered, of the outer weights, on what no member learns from: nats a token,
-        or the share of wrong answers."""
+        """Return the held-out loss of the outer weights: nats a token, or the share of wrong
+        answers.
+        """
         total = 0.0
         with torch.no_grad(), self._at_outer():
             for batch in batches:
@@ -244,7 +241,7 @@ class Pretrainer(TrainedModel):
         return read[len(tokens) :]
 
     def export(self, folder: Path) -> None:
-        """The outer weights as a folder that transformers and vLLM load."""
+        """Write the outer weights as a folder that transformers and vLLM load."""
         context, end_tokens = self._config.context, self._config.end_tokens
         with self._outer_model() as model:
             if self._rank.is_first:
@@ -252,7 +249,9 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _outer_model(self) -> Iterator[TransformerModel]:
-        """A model with the outer weights; of several processes only the first's has them."""
+        """Yield a model with the outer weights; of several processes only the first has all of
+        them.
+        """
         with self._at_outer():
             yield self._complete(self._device) if self._rank.mesh else self.model
 
