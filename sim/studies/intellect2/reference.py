@@ -45,7 +45,9 @@ HEALING: Final = 0.01
 FAILURE_RATE: Final = 30.0
 """MB/s that a failed download counts as: the package puts its timeout there."""
 REQUEST_LATENCIES: Final = 4
-"""A connection and a request: two round trips; the last half of them brings the answer."""
+"""Latencies of a connection and a request: two round trips. The last half of them brings the
+answer.
+"""
 CHECK_PASSES: Final = 3
 """Times a client reads or writes the whole policy before it can load it: join the files (two),
 hash (one)."""
