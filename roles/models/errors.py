@@ -10,7 +10,7 @@ NO_TEMPLATE: Final = (
     "this model has no chat template (chat_template.jinja, or chat_template in"
     " tokenizer_config.json): take the instruction-tuned sibling of a base model"
 )
-"""What is said of a model that cannot be asked anything."""
+"""Error about a model that cannot be asked anything."""
 
 
 class BadModel(ShoalError):
