@@ -484,7 +484,9 @@ class _Pull:
         return first
 
     def give_back(self, first: int) -> None:
-        """Take a batch back from a failed source; it waits again if no other source fetches it."""
+        """Take a batch back from a failed source; it waits again if no other source fetches
+        it.
+        """
         self.takers[first] -= 1
         if not self.takers[first] and first not in self.found:
             del self.takers[first]

@@ -28,7 +28,8 @@ from roles.envs.mix import MixedEnvironment
 EVALUATED: Final = 32
 """Windows, or questions, whose loss is measured in one pass."""
 DOMAIN: Final = b"/shoal/diloco/question/1.0.0"
-"""Prefix of the hash that makes a question's seed, so that no other seed of a run is the same.
+"""Prefix of the hash that makes a question's seed, so that no other seed of a run is the
+same.
 """
 
 

@@ -137,7 +137,9 @@ class MemberFigures:
 
 
 class RunMembers:
-    """The peers that may be members by the run's newest edition: its trainers, or all admitted."""
+    """The peers that may be members by the run's newest edition: its trainers, or all
+    admitted.
+    """
 
     def __init__(self, node: Node, joining: Joining) -> None:
         self._node = node

@@ -34,7 +34,9 @@ class _Budget:
 
 
 def shrink(plan: Sequence[Fault], fails: Fails, *, max_runs: int = MAX_RUNS) -> list[Fault]:
-    """Return a plan that still fails and of which nothing can be left out; ``plan`` must fail."""
+    """Return a plan that still fails and of which nothing can be left out; ``plan`` must
+    fail.
+    """
     judge = _Budget(fails, max_runs)
     if judge(()):
         return []

@@ -201,7 +201,9 @@ class Wire:
         self.on_broken: list[Callable[[], None]] = [_ignore, _ignore]
 
     def close(self, side: int) -> None:
-        """Close ``side``: it hears nothing more, and the other side learns of the end in order."""
+        """Close ``side``: it hears nothing more, and the other side learns of the end in
+        order.
+        """
         inward, outward = self.directions[1 - side], self.directions[side]
         if inward.open:
             inward.open = False
@@ -498,7 +500,9 @@ def tampered(src: Endpoint, data: bytes) -> bytes:
 def deliver_if_open(
     direction: Direction, deliver: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
-    """Deliver a transfer that has come through the receiver's line, if the wire is still open."""
+    """Deliver a transfer that has come through the receiver's line, if the wire is still
+    open.
+    """
     if direction.open:
         deliver(*args)
 

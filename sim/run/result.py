@@ -29,7 +29,8 @@ class Result:
     witnessed: Mapping[str, int]
     """Number of times that each `sometimes` claim held."""
     fired: Mapping[str, int]
-    """Number of times that each `buggify` site misbehaved; 0 if it was reached and never did.
+    """Number of times that each `buggify` site misbehaved; 0 if it was reached and never
+    did.
     """
     series: Mapping[str, list[tuple[float, float]]]
     """Curves over virtual seconds, for reports."""

@@ -147,7 +147,9 @@ class Expectation:
             raise ConfigError(f"an expectation of {self.metric} needs at_least or at_most")
 
     def judge(self, metrics: Mapping[str, float | int | str]) -> dict[str, object]:
-        """Return the expectation and if it holds, for a result's JSON. A missing metric fails."""
+        """Return the expectation and if it holds, for a result's JSON. A missing metric
+        fails.
+        """
         value = metrics.get(self.metric)
         limit = self.at_least if self.at_least is not None else self.at_most
         assert limit is not None

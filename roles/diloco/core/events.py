@@ -102,7 +102,8 @@ class Reduce:
     plan: Plan
     readys: tuple[Ready, ...]
     carried: Outcome | None
-    """The outcome of an earlier view that the step repeats: its voters hold all sums already.
+    """The outcome of an earlier view that the step repeats: its voters hold all sums
+    already.
     """
     holders: tuple[PeerId, ...]
     """Peers that voted for ``carried``."""

@@ -25,7 +25,9 @@ from p2p.identity import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One member's statement about the others: which it hears, which leave, which want to join."""
+    """One member's statement about the others: which it hears, which leave, which want to
+    join.
+    """
 
     of: Sequence[PeerId]
     """The members that it speaks of."""

@@ -274,7 +274,9 @@ class Arithmetic:
 
 
 def digests_of(grid: PieceGrid, data: bytes | memoryview) -> list[bytes]:
-    """Return the digests of pieces that lie end to end; none if the length is not the grid's."""
+    """Return the digests of pieces that lie end to end; none if the length is not the
+    grid's.
+    """
     if len(data) != grid.total_bytes:
         return []
     return [digest_of(piece) for piece in grid.cut(data)]

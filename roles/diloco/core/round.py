@@ -906,7 +906,9 @@ class RoundCore:
             self._begin(current)
 
     def _is_acceptable(self, proposal: Propose) -> bool:
-        """Return True if the proposal comes from the right member and honours what it carries."""
+        """Return True if the proposal comes from the right member and honours what it
+        carries.
+        """
         plan, view = proposal.plan, proposal.view
         if self._proposer(view) != proposal.author or plan.previous != self.record.digest:
             return False

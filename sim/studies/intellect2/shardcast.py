@@ -56,7 +56,9 @@ CLAIM: Final = 0.9
 
 
 class Payload(bytes):
-    """Stands for a chunk in the simulation: the bytes that identify it, and the chunk's length."""
+    """Stands for a chunk in the simulation: the bytes that identify it, and the chunk's
+    length.
+    """
 
     def __len__(self) -> int:
         return MAX_SPAN

@@ -229,7 +229,9 @@ class AddressFlush(HostileWorkload):
 
 
 class _LateHost:
-    """A host that hands over some peers' messages later, even if the peers have gone meanwhile."""
+    """A host that hands over some peers' messages later, even if the peers have gone
+    meanwhile.
+    """
 
     def __init__(
         self, node: SimNode, host: SimHost, late: dict[PeerId, None], delay: float
