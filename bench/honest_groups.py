@@ -85,7 +85,7 @@ def run(args: list[str]) -> int:
 
 
 def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
-    """``groups`` of each policy of one course."""
+    """Count the mismatches of ``groups`` honest groups of each policy of one course."""
     alone = Alone(sorting(seed))
     alone.warm_up()
     before: TransformerModel | None = None
