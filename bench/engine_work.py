@@ -70,7 +70,7 @@ class Way:
     claims: str = ""
     """The policy; empty: the model's own."""
     writes: str = ""
-    """Name of the policy that is drawn from; empty: the model's own."""
+    """Name of the policy that is drawn from; empty: the claimed one."""
     temperature: float = 1.0
     tries: int = 1
     """Draws of which the likeliest answer is taken, the first by the seed that is due."""

@@ -1,5 +1,5 @@
-"""How often honest work is refused: groups of the demo's own early policies, drawn, committed
-and replayed.
+"""The rate at which honest work is refused: groups of the demo's own early policies, drawn,
+committed and replayed.
 
 ``python -m bench honest-groups [--groups 20000] [--seeds 0 1] [--steps 6] [--json FILE]``
 

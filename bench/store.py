@@ -68,7 +68,7 @@ def key(number: int) -> KeyPair:
 def write_weights(path: Path, size: int, *, noise: bool = False) -> None:
     """Write a safetensors file of about ``size`` bytes.
 
-    It repeats one bf16 tensor of 16 MiB, which chunks cannot tell from different ones.
+    It repeats one tensor of 16 MiB; no chunk sees the repetition.
     """
     rng = np.random.default_rng(1)
     tensor = min(size, 16 * MIB) // 2 * 2

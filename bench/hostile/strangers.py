@@ -92,7 +92,7 @@ Forge = Callable[[Stranger, int, Random], bytes]
 
 
 def in_order(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send the next place under the newest policy, which is taken until 64 places wait."""
+    """Send the next place under the newest policy; it is taken up to the trainer's limit."""
     return of.window(newest, of.count)
 
 

@@ -39,9 +39,11 @@ class Promise:
 SORTING_PROMISE: Final = Promise(start_below=0.65, rise=0.25)
 """Promise of the demo that sorts digits."""
 ARITHMETIC_PROMISE: Final = Promise(start_below=0.35, rise=0.3, end=(0.65, 0.6), is_hope=True)
-"""Of two-digit addition by a chat model of 135 M parameters: a hope, since nobody has played it
-with 20 seeds. It starts at 0.25 greedy and 0.11 sampled; with five seeds it ended at 0.60 to
-0.76, and one that ended at 0.645 was called a failure. Permuted advantages gain nothing."""
+"""Promise of the demo with two-digit addition by a chat model of 135 M parameters: a hope,
+since nobody has played it with 20 seeds. It starts at 0.25 greedy and 0.11 sampled; with five
+seeds it ended at 0.60 to 0.76, and one that ended at 0.645 was called a failure. Permuted
+advantages gain nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a machine's owner says about its part in a DiLoCo run; the rest is in the run file."""
+"""Settings of a machine's part in a DiLoCo run; the run file has the others."""
 
 from __future__ import annotations
 

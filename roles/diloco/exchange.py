@@ -285,8 +285,13 @@ class PieceClient:
     async def _ask(
         self, peer: PeerId, request: Sequence[object], frames: int, patience: float
     ) -> AsyncGenerator[bytes, None]:
-        """So many frames of the answer, each behind the first within ``patience`` seconds;
-        fewer if the peer has nothing. Raises `PEER_TROUBLE`."""
+        """Yield up to ``frames`` frames of the answer; fewer if the peer has no more.
+
+        Each frame after the first must come within ``patience`` seconds.
+
+        Raises:
+            PEER_TROUBLE: The peer failed.
+        """
         with fail_after_own(self.world, SUM_PATIENCE):
             stream = await self.host.open_stream(peer, PIECES_PROTOCOL)
         async with stream:

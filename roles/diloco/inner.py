@@ -1,4 +1,4 @@
-"""What a member's session has computed in its worker process.
+"""The calls that a member's session makes to its worker process.
 
 Paths are those of the node's disk. Importing this does not import torch.
 """

@@ -1,4 +1,4 @@
-"""What a member learns from: windows of text, or questions of an environment, by number.
+"""The material of a member: windows of text, or questions of an environment, by number.
 
 The run's record says which numbers are whose (`roles.diloco.core.windows`); a number leads to
 the same window, and the same question, on every machine. All of this is used in the worker's
@@ -28,9 +28,7 @@ from roles.envs.mix import MixedEnvironment
 EVALUATED: Final = 32
 """Windows, or questions, whose loss is measured in one pass."""
 DOMAIN: Final = b"/shoal/diloco/question/1.0.0"
-"""Prefix of the hash that makes a question's seed, so that no other seed of a run is the
-same.
-"""
+"""Prefix of the hash that makes a question's seed, so that no other use gives the same seed."""
 
 
 class Texts:

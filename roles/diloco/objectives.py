@@ -1,4 +1,4 @@
-"""What an inner step of a DiLoCo member lowers: the loss on text, or GRPO's on its own answers.
+"""The objective of a DiLoCo member's inner steps: the loss on text, or GRPO on its own answers.
 
 A batch is whatever the member's `roles.diloco.material` gives for a step: rows of tokens, or
 questions. An objective adds the gradient of one to the weights' own; what steps with it is

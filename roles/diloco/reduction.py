@@ -87,8 +87,8 @@ class Reduction:
 
     @property
     def suspects(self) -> tuple[PeerId, ...]:
-        """Peers to blame if the time runs out: contributors first, and owners only if no part
-        lacks.
+        """Peers to blame if the time runs out: missing contributors, or else owners of missing
+        sums.
         """
         return tuple(self.parts_missing or self.sums_missing)
 

@@ -1,4 +1,4 @@
-"""What a member keeps on disk: records, what it has signed, states of two steps, its update.
+"""A member's files on disk: records, its signed statements, states of two steps, its update.
 
 Every file is judged by a digest before it is believed: a state by its record's, an update by
 what was signed of it. What is damaged, cut off or of another run counts as not there, and is

@@ -1,5 +1,5 @@
-"""What the bootstrap peers say: who they are, which run they are in, where they see us, and
-whether their clock is ours.
+"""The bootstrap peers' answers: their ids, their run, the address at which they see us, and the
+difference of clocks.
 
 The doctor asks for seconds, with a fresh identity: a node that runs on this machine is not
 disturbed.

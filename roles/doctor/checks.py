@@ -1,4 +1,4 @@
-"""What is judged of a machine: one function for each finding."""
+"""The checks of a machine: one function for each finding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG_WAIT: Final = 60.0
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"

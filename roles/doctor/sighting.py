@@ -1,4 +1,4 @@
-"""What the doctor looks at: this machine, and what a run asks of one.
+"""The facts that the doctor collects: about this machine, and about a run's needs.
 
 torch is asked in a process of its own: a build for another system may end the process that
 imports it.

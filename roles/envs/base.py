@@ -1,4 +1,4 @@
-"""What an environment is: a source of tasks and a checker of answers.
+"""An environment: a source of tasks and a checker of answers.
 
 It is versioned by the hash of its files.
 

@@ -231,9 +231,14 @@ class WorkerEnvironment:
         context: int = MAX_CONTEXT,
         required: bool = True,
     ) -> None:
-        """Of a model with ``vocabulary`` tokens, of which ``context`` are a prompt and its
-        answer: no engine could look up others. ``required``: whether it must not run where this
-        machine contains no process."""
+        """Prepare the process of an environment.
+
+        Args:
+            vocabulary: Tokens of the model; no engine could look up others.
+            context: Most tokens of a prompt and its answer together.
+            required: True if the environment must not run where this machine contains no
+                process.
+        """
         self._remote = Remote(
             world, WORKER_ARGV, stack, name=f"the environment {setup}",
             otherwise=EnvironmentFailed, raises=(ConfigError, MissingDependency),

@@ -166,10 +166,10 @@ class Payment:
         return sum(self.failed)
 
     def pay(self, environment: Environment, task: Task, tokens: Sequence[int]) -> None:
-        """Add the reward of one more completion.
+        """Add the reward of one more completion; a failed answer earns nothing.
 
         Raises:
-            EnvironmentFailed: The environment failed for good.
+            EnvironmentFailed: The environment failed in another way.
         """
         try:
             self.rewards.append(reward_of(environment, task, tokens))

@@ -354,8 +354,9 @@ class _Measure:
         return max(1.0, digits * times), terms, degree * max(times, 1)
 
     def _digits(self, tree: Any) -> float:
-        """Return the digits of a number's numerator and denominator; infinity if it is not
-        known.
+        """Return the digits of a number's numerator and denominator.
+
+        A tree that is no number has 1 digit if it has free symbols, else infinitely many.
         """
         if not isinstance(tree, self._numbers):
             return 1.0 if tree.free_symbols else math.inf

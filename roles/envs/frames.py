@@ -1,4 +1,4 @@
-"""What crosses the pipe between a node and the process of its environments, as plain values.
+"""Messages between a node and the process of its environments, as plain values.
 
 Both ends are this project at one version, but in that process foreign code runs beside ours and
 may write into the pipe: what comes from there is read as a stranger's.

@@ -1,4 +1,4 @@
-"""What the folder of a model raises."""
+"""Errors about the folder of a model."""
 
 from __future__ import annotations
 

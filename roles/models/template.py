@@ -54,8 +54,9 @@ messages with ten parts each takes 11,000. As many empty ones as this take 0.1 s
 MAX_INDENT: Final = 16
 """Columns by which ``tojson`` may indent; 4 is usual."""
 TODAY: Final = datetime.date(2024, 7, 26)
-"""What ``strftime_now`` says, on every day: Llama 3's template names this date itself where
-there is no clock, and others (Mistral's) do not render without one."""
+"""The date that ``strftime_now`` gives, on every day. Llama 3's template names this date itself
+where there is no clock, and others (Mistral's) do not render without one.
+"""
 MAX_DATE: Final = 64
 """Characters of the form in which a template asks for it: ``%d %B %Y`` has eight, and each may
 become 256."""

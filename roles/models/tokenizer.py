@@ -64,7 +64,7 @@ _PANIC: Final = "PanicException"
 
 
 class ChatMessage(Protocol):
-    """What one side says in a conversation."""
+    """The words of one side in a conversation."""
 
     @property
     def role(self) -> str: ...

@@ -55,7 +55,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says."""
+    """The words of one side in a conversation."""
 
     role: str
     content: str

@@ -1,4 +1,4 @@
-"""What lies where in the folder of a run."""
+"""The layout of a run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is in a run: ``shoal run invite`` and ``shoal run amend``.
+"""The people of a run: ``shoal run invite`` and ``shoal run amend``.
 
 An invite is signed and printed; nothing else knows of it. Who may be in at all is changed by
 the run's next edition: `amend` takes the signed file, changes its lists, counts its epoch up

@@ -1,4 +1,4 @@
-"""What a run that pre-trains on text is made of: its corpora, a recipe, a draft."""
+"""The parts of a run that pre-trains on text: its corpora, a recipe, a draft."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_corpora(texts: Sequence[str]) -> dict[str, Path]:
     """Return the path of each corpus that ``PATH`` or ``NAME=PATH`` means.
 
     Raises:
-        ConfigError: There is no such file, or a name is given twice.
+        ConfigError: Two files have one name.
     """
     found: dict[str, Path] = {}
     for text in texts:

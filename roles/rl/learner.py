@@ -1,4 +1,5 @@
-"""How the trainer learns: ``learner.toml``, which lies in its data folder and is not signed.
+"""The trainer's learning settings: ``learner.toml``, which lies in its data folder and is not
+signed.
 
 A change of it is an edit and a restart of the trainer. No other node reads it; each policy's
 manifest carries its digest.

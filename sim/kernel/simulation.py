@@ -1,4 +1,4 @@
-"""What all nodes of one simulation share: heap, trace, seed, keys and witnesses."""
+"""The state that all nodes of one simulation share: heap, trace, seed, keys and witnesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What came of one run: what its JSON holds, and the curves and histograms of its report."""
+"""The result of one run: the content of its JSON, and the curves and histograms of its
+report.
+"""
 
 from __future__ import annotations
 

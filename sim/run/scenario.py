@@ -196,7 +196,7 @@ class DrawnFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What happens in a simulation, to how many nodes, for how long."""
+    """Events of a simulation, with its number of nodes and its duration."""
 
     name: str
 

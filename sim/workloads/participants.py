@@ -69,7 +69,7 @@ PARTICIPANT_PARAMETERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """How one node takes part."""
+    """One node's part in a scenario."""
 
     link: LinkSpec
 

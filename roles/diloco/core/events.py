@@ -1,4 +1,4 @@
-"""What happens to a member's round, and what it asks for then."""
+"""Events of a member's round, and the effects that it asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is heard, who leaves and who wants to join: what most members say, not what one hears.
+"""Which members are heard, leave or want to join, by the reports of most members.
 
 Theory of operation
 -------------------

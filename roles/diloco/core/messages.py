@@ -1,4 +1,4 @@
-"""What members of a DiLoCo run say to each other, and what they sign.
+"""Messages between the members of a DiLoCo run, and the statements that they sign.
 
 Messages are msgpack lists that begin with their kind. How a field travels and is checked is
 said with its type; what ties fields to each other is checked by `check`. A *statement* is a

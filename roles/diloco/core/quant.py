@@ -1,4 +1,4 @@
-"""How a contribution travels: float32 values as fewer bits, in blocks that each have a scale.
+"""Encodings of a contribution: float32 values as fewer bits, in blocks that each have a scale.
 
 Theory of operation
 -------------------

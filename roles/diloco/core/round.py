@@ -641,8 +641,9 @@ class RoundCore:
             self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
     def _lacking(self, peer: PeerId, beat: Beat, now: float) -> Iterator[RoundMessage]:
-        """Yield our messages of this round that ``peer`` lacks; a proposer also gets others'
-        `Ready`.
+        """Yield our messages of this round that ``peer`` lacks.
+
+        While this node's proposal stands, it also passes on the `Ready` of other members.
         """
         this, place = self.round, self.members.index(self.me)
         if peer not in self.members:
@@ -668,9 +669,13 @@ class RoundCore:
     def _lacking_of_others(
         self, peer: PeerId, beat: Beat, now: float
     ) -> Iterator[RoundMessage]:
-        """What a peer lacks of members that it does not hear, and what the proposer lacks of
-        members that told it less than they told this one: who says something to some alone
-        would be waited for by the rest. Half of the members pass on at a time, by turns."""
+        """Yield statements of other members that ``peer`` lacks and may not get from their
+        authors.
+
+        A peer may not hear a member. A member may also tell the proposer less than it told this
+        node; all others would then wait for it. Half of the members pass statements on at a
+        time, by turns.
+        """
         this, members = self.round, self.members
         turn = members.index(self.me) + int(now / self._config.beat)
         is_proposer = self._proposer(this.view) == peer
@@ -726,8 +731,10 @@ class RoundCore:
         return Report(self.members, heard, leaving, joiners)
 
     def _tally(self, now: float) -> Tally:
-        """What this node and all members that it hears itself say; looked at once an event, and
-        counted anew only if somebody says something else."""
+        """Return the counts of what this node and all members that it hears report.
+
+        They are looked up once an event, and counted anew only if a report has changed.
+        """
         if self._tallied_at == now:
             return self._tallied[1]
         self._tallied_at = now

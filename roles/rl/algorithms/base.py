@@ -1,4 +1,4 @@
-"""What an algorithm is given, and the formulas that algorithms share.
+"""The inputs of an algorithm, and the formulas that algorithms share.
 
 Log-probs are those of softmax(logits / temperature) at the sampling temperature, one for each
 drawn token. A step is cut into minibatches, and a minibatch into batches that fit the memory;
