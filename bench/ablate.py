@@ -67,12 +67,12 @@ METRICS: Final[Mapping[str, str]] = {
 
 
 def always(value: object) -> Callable[..., object]:
-    """A method that gives ``value``."""
+    """Return a method that gives ``value``."""
     return lambda *_, **__: value
 
 
 def fixed(value: object) -> property:
-    """A property that is ``value``."""
+    """Return a property that is ``value``."""
     return property(lambda _: value)
 
 
@@ -171,8 +171,10 @@ def switch_off(rule: Rule) -> None:
 
 
 def measure(rule: str, scenario: str, seed: int) -> tuple[float, bool]:
-    """The main metric with a rule off, and whether the scenario keeps its expectations. To be
-    called in a process of its own."""
+    """Return the main metric with a rule off, and whether the scenario keeps its expectations.
+
+    Call it in a process of its own.
+    """
     switch_off(RULES[rule])
     result = run_scenario(changed(load_scenario(scenario), dict(SHORT[scenario])), seed)
     value = result.metrics[METRICS.get(scenario, "seconds_100")]

@@ -63,7 +63,7 @@ def wait_for(pipe: Path) -> None:
 
 
 def gloo(rank: int, count: int, values: int, folder: Path) -> None:
-    """Torch's ring."""
+    """Take part in torch's all-reduce with gloo, which forms a ring."""
     import torch
     from torch import distributed
 

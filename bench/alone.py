@@ -220,7 +220,7 @@ def learn(
 
 @contextmanager
 def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
-    """A bar on standard error that shows the rewards as they come."""
+    """Show a bar on standard error with the rewards as they come."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

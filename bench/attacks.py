@@ -49,7 +49,7 @@ UNITS: Final = {
 
 
 def figures(outcome: Outcome) -> dict[str, float]:
-    """The numbers of an outcome, by the names of `UNITS`."""
+    """Return the numbers of an outcome, by the names of `UNITS`."""
     return {
         "newcomer_worst": outcome.worst,
         "newcomer_median": outcome.median,
@@ -67,7 +67,7 @@ def figures(outcome: Outcome) -> dict[str, float]:
 
 
 def show(outcomes: Sequence[Outcome]) -> Table:
-    """A row for each kind."""
+    """Return a table with a row for each kind."""
     table = Table(title="a live node under attack")
     table.add_column("kind")
     for column in COLUMNS:
@@ -91,8 +91,8 @@ def show(outcomes: Sequence[Outcome]) -> Table:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench attacks [--json FILE] [--only NAME] [--seconds N] [--settle N] [--tree
-    PATH]``.
+    """Run ``python -m bench attacks [--json FILE] [--only NAME] [--seconds N] [--settle N]
+    [--tree PATH]``.
     """
     parser = argparse.ArgumentParser(prog="python -m bench attacks", description=__doc__)
     parser.add_argument("--json", type=Path)

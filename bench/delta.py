@@ -53,7 +53,7 @@ Decode = Callable[[Policy, bytes], Policy]
 
 @dataclass(frozen=True, slots=True)
 class Coder:
-    """A coder of changes."""
+    """An encoder of the changes between two policies, and its decoder."""
 
     name: str
     encode: Encode
@@ -62,7 +62,7 @@ class Coder:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure of bench/README.md."""
+    """A figure that bench/README.md promises."""
 
     case: str
     subject: str
@@ -116,7 +116,7 @@ def run(args: list[str]) -> int:
 
 
 def train(seed: int) -> dict[float, list[Policy]]:
-    """The policies of two courses, from `SETTLED` on."""
+    """Return the policies of two courses, from step `SETTLED` on."""
     start = pretrain(seed)
     last = {1e-6: SETTLED + max(BEHIND), 1e-5: SETTLED + SINGLES[1e-5]}
     return {
@@ -191,7 +191,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def table(report: Report) -> Table:
-    """A line per case and coder, medians over the seeds."""
+    """Return a table with a line for each case and coder, medians over the seeds."""
     columns = ("changed", RATIO, SHARE, ENCODE, DECODE)
     lines = Table("case", "coder", *columns, box=None)
     rows = {(row.case, row.subject, row.metric): row for row in report.rows}

@@ -197,7 +197,7 @@ def fill(model: TransformerModel) -> None:
 
 @contextmanager
 def measured(device: torch.device) -> Iterator[Spent]:
-    """Measure a block."""
+    """Measure the time and the peak memory of a block."""
     spent, on_gpu = Spent(), device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)
@@ -211,7 +211,7 @@ def measured(device: torch.device) -> Iterator[Spent]:
 
 
 def open_transformers(shape: ModelShape, device: torch.device) -> Generate | None:
-    """A model of this shape; None where there is no transformers."""
+    """Return a model of this shape; None if transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -98,8 +98,9 @@ class Liar:
         self._difficulty = difficulty
 
     def answer(self, node: Node, data: bytes) -> bytes | None:
-        """The answer to a request, or None for silence; answers to our own questions are left
-        to the core.
+        """Return the answer to a request, or None for silence.
+
+        Answers to our own questions are left to the core.
         """
         envelope = decode_untrusted(data)
         body, own, request_id = envelope.body, node.core.own, envelope.request_id
@@ -192,7 +193,7 @@ class Swarm:
             node.lies = Liar(Random(self.rng.random()), self.config.difficulty)
 
     def add(self) -> Node:
-        """A node that has joined nothing yet."""
+        """Return a new node that has joined nothing yet."""
         key = KeyPair(self.rng.randbytes(32))
         number = len(self.nodes) + 1
         addr = Multiaddr.tcp(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 4001)
@@ -349,7 +350,7 @@ def _is_request(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """A setting: what goes wrong, and how much."""
+    """A setting of the swarm: the faults and their extent."""
 
     name: str
     dead: float
@@ -408,8 +409,8 @@ GOALS: Final[dict[str, Callable[[float], bool]]] = {
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench dht [--size N] [--reads N] [--rounds N] [--json FILE]``; 1 if a goal is
-    missed.
+    """Run ``python -m bench dht [--size N] [--reads N] [--rounds N] [--json FILE]``; 1 if a
+    goal is missed.
     """
     parser = argparse.ArgumentParser(prog="bench dht", description=__doc__)
     parser.add_argument("--size", type=int, default=200)

@@ -138,14 +138,14 @@ def run(args: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all rows train."""
+    """The training that all rows share."""
 
     terms: DilocoTerms
     members: int = MEMBERS
     layers: int = 1
 
     def config(self, seed: int) -> EngineConfig:
-        """Configuration of the model."""
+        """Return the configuration of the model."""
         shape = replace(SHAPE, layers=self.layers)
         return EngineConfig(shape=shape, environment=None, seed=seed)
 
@@ -160,7 +160,7 @@ class Setting:
 
 
 def plain(steps: int, windows: int) -> Setting:
-    """The table's."""
+    """Return the setting of the table."""
     terms = DilocoTerms(
         outer_steps=steps // 100, inner_steps=100, warmup=200, sequences=windows
     )
@@ -247,7 +247,9 @@ def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
 
 
 def diloco(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
-    """A course of members that average their updates every ``case.inner_steps``."""
+    """Return the held-out loss of members that average their updates every
+    ``case.inner_steps``.
+    """
     terms, count = case.terms(setting.terms), setting.members
     members = [Pretrainer(terms, None, None, setting.config(seed)) for _ in range(count)]
     peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(count))
@@ -282,7 +284,7 @@ def held_out(corpus: Windows) -> list[NDArray[np.int64]]:
 
 
 def quantisers(report: Report) -> None:
-    """Errors and rates."""
+    """Measure the quantisers' errors and rates."""
     rng = np.random.default_rng(0)
     vectors = {
         "normal": rng.standard_normal(VALUES).astype(np.float32),

@@ -63,14 +63,14 @@ class Questions(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to work: the claim, and what is done instead."""
+    """A way to work: the claim, and the work that is done instead."""
 
     name: str
     groups: int
     claims: str = ""
     """The policy; empty: the model's own."""
     writes: str = ""
-    """The one drawn from."""
+    """Name of the policy that is drawn from; empty: the claimed one."""
     temperature: float = 1.0
     tries: int = 1
     """Draws of which the likeliest answer is taken, the first by the seed that is due."""
@@ -82,15 +82,15 @@ class Way:
     """Change of honest work (`FALSIFIED`), instead of drawing."""
     is_honest: bool = True
     batch: int = BATCH
-    """Groups of a piece."""
+    """Number of groups in a piece."""
 
     @property
     def pieces(self) -> range:
-        """Numbers of its batches."""
+        """Numbers of the pieces of this way."""
         return range(-(-self.groups // self.batch))
 
     def numbers(self, piece: int) -> range:
-        """Groups of one of them."""
+        """Return the numbers of the groups in a piece."""
         return range(piece * self.batch, min(self.groups, (piece + 1) * self.batch))
 
 
@@ -103,15 +103,17 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """``3/12`` is the fourth of twelve."""
+        """Return the share with this text: ``3/12`` is the fourth of twelve."""
         mine, of = map(int, text.split("/"))
         if not 0 <= mine < of:
             raise ValueError(f"{text} is no share: 0/12 to 11/12 are those of twelve")
         return cls(mine, of)
 
     def take(self, ways: Sequence[Way]) -> Iterator[tuple[Way, int]]:
-        """The first pieces of all ways come before the second ones, so that whoever is stopped
-        has something of each."""
+        """Yield all pieces of this share, the first pieces of all ways before the second ones.
+
+        A bench that is stopped then has something of each way.
+        """
         jobs = [(way, piece) for way in ways for piece in way.pieces]
         jobs.sort(key=lambda job: job[1])
         return iter(jobs[self.mine :: self.of])
@@ -221,7 +223,7 @@ class Workshop:
         policies: Path | None,
         store: Store,
     ) -> None:
-        """``sides`` are the writer and the reader."""
+        """Prepare both engines; ``sides`` are the writer and the reader."""
         self._config = config
         self._writer, self._reader = sides
         self._sampling = sampling
@@ -260,7 +262,7 @@ class Workshop:
         return sum(len(one.tokens) for group in groups for one in group.completions) / seconds
 
     def _piece(self, way: Way, ways: Sequence[Way], questions: Questions, piece: int) -> bool:
-        """False if it must wait for what another piece writes."""
+        """Write and read a piece. Return False if it must wait for another piece's work."""
         numbers = way.numbers(piece)
         tasks = make_tasks(self._model, questions, numbers)
         if way.falsifies:

@@ -249,7 +249,7 @@ def describe(
 def record(
     report: Report, name: str, found: Sequence[Evidence], rejected: tuple[Rate, Rate, Rate]
 ) -> None:
-    """The figures of one way to work; ``rejected`` are groups, submissions, pools."""
+    """Record the figures of one way to work; ``rejected`` are groups, submissions, pools."""
     groups, submissions, pools = rejected
     tokens = sum(one.tokens for one in found)
     gap = sum(one.gap_mean * one.tokens for one in found) / tokens

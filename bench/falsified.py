@@ -17,16 +17,16 @@ from roles.engines.base import Completion, Group
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A batch of honest groups, and what a falsification needs beside them."""
+    """A batch of honest groups, and the data that falsifications need beside them."""
 
     honest: Sequence[Group]
     foreign: Sequence[Group]
-    """Return what another model answered to the same tasks by the same seeds."""
+    """Groups that another model answered to the same tasks by the same seeds."""
     ends: Sequence[int]
     """The tokens that end an answer."""
     vocabulary: int
     proof_values: int
-    """Values of a chunk."""
+    """Number of values in a chunk of a proof."""
     rng: Random
 
 
@@ -94,7 +94,7 @@ def copy_proofs(recorded: Recorded) -> list[Group]:
 
 
 def take_foreign_tokens(recorded: Recorded) -> list[Group]:
-    """The tokens of another model, with the proofs of the answers that were due."""
+    """Return the tokens of another model, with the proofs of the answers that were due."""
     return [
         Group(
             one.group,

@@ -34,7 +34,7 @@ OWN: Final = "our decoder"
 
 
 def run(args: list[str]) -> int:
-    """Print a table."""
+    """Measure the families and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench families")
     parser.add_argument("--only", nargs="*", choices=HOSTED, default=sorted(HOSTED))
     parser.add_argument("--width", type=int, default=256)

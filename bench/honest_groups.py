@@ -1,5 +1,5 @@
-"""How often honest work is refused: groups of the demo's own early policies, drawn, committed
-and replayed.
+"""The rate at which honest work is refused: groups of the demo's own early policies, drawn,
+committed and replayed.
 
 ``python -m bench honest-groups [--groups 20000] [--seeds 0 1] [--steps 6] [--json FILE]``
 
@@ -85,7 +85,7 @@ def run(args: list[str]) -> int:
 
 
 def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
-    """``groups`` of each policy of one course."""
+    """Count the mismatches of ``groups`` honest groups of each policy of one course."""
     alone = Alone(sorting(seed))
     alone.warm_up()
     before: TransformerModel | None = None

@@ -126,7 +126,9 @@ def verdict(findings: Sequence[Finding]) -> bool:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench links [--json FILE] [--runs N] [--congestion NAME] [--only TEXT]``."""
+    """Run ``python -m bench links [--json FILE] [--runs N] [--congestion NAME] [--only
+    TEXT]``.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench links", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=int, default=5)

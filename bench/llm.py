@@ -207,5 +207,5 @@ def score_long(tokens: int) -> dict[str, float]:
 
 
 def _peak() -> float:
-    """The most memory that this process has had, in MiB."""
+    """Return this process's peak memory in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

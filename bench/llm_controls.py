@@ -54,12 +54,12 @@ questions a share is known to 0.04."""
 CONTROL_RISE: Final = 0.10
 """Greedy, of the mean over seeds: of six, from -0.24 to +0.18, it is -0.12."""
 HELD_OUT_BYTE: Final = 32
-"""A question is held out if its SHA-256 begins with less: one in eight."""
+"""A question is held out if the first byte of its SHA-256 is below this: one in eight."""
 DRAWN: Final = 40
 """Questions at a time, until enough of their groups have spread, and `MOST` at most."""
 MOST: Final = 160
 ENDS: Final = (2, 198)
-"""``<|im_end|>`` and a newline."""
+"""Tokens that end an answer: ``<|im_end|>`` and a newline."""
 RIGHT, PERMUTED = "right advantages", "permuted advantages"
 
 
@@ -74,7 +74,7 @@ def learner_of(rate: float) -> LearnerConfig:
 
 @dataclass(frozen=True)
 class Question:
-    """``What is 27 + 82?``"""
+    """A question such as ``What is 27 + 82?``."""
 
     first: int
     second: int

@@ -43,7 +43,7 @@ SHAPE: Final = replace(
     SORTER, vocabulary=64, width=32, layers=1, query_heads=1, key_heads=1, head_width=32
 )
 PROMPT: Final = 16
-"""Tokens."""
+"""Tokens of the prompt."""
 _SUBJECT: Final = "shoal"
 
 
@@ -125,14 +125,14 @@ def _task(sampling: Sampling) -> GroupTask:
 
 
 def publish(engine: LocalEngine, folder: Path, _: Sampling) -> dict[str, float]:
-    """The policy, from the trainer's own weights."""
+    """Write the policy from the trainer's own weights."""
     engine.open(str(folder / "checkpoint"))
     engine.save(str(folder / "checkpoint"), str(folder / "policy.safetensors"))
     return {}
 
 
 def draw(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, float]:
-    """A worker's part."""
+    """Do a worker's part: draw the group."""
     engine.load(str(folder / "policy.safetensors"))
     [group] = draw_all(engine, [_task(sampling)], sampling)
     record = codec.encode_group(group)
@@ -148,7 +148,7 @@ def draw(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, flo
 
 
 def score(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, float]:
-    """A validator's part."""
+    """Do a validator's part: score the group."""
     engine.load(str(folder / "policy.safetensors"))
     group = codec.decode_group((folder / "group").read_bytes())
     [scored] = engine.score([_task(sampling)], [group], sampling)
@@ -161,7 +161,7 @@ def score(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, fl
 
 
 def learn(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, float]:
-    """A trainer's part: one step, whose rewards are halves."""
+    """Do a trainer's part: one step, in which half of the answers are rewarded."""
     engine.open(str(folder / "checkpoint"))
     group = codec.decode_group((folder / "group").read_bytes())
     logprobs = np.frombuffer((folder / "logprobs").read_bytes(), dtype="<f2").astype(float)

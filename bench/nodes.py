@@ -82,7 +82,7 @@ def measure(scenario: Scenario, level: int, seeds: Sequence[int], report: Report
 
 
 def over_limits(times: Mapping[tuple[str, int], float]) -> list[str]:
-    """A line for each scenario and level that took more times its bound than it may."""
+    """Return a line for each scenario and level that exceeded its bound too far."""
     return [
         f"{name}, level {level}: {value:.3f} times the bound, limit {LIMITS[name]}"
         for (name, level), value in times.items()
@@ -91,8 +91,8 @@ def over_limits(times: Mapping[tuple[str, int], float]) -> list[str]:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench nodes [--json FILE] [--seeds N] [--nodes N] [--queue SECONDS] [SCENARIO
-    ...]``.
+    """Run ``python -m bench nodes [--json FILE] [--seeds N] [--nodes N] [--queue SECONDS]
+    [SCENARIO ...]``.
     """
     parser = argparse.ArgumentParser(prog="python -m bench nodes", description=__doc__)
     parser.add_argument("--json", type=Path)

@@ -30,7 +30,7 @@ lowest."""
 
 
 def path_of(store: Path, step: int) -> Path:
-    """The policy of a step, a folder."""
+    """Return the folder of a step's policy."""
     return store / f"step-{step}"
 
 

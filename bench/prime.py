@@ -29,6 +29,6 @@ def prime_encode(values: Values) -> tuple[NDArray[np.uint8], Values]:
 
 
 def prime_decode(codes: NDArray[np.uint8], table: Values) -> Values:
-    """The values that codes stand for."""
+    """Return the values that codes stand for."""
     decoded: Values = table[codes]
     return decoded

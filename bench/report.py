@@ -33,7 +33,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A subject, measured several times."""
+    """Several measurements of one subject."""
 
     case: str
     subject: str
@@ -43,13 +43,13 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The middle of the values."""
+        """Median of the values."""
         return statistics.median(self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """``of`` divided by ``to``, pair by pair, and the median of that."""
+    """The median ratio of two subjects, ``of`` to ``to``, pair by pair."""
 
     case: str
     metric: str
@@ -92,7 +92,7 @@ class Report:
         raise KeyError(f"no values of {metric} for {subject} in {case}")
 
     def to_json(self) -> str:
-        """The whole report."""
+        """Return the whole report as JSON."""
         table = {
             "bench": self.bench,
             "machine": machine(),

@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def measure(seed: int, steps: int) -> list[Result]:
-    """The recipe and its controls for one seed."""
+    """Run the recipe and its controls for one seed."""
     config = sorting(seed, steps)
     results = []
     for subject in (RECIPE, SHUFFLED):
@@ -81,7 +81,9 @@ def measure(seed: int, steps: int) -> list[Result]:
 
 
 def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGate:
-    """The warm-up's policy, before and after choosing the temperature that suits it best."""
+    """Compare the warm-up's policy before and after choosing the temperature that suits it
+    best.
+    """
     alone = Alone(config)
     alone.warm_up()
     best = 0.0

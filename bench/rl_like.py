@@ -123,7 +123,9 @@ def pretrain(seed: int) -> Pretrained:
 
 
 def course(start: Pretrained, rate: float) -> Iterator[Policy]:
-    """The policies of one course of reinforcement learning: version 0, then one a step."""
+    """Yield the policies of one course of reinforcement learning: version 0, then one a
+    step.
+    """
     torch.manual_seed(start.seed + 1_000)
     model = Transformer()
     model.load_state_dict(start.state)
@@ -144,7 +146,7 @@ def course(start: Pretrained, rate: float) -> Iterator[Policy]:
 
 @torch.no_grad()
 def _rollouts(model: Transformer, text: Tensor) -> Tensor:
-    """Some prompts, each with several completions that the model samples."""
+    """Return some prompts, each with several completions that the model samples."""
     rows = _windows(text, PROMPTS, PROMPT).repeat_interleave(SAMPLES, dim=0)
     past: list[tuple[Tensor, Tensor]] = []
     latest = rows

@@ -153,7 +153,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class Machine:
-    """Where programs run."""
+    """The machine that a program runs on."""
 
     address: str = LOCAL
     entered: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class Machine:
 
 
 class Program:
-    """A process that says lines, and ends when its standard input does."""
+    """A process that prints lines, and ends when its standard input does."""
 
     def __init__(self, *line: object) -> None:
         self.cpu = 0.0
@@ -182,11 +182,15 @@ class Program:
         self._process.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         self._process.send_signal(number)
 
     def said(self, word: str) -> str:
-        """The next line that has ``word`` in it. Raises `EOFError` if there is none in time."""
+        """Return the next line with ``word`` in it.
+
+        Raises:
+            EOFError: There is none in time.
+        """
         assert self._process.stdout is not None
         timer = threading.Timer(PATIENCE, self._process.kill)
         timer.start()
@@ -213,21 +217,23 @@ class Program:
 
 
 class Course:
-    """A system's turn, with its processes."""
+    """One run of a system, with its processes."""
 
     def __init__(self, folder: Path, weights: Path, machines: Sequence[Machine]) -> None:
-        """``machines``: the origin's, the receivers', and with lines `RELAYS` more."""
+        """Prepare a course on the machines of origin and receivers, and of `RELAYS` relays if
+        they have lines.
+        """
         self.folder, self.weights = folder, weights
         self.origin, *others = machines
         self.has_lines = bool(self.origin.entered)
         self.receivers = others[:-RELAYS] if self.has_lines else others
         self.relays = others[-RELAYS:] if self.has_lines else []
         self.began = time.perf_counter()
-        """When the clock started."""
+        """Time at which the clock started."""
         self._programs: list[Program] = []
 
     def start(self, machine: Machine, *line: object) -> Program:
-        """A process that is counted."""
+        """Start a process whose CPU time is counted."""
         program = Program(*machine.entered, *line)
         self._programs.append(program)
         return program
@@ -237,7 +243,7 @@ class Course:
         return self.start(machine, sys.executable, "-c", code, *arguments)
 
     def out(self, number: int) -> Path:
-        """The folder of one receiver."""
+        """Return the folder of one receiver."""
         path = self.folder / f"out{number}"
         path.mkdir()
         return path
@@ -262,7 +268,7 @@ class Course:
             program.said(word)
 
     def wait_whole(self, programs: Sequence[Program], word: str = "whole") -> float:
-        """The seconds on the clock when the last says that it has all, by ``word``."""
+        """Return the seconds until the last program has said ``word``."""
         for program in programs:
             program.said(word)
         return time.perf_counter() - self.began
@@ -278,7 +284,7 @@ class Course:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds of all."""
+        """CPU seconds of all processes."""
         return sum(program.cpu for program in self._programs)
 
 
@@ -368,7 +374,7 @@ def shardcast(course: Course) -> float:
 
 
 def nginx(course: Course) -> float:
-    """nginx and curls."""
+    """Measure nginx, from which receivers download with curl."""
     port = _free_port()
     settings = course.folder / "nginx.conf"
     place = f"{course.origin.address}:{port}"
@@ -459,7 +465,7 @@ class Field:
 async def _on_lines(
     mbit: float, rtt: float, receivers: int, play: Callable[[Field], None]
 ) -> None:
-    """``play``, in a thread, among machines with lines."""
+    """Run ``play`` in a thread, among machines with lines."""
     config = EmulationConfig(delay=rtt / 2)
     link = LinkSpec(up=mbit, down=mbit)
     async with open_emulation(config) as emulation:

@@ -32,7 +32,7 @@ Figures = dict[str, float]
 
 
 def kernel(nodes: int) -> Figures:
-    """Tasks that sleep."""
+    """Measure the kernel with tasks that sleep."""
 
     async def main(simulation: Simulation) -> None:
         async def sleeper(world: SimWorld) -> None:

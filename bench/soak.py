@@ -138,7 +138,7 @@ def small_disks(folder: Path) -> Iterator[bool]:
 
 
 class Watch:
-    """What was seen of the nodes, and the trouble that they were given."""
+    """The observations of the nodes, and the trouble that they were given."""
 
     def __init__(self, nodes: LocalNodes) -> None:
         self.nodes = nodes
@@ -254,7 +254,7 @@ async def play(
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench soak [--json FILE] [--seconds N] [--every N] [--pace N]``."""
+    """Run ``python -m bench soak [--json FILE] [--seconds N] [--every N] [--pace N]``."""
     parser = argparse.ArgumentParser(prog="python -m bench soak", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=3600.0)

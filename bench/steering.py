@@ -119,7 +119,7 @@ class Outcome:
     """Outcome of a cap."""
 
     rewards: list[float] = field(default_factory=list)
-    """Means of the submissions."""
+    """Mean reward of each submission."""
     refused: Counter[str] = field(default_factory=Counter)
     steered: int = 0
     spent: float = 0.0
@@ -127,7 +127,7 @@ class Outcome:
 
     @property
     def reward(self) -> float:
-        """Mean of all submissions."""
+        """Mean reward of all submissions."""
         return sum(self.rewards) / len(self.rewards)
 
 

@@ -61,13 +61,15 @@ shared/reference/weight-distribution.md."""
 
 
 def key(number: int) -> KeyPair:
-    """The key of a process, which every other knows."""
+    """Return the key of a process, which every other process knows."""
     return KeyPair(digest_of(b"bench node %d" % number))
 
 
 def write_weights(path: Path, size: int, *, noise: bool = False) -> None:
-    """A safetensors file of about ``size`` bytes: the same bf16 tensor of 16 MiB, again and
-    again, which no chunk can tell from many."""
+    """Write a safetensors file of about ``size`` bytes.
+
+    It repeats one tensor of 16 MiB; no chunk sees the repetition.
+    """
     rng = np.random.default_rng(1)
     tensor = min(size, 16 * MIB) // 2 * 2
     count = max(1, size // tensor)
@@ -227,8 +229,12 @@ class BenchProcess:
         self.process.stdin.flush()
 
     def line_with(self, *words: str) -> dict[str, Any]:
-        """The next line that has one of these words; others wait until they are asked for.
-        Raises `EOFError` if the process ended, or says nothing for `PATIENCE`."""
+        """Return the next line with one of these words; other lines wait until they are asked
+        for.
+
+        Raises:
+            EOFError: The process ended, or says nothing for `PATIENCE`.
+        """
         for number, waiting in enumerate(self._unread):
             if any(word in waiting for word in words):
                 return self._unread.pop(number)
@@ -265,7 +271,7 @@ class BenchProcess:
 
 @contextmanager
 def bench_process(**told: object) -> Iterator[BenchProcess]:
-    """A process for the length of the block."""
+    """Start a process for the length of the block."""
     process = BenchProcess(**told)
     try:
         yield process

@@ -172,7 +172,7 @@ class BenchSwarm:
         return self.nodes["trainer-1"]
 
     async def add(self, name: str, role: str) -> None:
-        """Start one of them."""
+        """Start one of the nodes."""
         node = self.nodes[name]
         await node.begin(self._folder, self._bootstrap, role)
         self._nursery.start_soon(self._hear, node)
@@ -184,13 +184,15 @@ class BenchSwarm:
             raise RuntimeError(f"{node.name} ended: {log[-2000:]}")
 
     async def stop(self) -> None:
-        """End all."""
+        """Stop all nodes."""
         self._stopping = True
         for node in self.nodes.values():
             await node.stop()
 
     def said(self) -> list[dict[str, Any]]:
-        """The roles of trainer and validator, as of their last status."""
+        """Return the health of the trainer's and the validator's roles, by their last
+        statuses.
+        """
         scorers = (("trainer-1", "trainer"), ("validator-1", "validator"))
         statuses = [(self.nodes[name].status, role) for name, role in scorers]
         return [one["roles"].get(role, {}) for one, role in statuses if one is not None]
@@ -357,7 +359,7 @@ def strangers_cpu(turns: dict[str, list[Turn]]) -> float:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench strangers [--json FILE] [--kind NAME] [--strangers N] [--rate KB/S]
+    """Run ``python -m bench strangers [--json FILE] [--kind NAME] [--strangers N] [--rate KB/S]
     [--seconds N] [--turns N] [--cores SWARM ATTACKERS] [--tree PATH]``.
     """
     parser = argparse.ArgumentParser(prog="python -m bench strangers", description=__doc__)

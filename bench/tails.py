@@ -58,9 +58,9 @@ class Way:
     name: str
     groups: int
     draws: Path
-    """The weights."""
+    """Path of the weights that are drawn from."""
     claims: Path
-    """Weights that it claims."""
+    """Path of the weights that are claimed."""
     temperature: float = 1.0
 
 
@@ -179,7 +179,6 @@ def describe(way: str, evidence: Sequence[Evidence], limits: Limits) -> None:
 
 
 def figures(way: str, evidence: Sequence[Evidence]) -> None:
-    """Return the figures."""
     if not evidence:
         return
     tokens = sum(one.tokens for one in evidence)

@@ -81,7 +81,7 @@ def _resident() -> int:
 
 @dataclass
 class Bench:
-    """This process and the other."""
+    """The two processes of the bench."""
 
     host: p2p.SwarmHost
     peer: p2p.PeerId
@@ -213,7 +213,7 @@ async def _idle(bench: Bench, addr: str) -> float:
 
 
 def run(args: Sequence[str]) -> int:
-    """``python -m bench transport [--json FILE] [--rounds N]``."""
+    """Run ``python -m bench transport [--json FILE] [--rounds N]``."""
     parser = argparse.ArgumentParser(prog="python -m bench transport", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

@@ -145,7 +145,9 @@ class Sums:
 
 @dataclass(slots=True)
 class Drawn:
-    """A window with what its machine knows: a row a place, a column a group."""
+    """A window with its machine's hidden facts: a row for each place, a column for each
+    group.
+    """
 
     machine: Machine
     window: Window
@@ -167,7 +169,7 @@ class Swarm:
         self.judges = {one.name: one for one in judges}
         self.sums = {kind: Sums() for kind, _ in KINDS}
         self.hours: list[Counter[str]] = []
-        """By hour, in places: drawn and replayed."""
+        """Counts of each hour, in places: drawn and replayed."""
         self.wasted = 0
         """Places of liars in standing that the trainer scored for nothing."""
         self.served = 0
@@ -354,7 +356,7 @@ def share(hours: Sequence[Counter[str]], key: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A figure, and its limit."""
+    """A figure with its limit."""
 
     name: str
     value: float

@@ -73,8 +73,9 @@ EXIT_UNAVAILABLE: Final = 3
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
 TOLD_SECONDS: Final = 5.0
-"""Between lines about a sweep whose output is no terminal: a person who waits sees that it goes
-on, and a log of an hour has 720."""
+"""Seconds between progress lines of a sweep whose output is no terminal: a person sees that it
+goes on, and a log of an hour has 720 lines.
+"""
 LIST_WIDTH: Final = 80
 """Columns of the list of scenarios, however wide the terminal is: captions are read better."""
 NAME_WIDTH: Final = 20
@@ -147,7 +148,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options, as ``shoal sim --help`` shows them."""
+    """Return the parser of all commands and their options."""
     root = CommandParser(prog="shoal sim", description="The production code on virtual time.")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")
@@ -235,7 +236,7 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one_change(options: argparse.Namespace) -> dict[str, Any]:
-    """The same, with ``--set``, for a command that plays one setting."""
+    """Return the changes of a scenario by the options, ``--set`` included, for one setting."""
     changes = _changes(options)
     for text in options.set:
         key, values = _setting(text)
@@ -246,8 +247,11 @@ def _one_change(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario as the options want it. Raises `ConfigError` for whatever can be known to be
-    wrong."""
+    """Return the scenario with the options' changes.
+
+    Raises:
+        ConfigError: The scenario cannot be played, as far as that is known beforehand.
+    """
     scenario = changed(load_scenario(options.scenario), changes)
     check_scenario(scenario)
     return scenario
@@ -306,7 +310,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _baseline(path: Path) -> dict[str, Any]:
-    """An earlier result. Raises `ConfigError`."""
+    """Return an earlier result from its JSON file.
+
+    Raises:
+        ConfigError: The file is no result.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
         if not all(key in found for key in ("metrics", "level", "trace_hash")):
@@ -422,7 +430,7 @@ class _Log:
         self._is_over = threading.Event()
 
     def hear(self, runs: Sequence[SweepRun]) -> None:
-        """These have ended."""
+        """Take the runs that have ended so far."""
         self._runs = runs
 
     def _say(self) -> None:
@@ -489,7 +497,7 @@ def _tell_sweep(
 
 
 def _by_setting(summary: Mapping[str, Any]) -> Table:
-    """A row for each setting: medians, and the middle four fifths of the seeds."""
+    """Return a table with one row for each setting: medians, and the middle four fifths."""
     names = [
         *summary["expected"],
         *(name for row in summary["settings"] for name in row["metrics"]),
@@ -583,8 +591,11 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 
 def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
-    """A saved plan: the scenario that it was played in, the seed, the faults. Raises
-    `ConfigError`."""
+    """Return the scenario, seed and faults of a saved plan.
+
+    Raises:
+        ConfigError: The file is no plan.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
         plan = plan_from_table(content["faults"])
@@ -666,7 +677,7 @@ def _broken(result: Result) -> str:
 
 @contextmanager
 def _progress(console: Console, scenario: Scenario) -> Iterator[Report | None]:
-    """A bar in seconds of the scenario, on a terminal only."""
+    """Show a progress bar in seconds of the scenario, on a terminal only."""
     if not (console.is_terminal and sys.stderr.isatty()):
         yield None
         return

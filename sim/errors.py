@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SimulationError(Exception):
-    """A simulation could not go on."""
+    """Base of the errors that end a simulation early."""
 
 
 class SimDeadlock(SimulationError):
@@ -18,8 +18,9 @@ class SimStuck(SimulationError):
 
 
 class SimForbidden(SimulationError):
-    """A thread, a process or a real socket inside a simulation: it would not know virtual
-    time."""
+    """A simulation tried to use a thread, a process or a real socket, which ignore virtual
+    time.
+    """
 
 
 class NodeFailed(SimulationError):

@@ -53,7 +53,7 @@ START: Final = 30.0
 SETTLE: Final = 60.0
 """Seconds that the node has after an attack to give everything back."""
 MOST_SECONDS: Final = 1.0
-"""Within which a newcomer is to be served while the attack runs."""
+"""Most seconds in which a newcomer must be served during the attack."""
 MOST_MIB: Final = 150.0
 """Memory that the node may ever use."""
 FREED_MIB: Final = 32.0
@@ -79,11 +79,15 @@ class Vitals:
     threads: int
     files: int
     cpu: float
-    """Seconds."""
+    """CPU time in seconds."""
 
     @classmethod
     def of(cls, pid: int) -> Vitals:
-        """Raises `OSError` when the process has gone."""
+        """Return the vitals of a process.
+
+        Raises:
+            OSError: The process has gone.
+        """
         status = dict(
             re.findall(
                 r"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
@@ -130,7 +134,7 @@ class Outcome:
     said: str = ""
     """Last output of a node that died."""
     tally: dict[str, int] = field(default_factory=dict)
-    """Counts of the attacker."""
+    """The attacker's counts."""
 
     @property
     def worst(self) -> float:
@@ -139,11 +143,11 @@ class Outcome:
 
     @property
     def median(self) -> float:
-        """Seconds that newcomers took in the middle."""
+        """Median of the seconds that newcomers took."""
         return statistics.median(self.served) if self.served else PATIENCE
 
     def broken(self) -> list[str]:
-        """Which of the issue's promises do not hold, in words."""
+        """Promises of the issue that do not hold, in words."""
         found = [] if self.alive else ["the node died"]
         if self.failures or self.worst > MOST_SECONDS:
             found.append(f"a newcomer waited {self.worst:.1f} s, {self.failures} gave up")
@@ -179,7 +183,7 @@ class LiveNode:
 
     @property
     def alive(self) -> bool:
-        """True if it runs."""
+        """True if the process runs."""
         return self.process.poll() is None
 
     def errors(self) -> str:
@@ -187,16 +191,13 @@ class LiveNode:
         return (self.folder / "errors").read_text(errors="replace")
 
     def log(self) -> str:
-        """Log of the node."""
         path = self.folder / "data" / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
 @functools.cache
 def make_run_file(tree: Path) -> bytes:
-    """An owner's run file, made by the usual command of ``tree``; once for all attacks of a
-    process.
-    """
+    """Return an owner's run file, made by the usual command of ``tree`` once per process."""
     with tempfile.TemporaryDirectory(prefix="shoal-owner-") as name:
         folder = Path(name)
         draft, document = folder / "draft.toml", folder / "run.shoal"
@@ -218,8 +219,9 @@ def _environment(tree: Path) -> dict[str, str]:
 def open_node_process(
     folder: Path, tree: Path, descriptors: int | None = None
 ) -> Iterator[LiveNode]:
-    """A node that runs the code of ``tree``, with its own limit of open files; killed at the
-    end.
+    """Open a node that runs the code of ``tree``, with its own limit of open files.
+
+    The node is killed at the end.
     """
     document = folder / "run.shoal"
     document.write_bytes(make_run_file(tree))
@@ -249,7 +251,7 @@ def open_node_process(
 
 
 async def serve_newcomer(addr: Multiaddr, patience: float = PATIENCE) -> float:
-    """Seconds until a fresh identity has dialled, pinged and identified the node."""
+    """Return the seconds until a fresh identity has dialled, pinged and identified the node."""
     async with open_host(listen=()) as host:
         start = time.perf_counter()
         with trio.fail_after(patience):

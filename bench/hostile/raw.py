@@ -96,11 +96,11 @@ class Attack:
     tally: Counter[str] = field(default_factory=Counter)
 
     def key(self) -> KeyPair:
-        """A fresh identity."""
+        """Return a fresh identity."""
         return KeyPair(self.rng.randbytes(32))
 
     async def dial(self, source: str = "") -> trio.SocketStream:
-        """A plain connection, from ``source`` if it is given."""
+        """Open a plain connection, from ``source`` if it is given."""
         sock = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             if source:
@@ -116,7 +116,7 @@ class Attack:
     async def crowd(
         self, count: int, one: Callable[[int], Awaitable[None]], retry: float = RETRY
     ) -> None:
-        """``count`` workers that run ``one`` again and again until the attack's time is up."""
+        """Run ``count`` workers that repeat ``one`` until the attack's time is up."""
 
         async def worker(number: int) -> None:
             while True:
@@ -142,7 +142,9 @@ def minted(number: int) -> KeyPair:
 
 @functools.cache
 def stamp_of(peer: PeerId) -> bytes:
-    """The work stamp of an identity; half a second of CPU if it is not one of the minted."""
+    """Return the work stamp of an identity; it takes half a second of CPU if it is not
+    minted.
+    """
     return _MINTED.get(peer) or make_stamp(peer, DIFFICULTY)
 
 
@@ -171,9 +173,9 @@ class RawPeer:
         self.opened: dict[int, str] = {}
         """Streams that the target opened, and their protocols."""
         self.info = b""
-        """Answer to identify; none if empty."""
+        """Answer to identify; if empty, none is given."""
         self.credits = True
-        """True if what comes is given back as window."""
+        """True if received bytes are given back as window."""
         self._attack = attack
         self._stream = stream
         self._session = secured.session
@@ -183,7 +185,7 @@ class RawPeer:
         self._lock = trio.Lock()
 
     async def send(self, plaintext: bytes) -> None:
-        """Bytes of the muxer, sealed."""
+        """Seal and send bytes of the muxer."""
         async with self._lock:
             sealed = self._session.seal(plaintext)
             self._attack.tally["bytes"] += len(sealed)
@@ -200,12 +202,12 @@ class RawPeer:
         await self.frame(DATA, flags, stream, len(body), body)
 
     def next_id(self) -> int:
-        """The id of the next stream that this side opens."""
+        """Return the id of the next stream that this side opens."""
         self._next_id += 2
         return self._next_id - 2
 
     async def open(self, protocol: str, body: bytes = b"", flags: int = 0) -> int:
-        """A stream with its negotiation and first bytes in one frame."""
+        """Open a stream with its negotiation and first bytes in one frame."""
         stream = self.next_id()
         await self.data(stream, line(MULTISTREAM) + line(protocol) + body, SYN | flags)
         return stream
@@ -219,7 +221,7 @@ class RawPeer:
         return bytes(self.inbox[stream][:count])
 
     async def read(self) -> None:
-        """Take what comes, until the target closes."""
+        """Read everything until the target closes."""
         try:
             await self._parse()
             while data := await self._stream.receive_some(64 * 1024):
@@ -254,7 +256,7 @@ class RawPeer:
             await self.send(bytes(out))
 
     def _take(self, stream: int, body: bytes) -> bytes:
-        """Bytes of a stream; returns frames to answer with."""
+        """Take bytes of a stream and return the frames to answer with."""
         kept = self.inbox.setdefault(stream, bytearray())
         kept += body[: max(0, KEPT - len(kept))]
         out = b""
@@ -294,8 +296,8 @@ async def open_peer(
     info: bytes = b"",
     reads: bool = True,
 ) -> AsyncIterator[RawPeer]:
-    """A connection with finished handshake; ``reads`` says whether the attacker takes what
-    comes.
+    """Open a connection with finished handshake; ``reads`` says if the attacker reads from
+    it.
     """
     key = key or attack.key()
     stream = await attack.dial(source)

@@ -28,7 +28,7 @@ from roles.protocol.core.answer import MAX_ANSWER, WORK_PROTOCOL, WindowRequest,
 from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
 
 JUNK: Final = b"\xc1junk"
-"""A content that is no list of groups: nobody ever asks for it."""
+"""Content that is no list of groups: nobody ever asks for it."""
 FAR: Final = 1_000_000
 """Places, or policies, ahead of all that exist."""
 READ_SECONDS: Final = 2.0
@@ -92,7 +92,7 @@ Forge = Callable[[Stranger, int, Random], bytes]
 
 
 def in_order(of: Stranger, newest: int, _: Random) -> bytes:
-    """The next place under the newest policy: taken, until it has 64 more than it brings."""
+    """Send the next place under the newest policy; it is taken up to the trainer's limit."""
     return of.window(newest, of.count)
 
 
@@ -107,7 +107,7 @@ def at_once(of: Stranger, newest: int, rng: Random) -> bytes:
 
 
 def ahead(of: Stranger, newest: int, _: Random) -> bytes:
-    """A place far beyond all that can be filled."""
+    """Send a place far beyond all that can be filled."""
     return of.window(newest, FAR + of.count)
 
 
@@ -132,12 +132,12 @@ def other_terms(of: Stranger, newest: int, rng: Random) -> bytes:
 
 
 def half(of: Stranger, newest: int, _: Random) -> bytes:
-    """The first half of a request."""
+    """Send the first half of a request."""
     return of.window(newest, of.count)[:120]
 
 
 def unsigned(of: Stranger, newest: int, _: Random) -> bytes:
-    """A window whose signature is none."""
+    """Send a window with an invalid signature."""
     whole = bytearray(of.window(newest, of.count))
     at = len(whole) - 20  # within the signature: a stamp of no bytes follows
     whole[at] ^= 1

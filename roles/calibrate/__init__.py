@@ -1,4 +1,5 @@
-"""What honest work and cheats look like under a run's model, and the limits that follow.
+"""The evidence that honest work and cheats leave under a run's model, and the limits that
+follow.
 
 Honest numerics depend on model, dtype and the two engines, so limits are measured and never
 copied: the paper's let int8 weights through on small models, and those of small models reject

@@ -61,17 +61,20 @@ from roles.models.trial import try_tokenizer
 from roles.rl.recipes import read_learner
 
 MIN_SEQUENCES: Final = 64
-"""Below it there is no pool of 16 groups in either half. Limits that are written take more:
-`roles.calibrate.limits.MIN_TOKENS`."""
+"""Least number of sequences: with fewer, neither half has a pool of 16 groups. Limits that are
+written take more: `roles.calibrate.limits.MIN_TOKENS`.
+"""
 MAX_SEQUENCES: Final = 1 << 20
-"""A million: a day's work of a small model."""
+"""Most sequences: a day's work of a small model."""
 CHEAT_SHARE: Final = 4
-"""A cheat gets one in so many of the sequences: it is either plain, or stays hidden."""
+"""Each cheat gets one in this many of the sequences: it is either plain, or stays hidden."""
 HELD_OUT: Final = "honest, held out"
 """Honest work that limits were not fitted to."""
 TASK_SECONDS: Final = 600.0
-"""For all prompts. A million sequences in groups of 16 want 65,536, of 0.1 ms each; the slowest
-families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
+"""Most seconds for making all prompts. A million sequences in groups of 16 need 65,536 prompts,
+of 0.1 ms each; the slowest families of reasoning-gym take 10 ms. A stranger's chat template may
+take for ever.
+"""
 ASKED: Final = 64
 """Tasks that an environment makes in one call, which may take 30 s."""
 
@@ -236,7 +239,11 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 
 def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
-    """Those of so many tasks. Raises `TimeoutError` if a stranger's template takes for ever."""
+    """Return the prompts of ``count`` tasks.
+
+    Raises:
+        TimeoutError: A stranger's template takes for ever.
+    """
     if setup.model is not None:
         try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
     trouble: list[BaseException] = []
@@ -255,8 +262,10 @@ def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
 async def _ask_prompts(
     setup: EnvironmentSetup, count: int, prompts: list[tuple[int, ...]]
 ) -> None:
-    """In the process of an environment, as nodes have it: a stranger's template may want all of
-    a machine's memory."""
+    """Make prompts in the process of an environment, as nodes do.
+
+    A stranger's template may want all of a machine's memory.
+    """
     async with open_world() as world, AsyncExitStack() as stack:
         environment = WorkerEnvironment(world, setup, Ration(), stack, required=False)
         await environment.open()

@@ -51,38 +51,39 @@ then extrapolated by a factor of a million, and its scale's error is in it."""
 MIN_GROUPS: Final = 256
 """Honest groups, for what is one number a group: the largest 32 of them are its tail."""
 GROUP_TAIL: Final = 8
-"""One group in so many is in the tail that is fitted."""
+"""One group in this many is in the tail that is fitted."""
 MEAN_MARGIN: Final = 1.2
-"""By how much the mean mantissa error of very many chunks, and the mean gap of tokens, may
-exceed those measured: other questions, and another engine, had 0.95 to 1.1 times the error."""
+"""Factor by which the mean mantissa error of very many chunks, and the mean gap of tokens, may
+exceed the measured ones: other questions, and another engine, had 0.95 to 1.1 times the error.
+"""
 POOL: Final = 16
 """Groups of the pools whose share of rejections is reported of cheats: two submissions of
 eight, or one as it should be in bfloat16."""
 RESAMPLED: Final = 2000
 """Honest submissions that are drawn from the groups that were held out."""
 CONFIDENCE: Final = 0.95
-"""Of all bounds that are reported, and of scales."""
+"""Confidence of all reported bounds, and of scales."""
 CONFIDENT: Final = 1.645
 """Standard deviations above the mean of a normal distribution, with `CONFIDENCE`."""
 SHARE_CONFIDENCE: Final = 0.98
-"""That the honest share of tokens that are so far off is below the limit's."""
+"""Confidence that the honest share of tokens that are so far off is below the limit's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many of some were rejected."""
+    """Counts of rejected and of all items."""
 
     rejected: int
     of: int
 
     @property
     def share(self) -> float:
-        """0 of none."""
+        """Share that was rejected; 0 if there are no items."""
         return self.rejected / self.of if self.of else 0.0
 
     @property
     def bound(self) -> float:
-        """The highest true share that is still plausible, with `CONFIDENCE`."""
+        """Highest true share that is still plausible, with `CONFIDENCE`."""
         return binomial_bound(self.rejected, self.of)
 
     def __str__(self) -> str:
@@ -90,10 +91,10 @@ class Rate:
 
 
 def check_enough(honest: Sequence[Evidence]) -> None:
-    """Raise `ConfigError` if this is too little honest work to fit limits to.
+    """Check that there is enough honest work to fit limits to.
 
-    Where nothing is off by more than rounding there is no tail to fit: the limits are those of
-    float32, and any number of tokens will do.
+    Raises:
+        ConfigError: There is too little.
     """
     tokens = sum(one.tokens for one in honest)
     if not any(one.off[0] for one in honest):
@@ -170,7 +171,10 @@ def _shares(honest: Sequence[Evidence], tokens: int) -> tuple[tuple[float, float
 
 
 def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> float:
-    """What a value exceeds with this chance, by the ``tail`` largest ``values`` of ``of``."""
+    """Return the value that is exceeded with probability ``chance``.
+
+    It follows from the ``tail`` largest of ``values``, which are part of ``of`` values.
+    """
     threshold, excesses = _tail(values, tail)
     mean = _upper_mean(excesses)
     beyond = len(excesses) / (of * chance)
@@ -185,7 +189,9 @@ def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> f
 
 
 def tail_scale(values: Iterable[float], tail: int) -> float:
-    """How far, in the mean, the largest values lie beyond the least of them; 0 of none."""
+    """Return the mean distance of the largest values from the least of them; 0 if there are
+    none.
+    """
     return _upper_mean(_tail(values, tail)[1])
 
 
@@ -198,19 +204,16 @@ def _tail(values: Iterable[float], tail: int) -> tuple[float, list[float]]:
 
 
 def _upper_mean(excesses: Sequence[float]) -> float:
-    """An upper confidence bound of the mean of exponential values."""
+    """Return an upper confidence bound of the mean of exponential values."""
     if not excesses:
         return 0.0
     return fmean(excesses) * (1 + CONFIDENT / math.sqrt(len(excesses)))
 
 
 def loosest(found: Sequence[Limits]) -> Limits:
-    """What is within any of these is within it: the limits of a run whose nodes compute with
-    several engines.
+    """Return limits that accept everything that any of ``found`` accepts.
 
-    There are no limits by pair of engines, since a worker's engine is what it says it is: a
-    cheat would claim the one whose limits are widest. So those must find cheats out anyway, and
-    narrower ones for others would only refuse more honest work (figures: docs/design.md).
+    They are for a run whose nodes compute with several engines.
     """
     steps = [dict(one.off) for one in found]
     # A step that one of them does not hold against anything is held against nothing.
@@ -230,7 +233,7 @@ _LOW_IS_LOOSE: Final = frozenset({"end_probability"})
 
 
 def sum_rates(rates: Sequence[Rate]) -> Rate:
-    """Of all of them together."""
+    """Return the rate of all items together."""
     return Rate(sum(one.rejected for one in rates), sum(one.of for one in rates))
 
 
@@ -249,8 +252,9 @@ def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POO
 def resampled(
     evidence: Sequence[Evidence], limits: Limits, size: int, count: int = RESAMPLED
 ) -> Rate:
-    """Of ``count`` submissions of ``size`` different groups, drawn from these: those that are
-    rejected."""
+    """Return the rejected share of ``count`` submissions of ``size`` different groups, drawn
+    from these.
+    """
     rng = Random(0)
     pools = [rng.sample(evidence, min(size, len(evidence))) for _ in range(count)]
     return _rejected(pools, limits)
@@ -271,8 +275,11 @@ def _rejected(pools: Sequence[Sequence[Evidence]], limits: Limits) -> Rate:
 
 
 def binomial_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float:
-    """The share at which ``count`` or fewer of ``of`` would be as rare as 1 - ``confidence``
-    (Clopper and Pearson): 3 / ``of`` where none was seen. 1 where nothing was looked at."""
+    """Return the share at which ``count`` or fewer of ``of`` would be as rare as 1 -
+    ``confidence``.
+
+    This is Clopper and Pearson's bound: 3 / ``of`` if none was seen, and 1 if ``of`` is 0.
+    """
     if count >= of:
         return 1.0
 
@@ -289,8 +296,10 @@ def binomial_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float
 
 
 def poisson_bound(count: int, confidence: float = SHARE_CONFIDENCE) -> float:
-    """The mean at which ``count`` or fewer would be as rare as 1 - ``confidence``: 3.9 where
-    none was seen."""
+    """Return the mean at which ``count`` or fewer would be as rare as 1 - ``confidence``.
+
+    It is 3.9 if none was seen.
+    """
 
     def at_most(mean: float) -> float:
         logs = (k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1))
@@ -300,7 +309,7 @@ def poisson_bound(count: int, confidence: float = SHARE_CONFIDENCE) -> float:
 
 
 def _root(falling: Callable[[float], float], level: float, low: float, high: float) -> float:
-    """Where ``falling`` comes down to ``level``."""
+    """Return the place at which the function ``falling`` comes down to ``level``."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > level else (low, middle)
@@ -308,7 +317,7 @@ def _root(falling: Callable[[float], float], level: float, low: float, high: flo
 
 
 def to_toml(limits: Limits) -> str:
-    """A ``[limits]`` table for a draft."""
+    """Return a ``[limits]`` table for a draft."""
     lines = ["[limits]"]
     for field in fields(limits):
         value = getattr(limits, field.name)
@@ -322,7 +331,7 @@ def to_toml(limits: Limits) -> str:
 
 
 def record_to_toml(record: Calibration) -> str:
-    """A ``[calibration]`` table for a draft."""
+    """Return a ``[calibration]`` table for a draft."""
     lines = ["[calibration]"]
     for field in fields(record):
         value = getattr(record, field.name)

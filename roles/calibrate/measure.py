@@ -32,11 +32,11 @@ Generate = Callable[[Sequence[GroupTask]], list[Group]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a validator saw of one way to work."""
+    """A validator's evidence about one way to work."""
 
     name: str
     evidence: tuple[Evidence, ...]
-    """By group."""
+    """Evidence of each group."""
 
 
 class WorkBench:
@@ -50,7 +50,9 @@ class WorkBench:
         policy: Path,
         progress: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        """``policy`` is what is claimed; ``progress`` hears of every group."""
+        """Prepare both engines; ``policy`` is the claimed one, and ``progress`` is told of
+        every group.
+        """
         self._generator = generator
         self._validator = validator
         self._sampling = sampling
@@ -58,7 +60,7 @@ class WorkBench:
         self._progress = progress
 
     def honest(self, tasks: Sequence[GroupTask]) -> Measured:
-        """As the run prescribes."""
+        """Return the evidence about work as the run prescribes it."""
         return self._measure("honest", tasks, self._policy, self._as_prescribed)
 
     def cheats(
@@ -95,7 +97,7 @@ class WorkBench:
         return draw_all(self._generator, tasks, self._sampling)
 
     def _at(self, temperature: float) -> Generate:
-        """At a share of the run's temperature."""
+        """Return a way to draw at a share of the run's temperature."""
         sampling = replace(self._sampling, temperature=temperature * self._sampling.temperature)
         return lambda tasks: draw_all(self._generator, tasks, sampling)
 
@@ -103,7 +105,7 @@ class WorkBench:
         return self._as_prescribed([_reseeded(task, 1) for task in tasks])
 
     def _to_other_prompts(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        """Each answers its neighbour's."""
+        """Draw answers to the neighbouring task's prompt."""
         others = (*tasks[1:], tasks[0])
         return self._as_prescribed(
             [
@@ -113,7 +115,9 @@ class WorkBench:
         )
 
     def _best(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        """Of each completion's draws, the first by its own seed, the likeliest."""
+        """Draw each completion several times, the first by its own seed, and return the
+        likeliest.
+        """
         tries = [
             self._as_prescribed([_reseeded(task, number) for task in tasks])
             for number in range(BEST_OF)
@@ -122,8 +126,7 @@ class WorkBench:
 
 
 def likeliest(tries: Sequence[Sequence[Group]]) -> list[Group]:
-    """Of several tries at the same groups, each completion that is the likeliest by its mean
-    log-prob."""
+    """Return each completion's likeliest try, by its mean log-prob."""
     return [
         Group(
             same[0].group,
@@ -139,7 +142,7 @@ def likeliest(tries: Sequence[Sequence[Group]]) -> list[Group]:
 def make_tasks(
     prompts: Sequence[tuple[int, ...]], group_size: int, label: str
 ) -> list[GroupTask]:
-    """A group for each prompt, with seeds that follow from ``label``."""
+    """Return a group for each prompt, with seeds that follow from ``label``."""
     return [
         GroupTask(
             number,
@@ -154,7 +157,9 @@ def make_tasks(
 
 
 def _reseeded(task: GroupTask, number: int) -> GroupTask:
-    """With seeds that the run does not give; ``number`` 0 is the task itself."""
+    """Return the task with seeds that the run does not give; ``number`` 0 is the task
+    itself.
+    """
     if not number:
         return task
     mark = number.to_bytes(1, "big")

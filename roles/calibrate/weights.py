@@ -18,24 +18,28 @@ from p2p.errors import BadMessage, ConfigError
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
 
 Change: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""What becomes of the values of one tensor."""
+"""A function that changes the values of one tensor."""
 
 INT8_LEVELS: Final = 127.0
 """Symmetric, one scale per row: what most eight-bit formats of weights do."""
 INT4_LEVELS: Final = 7.0
-"""As `INT8_LEVELS`, with four bits."""
+"""Largest level of an integer of four bits, as `INT8_LEVELS` is of eight."""
 FP8_HIGHEST: Final = 448.0
-"""Of float8 e4m3, the format that GPUs multiply weights in; a scale per row brings a row's
-highest value here."""
+"""Largest number of float8 e4m3, in which GPUs multiply weights; a scale per row brings a row's
+highest value here.
+"""
 FP8_LOWEST_EXPONENT: Final = -6
-"""Of float8 e4m3: below it steps grow no finer."""
+"""Lowest exponent of float8 e4m3: below it steps grow no finer."""
 FP8_MANTISSA: Final = 3
 """Bits of float8 e4m3: eight steps from one power of two to the next."""
 
 
 def rewrite(source: Path, target: Path, change: Change) -> Path:
-    """Write ``source`` to ``target`` with changed matrices; return ``target``. Raises
-    `ConfigError` if a file of it holds no weights."""
+    """Write ``source`` to ``target`` with changed matrices; return ``target``.
+
+    Raises:
+        ConfigError: A file of ``source`` holds no weights.
+    """
     if source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         _rewrite_file(source, target, change)
@@ -76,17 +80,17 @@ def _changed(tensor: RawTensor, change: Change) -> RawTensor:
 
 
 def to_int8(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The values as eight bits hold them."""
+    """Return the values rounded to integers of eight bits."""
     return _to_integers(values, INT8_LEVELS)
 
 
 def to_int4(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The values as four bits hold them."""
+    """Return the values rounded to integers of four bits."""
     return _to_integers(values, INT4_LEVELS)
 
 
 def to_fp8(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The values as floats of eight bits hold them."""
+    """Return the values rounded to floats of eight bits."""
     scale = _scale(values, FP8_HIGHEST)
     scaled = values / scale
     _, exponents = np.frexp(scaled)  # of a number in [0.5, 1)
@@ -101,14 +105,16 @@ def _to_integers(values: NDArray[np.float32], levels: float) -> NDArray[np.float
 
 
 def _scale(values: NDArray[np.float32], highest: float) -> NDArray[np.float32]:
-    """What a row is divided by so that none of its values is above ``highest``."""
+    """Return each row's divisor, so that none of its values is above ``highest``."""
     found = np.abs(values).max(axis=-1, keepdims=True)
     return np.where(found > 0, found / highest, 1.0).astype(np.float32)
 
 
 def one_step_away(rate: float, seed: int = 0) -> Change:
-    """A change of the size that one step of Adam makes: each value moves by about the rate,
-    one way or the other, whatever its gradient."""
+    """Return a change as large as one step of Adam.
+
+    Each value moves by about the rate, one way or the other, whatever its gradient.
+    """
     rng = np.random.default_rng(seed)
 
     def move(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -119,8 +125,10 @@ def one_step_away(rate: float, seed: int = 0) -> Change:
 
 
 def low_rank(share: float, rank: int = 8) -> Change:
-    """What an adapter of this rank adds to each matrix: a change with this share of its norm,
-    the same for the same matrix."""
+    """Return a change as an adapter of this rank makes: it has ``share`` of each matrix's norm.
+
+    The change of the same matrix is always the same.
+    """
 
     def adapt(values: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = values.reshape(len(values), -1)

@@ -1,4 +1,4 @@
-"""What a person does with a model that was trained: talk to it, sample it, measure it.
+"""Uses of a trained model by a person: talk to it, sample it, measure it.
 
 `find` looks for the model in the folder of a run, of a node, of an export, or in Hugging Face's
 layout; `voice` opens it and draws from it, token by token; `command` is ``shoal chat`` and

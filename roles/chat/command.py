@@ -45,7 +45,7 @@ NO_WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says."""
+    """The words of one side in a conversation."""
 
     role: str
     content: str
@@ -107,8 +107,11 @@ def _manner(options: argparse.Namespace) -> Manner:
 
 
 def open_voice(found: Found, folder: Path, device: str, *, has_words: bool = True) -> Voice:
-    """Load a model, and say so if that takes long. Raises `ConfigError` if ``has_words`` and
-    it has none."""
+    """Load a model, and say so if that takes long.
+
+    Raises:
+        ConfigError: ``has_words`` is set and the model has no words.
+    """
     with patience(f"loading {found.label} ({found.path})"):
         from roles.chat.voice import Voice
 
@@ -165,7 +168,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 class _Talk:
-    """One conversation with a model, or with what it was before."""
+    """One conversation with a model, or with the model that the run began with."""
 
     def __init__(self, folder: Path, models: Models, device: str, manner: Manner) -> None:
         self._folder, self._models, self._device = folder, models, device

@@ -74,7 +74,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one model earned."""
+    """The rewards of one model."""
 
     model: str
     tasks: int
@@ -85,7 +85,7 @@ class Result:
     passed: Measure
     """pass@1 of the drawn answers."""
     passed_k: Measure
-    """pass@k of them."""
+    """Share of tasks that at least one of k answers solved (pass@k)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -219,8 +219,11 @@ def _asked(number: int, task: Task, draws: int) -> GroupTask:
 
 
 def _setup(voice: Voice, found: Found, env: str | None, tokens: int) -> EnvironmentSetup:
-    """Return how the environments are opened: those of the run, or the one that is named.
-    Raises `ConfigError`."""
+    """Return the setup of the environments: those of the run, or the named one.
+
+    Raises:
+        ConfigError: There is no such environment.
+    """
     folder = str(found.path) if voice.tokenizer is not None else None
     if env is None:
         if found.run is None or not found.run.terms.environments:

@@ -14,9 +14,11 @@ from roles.models.bundle import CONFIG
 from roles.protocol.model_files import FOLDER as BASE
 
 _KEPT: Final = re.compile(r"([0-9]{8})(?:\.safetensors)?")
-"""A policy of a trainer, by its step (`roles.trainer.policies`)."""
+"""Matches the name of a trainer's policy, by its step (`roles.trainer.policies`)."""
 _PULLED: Final = re.compile(r"v([0-9]{16})-[0-9a-f]{8}\.files")
-"""A policy in a node's store (`p2p.shardcast.store`), which may still be on its way."""
+"""Matches the name of a policy in a node's store (`p2p.shardcast.store`), which may still be on
+its way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,19 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What a folder holds."""
+    """The models in a folder."""
 
     newest: Found
     first: Found | None
-    """What the run began with, if it is still there."""
+    """The model that the run began with, if it is still there."""
 
 
 def find_models(folder: Path, policy: int | None = None) -> Models:
-    """Return the newest model of ``folder``, or policy number ``policy``. Raises `ConfigError`
-    if there is none."""
+    """Return the newest model of ``folder``, or policy number ``policy``.
+
+    Raises:
+        ConfigError: There is none.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name that of a run, of a node or of a model")
     if (folder / CONFIG).is_file():

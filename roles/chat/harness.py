@@ -25,7 +25,7 @@ MOST_TOKENS = 256  # of an answer, where a task names no number: lm-eval's own
 
 
 class Decoder(LM):
-    """A model of ours as lm-eval asks it."""
+    """A model of ours behind the interface that lm-eval uses."""
 
     def __init__(self, voice: Voice, tokenizer: Tokenizer) -> None:
         super().__init__()

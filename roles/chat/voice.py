@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from roles.models.tokenizer import ChatMessage, Tokenizer
 
 _UNFINISHED: Final = "\ufffd"
-"""What a decoder writes for the first bytes of a character."""
+"""Character that a decoder writes for the first bytes of another one."""
 _SPARE: Final = 1 << 30
 """Bytes beside the weights: keys and values of one conversation, and the libraries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How answers are drawn."""
+    """The settings with which answers are drawn."""
 
     temperature: float = 0.7
     """0 takes the most probable token."""
@@ -51,10 +51,16 @@ class Manner:
 
 
 class Voice:
-    """One model, in this process."""
+    """One model that is loaded in this process."""
 
     def __init__(self, found: Found, device: str = "auto") -> None:
-        """Load it. Raises `ConfigError`, `BadModel` and `MissingDependency`."""
+        """Load the model.
+
+        Raises:
+            ConfigError: The device or the folder cannot be used.
+            BadModel: The model cannot be used.
+            MissingDependency: A package is missing.
+        """
         self.label = found.label
         self.run = found.run
         self._device = find_device(device)
@@ -87,7 +93,7 @@ class Voice:
 
     @property
     def can_chat(self) -> bool:
-        """Whether it has a chat template."""
+        """True if the model has a chat template."""
         return self.tokenizer is not None and self.tokenizer.has_template
 
     def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
@@ -99,8 +105,11 @@ class Voice:
         return self.tokenizer.encode(messages[-1].content)
 
     def say(self, prompt: Sequence[int], manner: Manner) -> Iterator[str]:
-        """Yield the answer to ``prompt`` in pieces, as it is drawn. Raises `BadModel` if the
-        prompt leaves no room in the model's context."""
+        """Yield the answer to ``prompt`` in pieces, as it is drawn.
+
+        Raises:
+            BadModel: The prompt leaves no room in the model's context.
+        """
         assert self.tokenizer is not None
         said = ""
         for tokens in self.tokens(prompt, manner):

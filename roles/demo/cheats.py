@@ -163,7 +163,7 @@ def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
 
 
 class Cheat(Inference):
-    """An inference node that does not do the work it claims."""
+    """An inference node that does other work than it claims."""
 
     name: ClassVar[str] = "cheat"
     session_type = CheatSession

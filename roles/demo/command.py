@@ -56,7 +56,7 @@ MAX_STEPS: Final = 100_000
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parse = CommandParser(prog="shoal demo", description=__doc__)
     add, seeds, steps = parse.add_argument, whole_number(*SEEDS), whole_number(1, MAX_STEPS)
     add("--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)")
@@ -164,7 +164,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _typed(options: argparse.Namespace) -> str:
-    """The command line that plays the same."""
+    """Return the command line that plays the same demo."""
     words = ["shoal demo", *(["--diloco"] if options.diloco else []), f"--seed {options.seed}"]
     words += [f"--steps {options.steps}"] if options.steps is not None else []
     words += [f"--model {options.model}"] if options.model is not None else []
@@ -172,7 +172,12 @@ def _typed(options: argparse.Namespace) -> str:
 
 
 def choose(options: argparse.Namespace) -> Demo:
-    """Return what is to be played, of its usual length. Raises `ConfigError` and `BadModel`."""
+    """Return the demo that the options choose, of its usual length.
+
+    Raises:
+        ConfigError: The options are wrong.
+        BadModel: The model cannot be used.
+    """
     if not options.diloco:
         return SORTING if options.model is None else arithmetic(options.model)
     if options.model is not None:
@@ -181,7 +186,11 @@ def choose(options: argparse.Namespace) -> Demo:
 
 
 def check_machine(memory: int) -> None:
-    """Raise `ConfigError`, with the remedy, if the demo cannot be played on this machine."""
+    """Check that the demo can be played on this machine.
+
+    Raises:
+        ConfigError: It cannot. The message says what to do.
+    """
     check_platform()
     check_torch()
     free = free_memory()
@@ -194,7 +203,11 @@ def check_machine(memory: int) -> None:
 
 
 def _folder(data: Path | None, disk: int) -> RunFolder:
-    """Return where the nodes keep their data. Raises `ConfigError` if they cannot."""
+    """Return the folder for the nodes' data.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-")) if data is None else data
         folder.mkdir(parents=True, exist_ok=True)
@@ -249,7 +262,7 @@ def _earlier(document: Path) -> Run | None:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of all its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     import resource  # which Windows lacks (`check_machine`)
 
     usage = [

@@ -19,35 +19,31 @@ ERRORS: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What must come of a run in the default number of steps, of greedy and of sampled reward
-    alike."""
+    """The promised result of a run in the default number of steps, for greedy and sampled
+    reward.
+    """
 
     start_below: float
-    """From a start at this or above too little is left to learn, and no rise is promised."""
+    """Highest starting reward with a promise: above it too little is left to learn."""
 
     rise: float
-    """By how much held-out reward rises."""
+    """Least rise of the held-out reward."""
 
     end: tuple[float, float] = (0.0, 0.0)
-    """Where it ends at least: greedy, then sampled."""
+    """Least rewards at the end: greedy, then sampled."""
 
     is_hope: bool = False
-    """It mostly comes; falling short of it is said, and is no failure."""
+    """True if the promise mostly holds; falling short of it is reported, and is no failure."""
 
 
 SORTING_PROMISE: Final = Promise(start_below=0.65, rise=0.25)
-"""Of the demo that sorts digits.
-
-Of 20 demos with seeds 1 to 20, eighteen rose by 0.42 to 0.68 greedy, one by 0.37 (its warm-up
-came out best and left least to learn: 0.58 to 0.95) and one by 0.34 (its warm-up came out
-weakest, at 0.08, and has further to go). The controls (``bench rl-controls``: permuted
-advantages, the best of eight temperatures) rise by less. With fewer steps nothing is promised:
-ten gain 0.15, or nothing. Runs end at 0.95 at most: from above 0.7 no such rise is left. The
-warm-up alone comes to 0.08 to 0.58 (mean 0.28)."""
+"""Promise of the demo that sorts digits."""
 ARITHMETIC_PROMISE: Final = Promise(start_below=0.35, rise=0.3, end=(0.65, 0.6), is_hope=True)
-"""Of two-digit addition by a chat model of 135 M parameters: a hope, since nobody has played it
-with 20 seeds. It starts at 0.25 greedy and 0.11 sampled; with five seeds it ended at 0.60 to
-0.76, and one that ended at 0.645 was called a failure. Permuted advantages gain nothing."""
+"""Promise of the demo with two-digit addition by a chat model of 135 M parameters: a hope,
+since nobody has played it with 20 seeds. It starts at 0.25 greedy and 0.11 sampled; with five
+seeds it ended at 0.60 to 0.76, and one that ended at 0.645 was called a failure. Permuted
+advantages gain nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class LearningGate:
 
     @property
     def rises(self) -> tuple[float, float]:
-        """Of greedy and of sampled reward."""
+        """Rises of the greedy and of the sampled reward."""
         return self.end.greedy - self.start.greedy, self.end.sampled - self.start.sampled
 
     @property

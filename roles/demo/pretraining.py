@@ -41,7 +41,7 @@ DEMO_TERMS: Final = replace(
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingDemo(Rounds):
-    """A relay and four trainers, of which one comes late and one is killed."""
+    """A demo with a relay and four trainers, of which one comes late and one is killed."""
 
     cast: ClassVar[Mapping[str, str]] = {
         "relay-1": "none",
@@ -69,7 +69,6 @@ class PretrainingDemo(Rounds):
         return table | {"trainers": trainers, "diloco": write_table(self.diloco)}
 
     def furnish(self, folder: RunFolder, run: Run) -> None:
-        """Write the nodes' configuration."""
         folder.config.write_text("[membership]\ninterval = 1.0\n")
 
     async def act(

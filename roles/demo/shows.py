@@ -34,7 +34,7 @@ DEMO_TRUST: Final = {"share": 0.25, "probation": 8, "window": 4}
 """How workers earn it that not all of their work is checked: a demo is short, so a newcomer
 owes little, and more is looked at to make up for it."""
 KEEPS: Final = 0.1
-"""How much held-out reward any other kind of task may lose before that is said."""
+"""Most held-out reward that another kind of task may lose before the demo reports it."""
 
 # Five engines share the machine: with a thread each they do twenty times as much as with
 # torch's default.
@@ -70,12 +70,14 @@ class RewardDemo(Learning):
     }
 
     model: str = ""
-    """A folder, or the name of a model that can be fetched; empty: a network that sorts."""
+    """Folder of a model, or the name of one that can be fetched; empty: a network that
+    sorts.
+    """
     steps: int
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What differs from the draft that ``shoal run init`` writes."""
+    """Tables that differ from the draft of ``shoal run init``."""
     learner: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the ``learner.toml`` that it writes."""
+    """Keys that differ from the ``learner.toml`` of ``shoal run init``."""
     promise: Promise
     held_out: int
     """Held-out tasks of the kind that the promise is about: by them chance is reckoned."""
@@ -103,7 +105,11 @@ class RewardDemo(Learning):
 
     def furnish(self, folder: RunFolder, run: Run) -> None:
         """Write the nodes' configuration, and put the model where its trainer looks for it.
-        Raises `ConfigError` and `BadModel` if nodes could not work with that."""
+
+        Raises:
+            ConfigError: Nodes could not work with that.
+            BadModel: The model cannot be used.
+        """
         kind = kind_of(run.terms.model.shape.parameters, has_base=bool(self.model))
         learner = replace(kind.learner, **{"run": run.name, **self.learner})
         folder.learner.write_text(write_learner(learner))
@@ -147,7 +153,9 @@ class RewardDemo(Learning):
                 yield f"{kind} fell from {before:.3f} to {after:.3f}, by more than {KEEPS}"
 
     def _gate(self, figures: Mapping[str, Any]) -> LearningGate:
-        """The first evaluation against the last, of the kind that the promise is about."""
+        """Return the gate that compares the first and the last evaluation of the promise's
+        kind.
+        """
         start, end = (
             Evaluation(*figures[f"kinds_{when}"][self.judged])
             if self.judged
@@ -219,12 +227,15 @@ SORTING: Final = RewardDemo(
     opening="warming up: short lists, supervised …",
     decode=sort.decode,
 )
-"""Lists of digits."""
+"""The demo that learns to sort lists of digits."""
 
 
 def arithmetic(model: str) -> RewardDemo:
-    """Return the demo of a chat model that learns arithmetic. Raises `BadModel` if its folder
-    holds none."""
+    """Return the demo of a chat model that learns arithmetic.
+
+    Raises:
+        BadModel: The folder holds no such model.
+    """
     from roles.models.tokenizer import Tokenizer
 
     folder = base_folder(model, "--model")

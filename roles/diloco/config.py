@@ -1,4 +1,4 @@
-"""What a machine's owner says about its part in a DiLoCo run; the rest is in the run file."""
+"""Settings of a machine's part in a DiLoCo run; the run file has the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoConfig:
-    """``[role.trainer.diloco]``."""
+    """Settings of one member, from the table ``[role.trainer.diloco]``."""
 
     turn_seconds: float = 1.0
     """About how long the worker computes before it is told whether the round is over. Less

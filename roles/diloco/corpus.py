@@ -28,14 +28,15 @@ from p2p.errors import ConfigError
 from p2p.node.usage import expanded
 
 Encode = Callable[[str], Sequence[int]]
-"""A document as tokens."""
+"""A function that turns a document into tokens."""
 PYTHON: Final = "python"
 """The corpus that every machine has: the library of its Python."""
 TEXTS: Final = frozenset({".py", ".txt", ".md", ".rst"})
 """Files that are one document each."""
 MAX_BYTES: Final = 4 << 30
-"""Bytes of all files of a corpus together: what fits into memory as tokens. Split a larger
-corpus, and give each member its own part."""
+"""Most bytes of all files of a corpus together: their tokens must fit into memory. A larger
+corpus is given in parts, each member its own.
+"""
 SKIPPED: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
 """Folders of Python's library that differ from machine to machine, or are no program text."""
 
@@ -66,19 +67,19 @@ class TextCodec:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All windows of a mixture, to be learnt from or held out."""
+    """All training and held-out windows of a mixture."""
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
-    """Where each window to be learnt from begins."""
+    """Start of each training window."""
     annealed: NDArray[np.int64]
-    """Where each window of the mixture at the end of the run begins."""
+    """Start of each training window of the mixture at the end of the run."""
     held_out: NDArray[np.int64]
     width: int
     """Tokens of a window, the first of which is only read."""
 
     def read(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of the windows that begin at ``starts``: (windows, width)."""
+        """Return the tokens of the windows that begin at ``starts``, shape (windows, width)."""
         rows = starts[:, None] + np.arange(self.width)
         found: NDArray[np.int64] = self.tokens[rows].astype(np.int64)
         return found
@@ -229,7 +230,7 @@ def _json_lines(name: str, path: Path) -> Iterator[str]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it can be written as UTF-8: JSON may have halves of surrogate pairs."""
+    """Return True if the value is text that UTF-8 can write: JSON may have lone surrogates."""
     if not isinstance(value, str):
         return False
     return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)

@@ -61,13 +61,13 @@ LIAR: Final = 100.0
 
 
 class PiecesUnavailable(ShoalError):
-    """No peer that was asked gave all pieces of what was wanted."""
+    """None of the peers that were asked gave all the wanted pieces."""
 
 
 Read = Callable[[int], Awaitable[bytes]]
 """Gives the piece with a number."""
 Take = Callable[[int, bytes], Awaitable[None]]
-"""Is given the number of a piece, and the piece."""
+"""A callback that takes the number of a piece and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,11 @@ class PieceFile:
     grid: PieceGrid
 
     async def read(self, index: int) -> bytes:
-        """Return a piece. Raises `StorageError` if the file is gone."""
+        """Return a piece.
+
+        Raises:
+            StorageError: The file is gone.
+        """
         offset, length = index * self.grid.length(0), self.grid.length(index)
         try:
             return await self.disk.read(self.path, offset, length)
@@ -87,8 +91,12 @@ class PieceFile:
             raise StorageError(f"{self.path} is gone") from error
 
     async def write(self, index: int, piece: bytes) -> None:
-        """Put a piece in its place. Raises `StorageError`, and `BadMessage` on one of another
-        length."""
+        """Write a piece at its place in the file.
+
+        Raises:
+            StorageError: The disk failed.
+            BadMessage: The piece has the wrong length.
+        """
         if len(piece) != self.grid.length(index):
             raise BadMessage(f"piece {index} has {len(piece)} bytes")
         await self.disk.write(self.path, piece, index * self.grid.length(0))
@@ -96,19 +104,23 @@ class PieceFile:
 
 @dataclass(frozen=True)
 class Blob:
-    """All pieces of something on disk, and how they are known."""
+    """A file of pieces on disk, with the digests that name them."""
 
     digests: tuple[bytes, ...]
     file: PieceFile
 
     @property
     def root(self) -> bytes:
-        """What the whole is known by."""
+        """The digest that names the whole blob."""
         return root_of(self.digests)
 
     async def read(self, index: int) -> bytes:
-        """Return a piece. Raises `StorageError`, also if the disk has spoilt it: a peer would
-        take it for a lie."""
+        """Return a piece.
+
+        Raises:
+            StorageError: The disk failed or has damaged the piece, which a peer would take for
+                a lie.
+        """
         piece = await self.file.read(index)
         if digest_of(piece) != self.digests[index]:
             raise StorageError(f"piece {index} of {self.file.path} is damaged")
@@ -116,7 +128,7 @@ class Blob:
 
 
 class PieceServer:
-    """What a member gives to others."""
+    """Serves blobs and sums to other members."""
 
     def __init__(
         self,
@@ -124,15 +136,21 @@ class PieceServer:
         may: Callable[[PeerId], bool],
         may_have: Callable[[PeerId, int], bool] = lambda peer, size: True,
     ) -> None:
-        """``may`` says who may fetch, ``may_have`` whether a peer gets so many bytes more
-        (`p2p.meter.StrangerMeter.allows`)."""
+        """Begin without blobs.
+
+        Args:
+            world: Clock and randomness.
+            may: Returns True if a peer may fetch.
+            may_have: Returns True if a peer may get that many bytes more (see
+                `p2p.meter.StrangerMeter.allows`).
+        """
         self._world, self._may, self._may_have = world, may, may_have
         self._blobs: dict[bytes, Blob] = {}
         self._sums: dict[tuple[int, int], _Sums] = {}
         self._oldest = (0, 0)
         self._news = Notifier()
         self.sent = 0
-        """Bytes of pieces given."""
+        """Bytes of pieces sent."""
         self.rate = 0.0
         """Bytes a second of late, while something was sent; 0 before."""
 
@@ -143,11 +161,11 @@ class PieceServer:
         return root
 
     def keep_only(self, roots: Sequence[bytes]) -> None:
-        """Forget all else."""
+        """Forget all blobs but those with these roots."""
         self._blobs = {root: blob for root, blob in self._blobs.items() if root in roots}
 
     def holds(self, root: bytes) -> Blob | None:
-        """The blob of this root, if it is here."""
+        """Return the blob with this root, or None."""
         return self._blobs.get(root)
 
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
@@ -164,7 +182,7 @@ class PieceServer:
         self._news.notify_all()
 
     def forget_before(self, step: int, view: int) -> None:
-        """No sum of an earlier step or view is of use any more."""
+        """Forget the sums of earlier steps and views."""
         self._forget_sums((step, view))
         self._news.notify_all()
 
@@ -244,31 +262,36 @@ class PieceServer:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What this member has summed in a view so far."""
+    """The pieces that this member has summed in a view so far."""
 
     read: Read
     span: range
-    """Pieces of the mean."""
+    """Numbers of the pieces that it sums."""
     total: Sum | None = None
-    """With their digests, once it is whole."""
+    """The signed digests of the pieces, once all are summed."""
 
 
 @dataclass(slots=True)
 class PieceClient:
-    """What a member takes from others."""
+    """Fetches pieces from other members."""
 
     world: World
     host: Host
     patience: float = PIECE_PATIENCE
     """Seconds that one piece may take."""
     received: int = 0
-    """Bytes of pieces taken."""
+    """Bytes of pieces received."""
 
     async def _ask(
         self, peer: PeerId, request: Sequence[object], frames: int, patience: float
     ) -> AsyncGenerator[bytes, None]:
-        """So many frames of the answer, each behind the first within ``patience`` seconds;
-        fewer if the peer has nothing. Raises `PEER_TROUBLE`."""
+        """Yield up to ``frames`` frames of the answer; fewer if the peer has no more.
+
+        Each frame after the first must come within ``patience`` seconds.
+
+        Raises:
+            PEER_TROUBLE: The peer failed.
+        """
         with fail_after_own(self.world, SUM_PATIENCE):
             stream = await self.host.open_stream(peer, PIECES_PROTOCOL)
         async with stream:
@@ -292,8 +315,13 @@ class PieceClient:
         digests: Sequence[bytes],
         take: Take,
     ) -> None:
-        """Have ``take`` given each of the pieces from ``first`` on, which have these digests.
-        Raises `PiecesUnavailable`, `PEER_TROUBLE`."""
+        """Fetch the pieces from ``first`` on, which have these digests, and give each to
+        ``take``.
+
+        Raises:
+            PiecesUnavailable: The peer does not have them.
+            PEER_TROUBLE: The peer failed or lied.
+        """
         request, found = ["pieces", root, first, len(digests)], 0
         async with aclosing(self._ask(peer, request, len(digests), self.patience)) as answer:
             async for data in answer:
@@ -387,7 +415,7 @@ class PieceClient:
         return digests
 
     async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
-        """A blob's digests, from the first of all ``sources`` that gives them."""
+        """Return a blob's digests from the first of ``sources`` that answers, or None."""
         found: list[tuple[bytes, ...]] = []
 
         async def ask(peer: PeerId) -> None:
@@ -435,11 +463,7 @@ class PieceClient:
 
 @dataclass(slots=True)
 class _Pull:
-    """What several sources give at once: a common list of batches.
-
-    When it is empty, a source that is done takes one that another has still under way. So a
-    source that drips costs its batch a second time, and no time.
-    """
+    """A download from several sources at once, which share a list of batches."""
 
     digests: Sequence[bytes]
     take: Take
@@ -451,7 +475,9 @@ class _Pull:
     trouble: StorageError | None = None
 
     def next_batch(self, tried: Collection[int]) -> int | None:
-        """The next of the list, or the one under way that the fewest have."""
+        """Return the next waiting batch, or else the unfinished one that the fewest sources
+        fetch.
+        """
         late = [one for one in self.takers if one not in tried and one not in self.found]
         if self.waiting:
             first = self.waiting.popleft()
@@ -463,7 +489,9 @@ class _Pull:
         return first
 
     def give_back(self, first: int) -> None:
-        """A source has failed at a batch: if no other is at it, it waits again."""
+        """Take a batch back from a failed source; it waits again if no other source fetches
+        it.
+        """
         self.takers[first] -= 1
         if not self.takers[first] and first not in self.found:
             del self.takers[first]

@@ -1,4 +1,4 @@
-"""What a member's session has computed in its worker process.
+"""The calls that a member's session makes to its worker process.
 
 Paths are those of the node's disk. Importing this does not import torch.
 """
@@ -30,13 +30,13 @@ from roles.workers.client import Remote, open_remote
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "diloco"
-"""Of the node's disk: states, records, updates."""
+"""Folder of the node's disk for states, records and updates."""
 _ARGV: Final = ("roles.diloco.worker",)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What some inner steps came to."""
+    """The result of some inner steps."""
 
     steps: int
     tokens: int
@@ -83,21 +83,15 @@ async def open_inner(
 
 
 class InnerEngine:
-    """What takes the inner steps, and computes whatever is as large as the model: a process.
-
-    Files are named as on the node's disk. A call that gives the model something to go on with,
-    or takes something of it, may raise `WorkerDied`: then its weights are gone, and `restore`
-    and `load` begin anew. Whatever needs files alone is done again by itself. All may raise
-    `StorageError`.
-    """
+    """The process that takes the inner steps and computes everything as large as the model."""
 
     def __init__(self, world: World, remote: Remote, nursery: trio.Nursery) -> None:
         self._world, self._remote, self._nursery = world, remote, nursery
         self._turn = trio.Lock()
         self._is_new = False
-        """Whether another process has begun since the model's weights were loaded."""
+        """True if another process has begun since the model's weights were loaded."""
         self.size = 0
-        """Weights of the model."""
+        """Number of weights in the model."""
 
     async def _call(self, method: str, *arguments: object) -> Any:
         """Call a method that depends on the model's weights, or sets them."""
@@ -157,7 +151,11 @@ class InnerEngine:
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> list[bytes]:
-        """See `Arithmetic.summed`, which it is: it raises `BadPiece`."""
+        """Return the pieces of the mean, as `Arithmetic.summed` does in the worker.
+
+        Raises:
+            BadPiece: A contributor's signed piece cannot be used.
+        """
         succeeded, found = await self._repeat("sum", first, parts, norms, by)
         if not succeeded:
             raise BadPiece(*found)
@@ -165,8 +163,11 @@ class InnerEngine:
         return pieces
 
     async def advance(self, before: str, mean: str, after: str, step: int) -> list[bytes]:
-        """Write the state ``after`` the outer step, durably; the digests of its pieces. Raises
-        `BadPiece` if the mean cannot be read."""
+        """Write the state after the outer step durably and return the digests of its pieces.
+
+        Raises:
+            BadPiece: The mean cannot be decoded.
+        """
         paths = map(self._path, (before, mean, after))
         found: int | list[bytes] = await self._repeat("advance", *paths, step)
         if isinstance(found, int):
@@ -184,9 +185,11 @@ class InnerEngine:
         return Phase(*await self._call("train", first, steps, window))
 
     async def encode(self, update: str, step: int) -> tuple[list[bytes], list[float]]:
-        """Write what these steps came to as it travels at an outer step, and the optimiser's
-        state, durably; digests and norms of the pieces. Raises `EngineError` if the steps have
-        diverged."""
+        """Write the encoded update and the optimiser's state durably; return digests and norms.
+
+        Raises:
+            EngineError: The inner steps have diverged.
+        """
         digests, norms = await self._call("encode", self._path(update), step)
         return digests, norms
 

@@ -1,4 +1,4 @@
-"""What a member learns from: windows of text, or questions of an environment, by number.
+"""The material of a member: windows of text, or questions of an environment, by number.
 
 The run's record says which numbers are whose (`roles.diloco.core.windows`); a number leads to
 the same window, and the same question, on every machine. All of this is used in the worker's
@@ -28,7 +28,7 @@ from roles.envs.mix import MixedEnvironment
 EVALUATED: Final = 32
 """Windows, or questions, whose loss is measured in one pass."""
 DOMAIN: Final = b"/shoal/diloco/question/1.0.0"
-"""Before run seed and number, lest a question's seed be one that other runs use."""
+"""Prefix of the hash that makes a question's seed, so that no other use gives the same seed."""
 
 
 class Texts:
@@ -66,14 +66,14 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class SeededTask:
-    """A task, and the seed that it and the draws of its answers follow from."""
+    """A task with the seed of its question and of its answers."""
 
     number: int
     seed: bytes
     task: Task
 
     def group(self, size: int) -> GroupTask:
-        """What a sampler is asked."""
+        """Return the request to sample ``size`` answers to this question."""
         seeds = tuple(_drawn_from(self.seed + one.to_bytes(2, "big")) for one in range(size))
         return GroupTask(self.number, self.task.prompt, seeds)
 
@@ -88,7 +88,7 @@ class Rewards:
         config: EngineConfig,
         terms: DilocoTerms,
     ) -> None:
-        """``teacher`` has the clean examples of a model without a base."""
+        """Prepare questions; ``teacher`` has the clean examples for a model without a base."""
         self._environment, self.teacher = environment, teacher
         self._config, self._terms = config, terms
         if teacher is not None and len(teacher.vocabulary) > config.shape.vocabulary:
@@ -105,7 +105,7 @@ class Rewards:
         return _drawn_from(f"{self._config.seed} {number}".encode())
 
     def batches(self, window: int, first: int, steps: int) -> list[list[SeededTask]]:
-        """See `Texts`; a number is a question's."""
+        """Return the questions of each inner step, as `Texts.batches` does with windows."""
         each = self._terms.sequences
         return [
             [self._question(number) for number in range(start, start + each)]
@@ -121,7 +121,7 @@ class Rewards:
         return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
 
     def pay(self, question: SeededTask, tokens: Sequence[int]) -> float:
-        """What an answer earns; nothing if the environment raises on it."""
+        """Return the reward of an answer; the environment's failures earn nothing."""
         payment = Payment()
         payment.pay(self._environment, question.task, tokens)
         return payment.rewards[0]

@@ -1,4 +1,4 @@
-"""What an inner step of a DiLoCo member lowers: the loss on text, or GRPO's on its own answers.
+"""The objective of a DiLoCo member's inner steps: the loss on text, or GRPO on its own answers.
 
 A batch is whatever the member's `roles.diloco.material` gives for a step: rows of tokens, or
 questions. An objective adds the gradient of one to the weights' own; what steps with it is
@@ -36,7 +36,7 @@ from roles.rl.algorithms.base import has_spread, normalised
 from roles.rl.algorithms.find import find_algorithm
 
 Arithmetic = Callable[[], torch.autocast]
-"""What training computes in, for the length of a block."""
+"""A function that opens the precision in which training computes, as a context."""
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
 
@@ -49,7 +49,7 @@ class TextLoss:
         self._terms, self._arithmetic = terms, arithmetic
 
     def rate_at(self, number: int) -> float:
-        """The learning rate of the run's inner step ``number``."""
+        """Return the learning rate of the run's inner step ``number``."""
         return self._terms.rate_at(number)
 
     def add_gradient(
@@ -75,7 +75,7 @@ class TextLoss:
         return total / len(states)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
-        """What is lowered, summed up over a batch that is held out."""
+        """Return the loss summed over a held-out batch."""
         read = send(batch, model.device)
         states = model(read[:, :-1]).flatten(0, 1)
         return math.fsum(
@@ -84,7 +84,7 @@ class TextLoss:
         )
 
     def size(self, batch: Any) -> int:
-        """What a batch counts: tokens."""
+        """Return the number of tokens that a batch counts."""
         return int(batch[:, 1:].size)
 
 
@@ -106,7 +106,7 @@ class RewardLoss:
         self._warm_up = None if rewards.teacher is None else config.learner.warm_up
 
     def rate_at(self, number: int) -> float:
-        """See `TextLoss`: the warm-up has a schedule of its own."""
+        """Return the learning rate of a step; the warm-up has a schedule of its own."""
         if self._warm_up is not None and number < self._warm_up.steps:
             return self._warm_up.rate_at(number)
         return self._terms.rate_at(number)
@@ -114,8 +114,11 @@ class RewardLoss:
     def add_gradient(
         self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
     ) -> float:
-        """See `TextLoss`; the share of answers that are wrong, or the loss of a warm-up. With
-        no group that has a spread of rewards there is no gradient."""
+        """Add the gradient of a batch and return the share of wrong answers, or a warm-up's
+        loss.
+
+        Groups whose rewards do not differ have no gradient.
+        """
         if self._warm_up is not None and number < self._warm_up.steps:
             return self._learn_examples(model, batch[0].seed, self._warm_up.batch)
         sampling = self._config.sampling
@@ -145,7 +148,7 @@ class RewardLoss:
         temperature: float,
         size: int,
     ) -> tuple[list[Group], list[list[float]]]:
-        """A group of answers to each question, and what each answer earns."""
+        """Return a group of answers to each question, and the reward of each answer."""
         sampling = Sampling(temperature, self._config.sampling.max_new_tokens, size)
         asked, ends = [one.group(size) for one in batch], frozenset(self._config.end_tokens)
         groups = draw(model, asked, sampling, ends, self._config.draw)
@@ -171,12 +174,12 @@ class RewardLoss:
                 add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
-        """See `TextLoss`: of the most probable answers."""
+        """Return the number of wrong answers when the most probable tokens are drawn."""
         _, rewards = self._draw(model, batch, GREEDY, 1)
         return len(rewards) - sum(map(sum, rewards))
 
     def size(self, batch: Any) -> int:
-        """Questions."""
+        """Return the number of questions."""
         return len(batch)
 
 

@@ -36,7 +36,7 @@ from roles.engines.torch.sharding import local, put, reshard, whole
 from roles.engines.torch.training import TrainedModel
 
 _STEPS: Final = "steps"
-"""In a file of moments: updates of the optimiser."""
+"""Key in a file of moments for the number of optimiser updates."""
 
 Vector = NDArray[np.float32]
 
@@ -95,10 +95,10 @@ class Pretrainer(TrainedModel):
         self._sent: Vector | None = None
         """The inner weights of the last update, from which steps go on during an exchange."""
         self._gradient: Vector | None = None
-        """Gradient of the newest step, if members average gradients; else None."""
+        """Gradient of the newest step, if the outer step takes the members' mean gradient."""
 
     def _places(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Yield each parameter, and its slice of a vector of all weights."""
+        """Yield each parameter with its slice of the vector of all weights."""
         at = 0
         for _, weight in sorted(self.model.named_parameters()):
             yield weight, slice(at, at + weight.numel())
@@ -106,11 +106,11 @@ class Pretrainer(TrainedModel):
 
     @property
     def size(self) -> int:
-        """Weights of the model."""
+        """Number of weights in the model."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def vector(self) -> Vector:
-        """Return all weights end to end."""
+        """Return all weights as one vector."""
         return self._joined(lambda weight: weight)
 
     def _joined(self, value: Callable[[nn.Parameter], Tensor]) -> Vector:
@@ -210,19 +210,16 @@ class Pretrainer(TrainedModel):
         return len(batches), count, total / max(1, count)
 
     def _share(self, batch: Any) -> tuple[Any, float]:
-        """This process's part of a batch, and what it counts.
-
-        All processes make a pass, since each gathers what the others keep; one without a part
-        repeats the first row, which counts nothing.
-        """
+        """Return this process's part of a batch, and the share of the batch that it is."""
         if self._rank.mesh is None:
             return batch, 1.0
         mine = batch[self._rank.number :: self._rank.size]
         return (mine, len(mine) / len(batch)) if len(mine) else (batch[:1], 0.0)
 
     def loss(self, batches: Sequence[Any]) -> float:
-        """Return the loss of the outer weights on batches that no member learns from: nats per
-        token, or the share of wrong answers."""
+        """Return the held-out loss of the outer weights: nats a token, or the share of wrong
+        answers.
+        """
         total = 0.0
         with torch.no_grad(), self._at_outer():
             for batch in batches:
@@ -245,8 +242,7 @@ class Pretrainer(TrainedModel):
         return read[len(tokens) :]
 
     def export(self, folder: Path) -> None:
-        """Write the outer weights to ``folder``, in the form that transformers and vLLM
-        load."""
+        """Write the outer weights as a folder that transformers and vLLM load."""
         context, end_tokens = self._config.context, self._config.end_tokens
         with self._outer_model() as model:
             if self._rank.is_first:
@@ -254,7 +250,9 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _outer_model(self) -> Iterator[TransformerModel]:
-        """A model with the outer weights; of several processes only the first's has them."""
+        """Yield a model with the outer weights; of several processes only the first has all of
+        them.
+        """
         with self._at_outer():
             yield self._complete(self._device) if self._rank.mesh else self.model
 

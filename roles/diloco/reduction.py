@@ -60,7 +60,7 @@ class ReductionFailed(Exception):
 
 @dataclass(slots=True)
 class Reduction:
-    """What one view's exchange needs; made for it."""
+    """One view's exchange: fetches contributions, sums pieces and collects the mean."""
 
     world: World
     signer: Signer
@@ -71,23 +71,25 @@ class Reduction:
     client: PieceClient
     request: Reduce
     file: PieceFile
-    """Where the mean goes."""
+    """The file that receives the mean."""
     found: Callable[[Fault], None]
-    """Told of evidence."""
+    """Called with each piece of evidence."""
     heard: Callable[[Sum], None]
-    """Told of what owners have signed."""
+    """Called with each `Sum` that an owner has signed."""
     parts_missing: dict[PeerId, None] = field(default_factory=dict)
-    """Whose contributions are waited for."""
+    """Contributors whose pieces are still missing."""
     sums_missing: dict[PeerId, None] = field(default_factory=dict)
-    """Whose sums are waited for."""
+    """Owners whose sums are still missing."""
     _sums: dict[PeerId, Sum] = field(default_factory=dict)
-    """What each owner has signed."""
+    """Maps each owner to its signed `Sum`."""
     _news: Notifier = field(default_factory=Notifier)
-    """Told of each part that has come, and of each that was taken."""
+    """Notified when a part has come and when one was taken."""
 
     @property
     def suspects(self) -> tuple[PeerId, ...]:
-        """Who is to blame if time is over: an owner only if it has no excuse that we know."""
+        """Peers to blame if the time runs out: missing contributors, or else owners of missing
+        sums.
+        """
         return tuple(self.parts_missing or self.sums_missing)
 
     @property
@@ -95,8 +97,13 @@ class Reduction:
         return self.request.plan
 
     async def mean(self) -> tuple[bytes, ...]:
-        """Bring the mean into its file, as its owners encoded it; the digests of its pieces.
-        Raises `ReductionFailed`, `StorageError`."""
+        """Bring the mean into its file, as its owners encoded it; return the digests of its
+        pieces.
+
+        Raises:
+            ReductionFailed: Some peers did not give their pieces.
+            StorageError: The disk failed.
+        """
         me = self.signer.peer_id
         owner_of = owners_of(self.file.grid, self.request.readys)
         spans = {peer: span_of(owner_of, peer) for peer in dict.fromkeys(owner_of)}
@@ -127,7 +134,9 @@ class Reduction:
         return held.digests
 
     async def unreadable(self, index: int) -> ReductionFailed:
-        """A piece of the mean that is in the file cannot be decoded, though it was signed."""
+        """Report that a signed piece of the mean cannot be decoded, and return the error to
+        raise.
+        """
         logger.warning("diloco_bad_mean step=%d: piece %d", self._plan.step, index)
         for owner, total in self._sums.items():
             if index in total.span:
@@ -175,7 +184,7 @@ class Reduction:
             raise ReductionFailed([ready.author]) from bad
 
     async def _fetch_part(self, ready: Ready, span: range, into: deque[bytes]) -> None:
-        """A contributor's pieces, of which few wait to be summed."""
+        """Fetch a contributor's pieces into a short queue, where they wait to be summed."""
         root, most = root_of(ready.digests), MOST_WAITING // len(self.request.readys)
         reached = span.start
 
@@ -251,12 +260,12 @@ class Reduction:
 
 
 def span_of(owner_of: Sequence[PeerId], peer: PeerId) -> range:
-    """The pieces of an owner, which lie together."""
+    """Return the range of an owner's pieces."""
     first = list(owner_of).index(peer)
     return range(first, first + list(owner_of).count(peer))
 
 
 def auditor_rank(plan: Plan, peer: PeerId) -> int:
-    """A member's place among those that contribute, or may join."""
+    """Return a member's rank among the peers that contribute or are members after the step."""
     everyone = sorted({*plan.summed, *plan.members, peer})
     return everyone.index(peer)

@@ -75,9 +75,9 @@ ENOUGH: Final = 0.9
 RECENT: Final = 4
 """Newest records whose states are looked for on disk, where there are two as a rule."""
 FETCHED: Final = "fetched"
-"""In place of a view, in the name of a file that came from others, whole or by its mean."""
+"""Stands for the view in the name of a file that was fetched from other members."""
 EXPORT: Final = f"{FOLDER}/export"
-"""Where the model is written for others to use."""
+"""Folder of the exported model."""
 MOST_WAITING: Final = 64 * MIB
 """Bytes of messages that wait for the core, while a full disk holds it up: a message of each
 member. What does not fit is lost, as on a line, and said again."""
@@ -88,7 +88,7 @@ ROUNDS_SHOWN: Final = 200
 
 @dataclass(slots=True)
 class RoundFigures:
-    """A round, for people."""
+    """Figures of a round, for people."""
 
     step: int
     digest: str
@@ -96,9 +96,9 @@ class RoundFigures:
     members: int
     summed: int
     loss: float | None = None
-    """On what is held out, nats a token."""
+    """Held-out loss in nats a token."""
     sample: str = ""
-    """What the model writes then, behind the `MemberFigures.prompt`; of some rounds."""
+    """Text that the model writes after `MemberFigures.prompt`, in some rounds."""
 
 
 @dataclass(slots=True)
@@ -106,20 +106,20 @@ class InnerProgress:
     """Inner steps of a round so far."""
 
     step: int = -1
-    """Of the record that they begin from."""
+    """Step of the record that these inner steps begin from."""
     steps: int = 0
     tokens: int = 0
 
 
 @dataclass(slots=True)
 class MemberFigures:
-    """What a member has done, for people."""
+    """Figures of one member, for people."""
 
     tokens: int = 0
     inner_steps: int = 0
     training_loss: float | None = None
     computed: float = 0.0
-    """Seconds of inner steps."""
+    """Seconds spent on inner steps."""
     present: float = 0.0
     """Seconds since the first of them."""
     views: int = 0
@@ -137,7 +137,9 @@ class MemberFigures:
 
 
 class RunMembers:
-    """Who may be a member by the run's newest edition: its trainers, or all that it admits."""
+    """The peers that may be members by the run's newest edition: its trainers, or all
+    admitted.
+    """
 
     def __init__(self, node: Node, joining: Joining) -> None:
         self._node = node
@@ -172,8 +174,10 @@ class DilocoSession:
         self._config, self._engine, self._may_train = config, engine, may_train
         self._beginning = genesis(run, founders)
         self.history = self._beginning.digest
-        """What members sign is bound to it: an edition that begins anew with other founders has
-        steps of the same numbers, and what was signed there would convict who signs here."""
+        """Digest that binds signatures to this history. An edition that begins anew with other
+        founders has steps of the same numbers. Without the digest, statements of one history
+        would convict their signers in the other.
+        """
         self._arithmetic = Arithmetic(terms, engine.size)
         self._store = MemberStore(world, self.history, self._arithmetic, engine)
         self._durable = Durable(world, "trainer")
@@ -184,15 +188,15 @@ class DilocoSession:
         self.trouble = ""
         """Why the last inner steps came to nothing; empty if they did not."""
         self.is_over = False
-        """Whether the run has all its steps."""
+        """True if the run has all its steps."""
         self._rests = False
-        """Whether its owner wants it to begin no round."""
+        """True if the owner wants this member to begin no more rounds."""
         self.sample = ""
-        """What the newest model that was exported writes."""
+        """Text that the newest exported model writes."""
         self.exported = ""
-        """Where the newest model lies, once there is one."""
+        """Path of the newest exported model; empty before the first export."""
         self._is_finished = False
-        """Whether the final model was measured and exported."""
+        """True if the final model was measured and exported."""
         self.core: RoundCore
         self._state: Blob
         self._events: deque[tuple[ev.Event, int]] = deque()
@@ -206,10 +210,10 @@ class DilocoSession:
         self._update_root = b""
         self._exchange: trio.CancelScope | None = None
         self.past_exchange: ev.Reduce | None = None
-        """What was computed last, from all contributions."""
+        """The last reduction that was computed from all contributions."""
         self._first_step_at: float | None = None
         self._ahead = InnerProgress()
-        """Of the next round, taken during an exchange."""
+        """Inner steps of the next round that were taken during an exchange."""
         self._continues = -1
         """The step whose round the engine's weights may go on with, where it changed none."""
 
@@ -217,11 +221,11 @@ class DilocoSession:
 
     @property
     def step(self) -> int:
-        """Of the state that is in force here."""
+        """Step of the state that is in force here; -1 before the session is open."""
         return self.core.held if hasattr(self, "core") else -1
 
     def health(self) -> dict[str, object]:
-        """Plain values."""
+        """Return figures for the health page, as plain values."""
         if not hasattr(self, "core"):
             return {"algorithm": "diloco", "step": -1, "steps": self._terms.outer_steps}
         core, now = self.core, self._world.now()
@@ -264,7 +268,7 @@ class DilocoSession:
 
     @property
     def now(self) -> str:
-        """What this member does or waits for, in words."""
+        """Return what this member does or waits for, in words."""
         if not hasattr(self, "core"):
             return "opening"
         if self._rests:
@@ -293,7 +297,7 @@ class DilocoSession:
                 await self._pump()
 
     async def _open(self) -> None:
-        """What an earlier life has left, or the beginning."""
+        """Open the state that an earlier life left, or begin at record 0."""
         world, terms, store = self._world, self._terms, self._store
         records = await store.records(self._beginning, world.verify, terms.anchor)
         held, kept = -1, await store.kept()
@@ -397,9 +401,11 @@ class DilocoSession:
             await self._awake.wait()
 
     def _blame(self, event: ev.Received, error: Exception) -> list[ev.Effect]:
-        """The guard: what a peer's message causes here costs that peer, and never the node. A
-        bug of ours would else end every member that the message reaches. Return what is still
-        to be done."""
+        """Return the effects that remain after a peer's message raised an error; penalise the
+        peer.
+
+        A bug of ours would otherwise end every member that the message reaches.
+        """
         if isinstance(error, BadMessage):
             self._host.penalise(event.peer, Offence.FORGED.points, str(error))
             return []
@@ -502,7 +508,12 @@ class DilocoSession:
         self._feed(ev.Reduced(request.view, outcome))
 
     async def _advanced(self, mean: PieceFile, file: PieceFile, step: int) -> Blob:
-        """Take the outer step against a mean. Raises `BadPiece`, `StorageError`."""
+        """Take the outer step against a mean and return the new state.
+
+        Raises:
+            BadPiece: The mean cannot be decoded.
+            StorageError: The disk failed.
+        """
         before = self._state.file.path
         digests = await self._engine.advance(before, mean.path, file.path, step)
         return Blob(tuple(digests), file)
@@ -530,8 +541,12 @@ class DilocoSession:
             await backoff.wait()
 
     async def _fetch_state(self, record: Record) -> Blob:
-        """From disk, by the mean if we hold the state before, else whole. Raises
-        `PiecesUnavailable`, `StorageError`."""
+        """Return the state of a record: from disk, from the mean, or fetched whole.
+
+        Raises:
+            PiecesUnavailable: No peer gave it.
+            StorageError: The disk failed.
+        """
         found = await self._store.state([record])
         if found is not None:
             return found[1]
@@ -734,7 +749,7 @@ class DilocoSession:
 
 
 def model_card(run: bytes, record: Record, figures: MemberFigures, terms: DilocoTerms) -> str:
-    """What came of which run, for those that find the folder."""
+    """Return the model card of the exported folder, with the run and its losses."""
     curve = "\n".join(
         f"| {one.step} | {one.members} | {one.summed} | {one.loss:.4f} |"
         for one in figures.rounds

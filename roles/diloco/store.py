@@ -1,4 +1,4 @@
-"""What a member keeps on disk: records, what it has signed, states of two steps, its update.
+"""A member's files on disk: records, its signed statements, states of two steps, its update.
 
 Every file is judged by a digest before it is believed: a state by its record's, an update by
 what was signed of it. What is damaged, cut off or of another run counts as not there, and is
@@ -35,13 +35,13 @@ from roles.diloco.inner import FOLDER, InnerEngine
 logger = logging.getLogger(__name__)
 
 RECORDS: Final = f"{FOLDER}/records"
-"""All records, one after the other."""
+"""File of all records, one after the other."""
 KEPT: Final = f"{FOLDER}/signed"
-"""What was signed last."""
+"""File of the `Keep` that was signed last."""
 KINDS: Final = ("update", "mean", "state")
 """Files of pieces, by the first part of their names; then come the step and the view."""
 UNFINISHED: Final = ".partial"
-"""Behind the name of a file that is not whole."""
+"""Suffix of a file that is not complete."""
 
 
 class MemberStore:
@@ -53,13 +53,16 @@ class MemberStore:
         self._disk, self._run = world.disk, run
         self._arithmetic, self._engine = arithmetic, engine
         self._size = 0
-        """Bytes of the records."""
+        """Bytes in the file of records."""
 
     async def records(
         self, first: Record, verify: Verify, anchor: PeerId | None
     ) -> list[Record]:
-        """All that follow ``first``, which is not on disk; up to the first that does not. Of a
-        run that began with others they are put aside: only a person may throw them away."""
+        """Return ``first``, which is not on disk, and all records on disk that follow it.
+
+        Reading ends at the first record that does not follow. Records of a run that began with
+        other members are put aside: only a person may delete them.
+        """
         found = [first]
         if await self._disk.size(RECORDS) is None:
             return found
@@ -95,7 +98,7 @@ class MemberStore:
         await self._disk.replace(KEPT, hashlib.sha256(body).digest() + body)
 
     async def kept(self) -> Keep | None:
-        """What was signed last; None if nothing was in this run."""
+        """Return the `Keep` that was signed last in this run, or None."""
         if await self._disk.size(KEPT) is None:
             return None
         data = await self._disk.read(KEPT)
@@ -110,7 +113,11 @@ class MemberStore:
             return None
 
     def _kept_untrusted(self, body: bytes) -> Keep | None:
-        """What was signed, or None if it was in another run. Raise `BadMessage`."""
+        """Return the stored `Keep`, or None if it is of another run.
+
+        Raises:
+            BadMessage: The bytes are damaged.
+        """
         match unpack_untrusted(body, max_items=4096, max_depth=9):
             case [
                 self._run, int(step), int(view), int(proposed), list(ready), list(vote),
@@ -124,20 +131,22 @@ class MemberStore:
         return None
 
     def update_file(self, step: int) -> PieceFile:
-        """Where this member's update of a step is."""
+        """Return the file of this member's update of a step."""
         return PieceFile(self._disk, f"{FOLDER}/update-{step}", self._arithmetic.grid)
 
     def mean_file(self, step: int, view: object) -> PieceFile:
-        """Where the mean that leads to a step is, as it was summed in a view."""
+        """Return the file of the mean that leads to a step, as it was summed in a view."""
         return PieceFile(self._disk, f"{FOLDER}/mean-{step}-{view}", self._arithmetic.grid)
 
     def state_file(self, step: int, view: object) -> PieceFile:
-        """Where the state after a step is, as it was computed in a view."""
+        """Return the file of the state after a step, as it was computed in a view."""
         grid = self._arithmetic.state_grid
         return PieceFile(self._disk, f"{FOLDER}/state-{step}-{view}", grid)
 
     async def found(self, kind: str, step: int) -> list[Blob]:
-        """What there is of a kind and step, with its digests: who asks judges them."""
+        """Return the files on disk of a kind and step, with their digests. The caller checks
+        them.
+        """
         is_state = kind == "state"
         grid = self._arithmetic.state_grid if is_state else self._arithmetic.grid
         found = []

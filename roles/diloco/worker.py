@@ -39,7 +39,7 @@ PROMPT: Final = 40
 
 
 class InnerServer:
-    """What a node may call. Paths are the operating system's."""
+    """The methods that a node may call. Paths are the operating system's."""
 
     def configure(
         self, config: Any, terms: Any, places: Any, base: str, environments: Any
@@ -106,7 +106,7 @@ class InnerServer:
         return digests_of(self._arithmetic.state_grid, state.data.cast("B"))
 
     def digests(self, path: str, is_state: bool) -> list[bytes]:
-        """The digests of the pieces in a file; none if it is not as long as they are."""
+        """Return the digests of the pieces in a file; none if the file has the wrong length."""
         arithmetic = self._arithmetic
         grid = arithmetic.state_grid if is_state else arithmetic.grid
         return digests_of(grid, _mapped(path))
@@ -118,7 +118,9 @@ class InnerServer:
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> object:
-        """See `Arithmetic.summed`; of a bad piece its member and number, in place of a list."""
+        """Return ``[True, pieces]`` as `Arithmetic.summed` gives them, or ``[False, [rank,
+        index]]`` for a bad piece.
+        """
         try:
             return [True, self._arithmetic.summed(first, parts, norms, by)]
         except BadPiece as bad:
@@ -145,7 +147,6 @@ class InnerServer:
         self._call("load_from", path, start, stop, is_ahead)
 
     def train(self, first: int, steps: int, window: int) -> list[Any]:
-        """See `roles.diloco.inner.InnerEngine`."""
         found: tuple[Any, ...] = self._call(
             "train", self._material.batches(window, first, steps), first
         )
@@ -165,12 +166,10 @@ class InnerServer:
         return [digests_of(self._arithmetic.grid, data), norms]
 
     def restore(self, folder: str, step: int) -> list[str]:
-        """See `Pretrainer.restore`."""
         damage: list[str] = self._call("restore", Path(folder), step)
         return damage
 
     def loss(self) -> float:
-        """See `Pretrainer.loss`."""
         return float(self._call("loss", self._material.held_out()))
 
     def write(self, count: int) -> list[str]:
@@ -183,7 +182,7 @@ class InnerServer:
         return [self._text.decode(begun.tolist()), self._text.decode(said)]
 
     def export(self, folder: str) -> None:
-        """See `Pretrainer.export`; with the files that make text of its tokens."""
+        """Export the model with its tokenizer files (see `Pretrainer.export`)."""
         from roles.engines.torch.files import write_atomically
 
         place = Path(folder)
@@ -198,7 +197,7 @@ class InnerServer:
 
 
 def _mapped(path: str) -> memoryview:
-    """The bytes of a file, mapped."""
+    """Return the bytes of a file, mapped into memory."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")

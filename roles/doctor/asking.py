@@ -1,5 +1,5 @@
-"""What the bootstrap peers say: who they are, which run they are in, where they see us, and
-whether their clock is ours.
+"""The bootstrap peers' answers: their ids, their run, the address at which they see us, and the
+difference of clocks.
 
 The doctor asks for seconds, with a fresh identity: a node that runs on this machine is not
 disturbed.
@@ -34,20 +34,22 @@ from p2p.world import World
 from roles.contract import Run, decode_run_untrusted
 
 ASK_SECONDS: Final = 10.0
-"""For one peer to answer: ten times what a node on the other side of the world takes."""
+"""Seconds for one peer to answer: ten times what a node on the other side of the world
+takes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one bootstrap peer did."""
+    """The answer of one bootstrap peer."""
 
     addr: str
     trouble: str = ""
     """Why it is of no use, in words; empty if it answers."""
     is_another: bool = False
-    """Whether a peer of another id answers there."""
+    """True if a peer of another id answers there."""
     run: Run | None = None
-    """That it is in."""
+    """The run that the peer belongs to, if it said so."""
     skew: float | None = None
     """Seconds by which our clock is ahead of its; None if it does not say."""
     observed: str = ""
@@ -57,7 +59,7 @@ class Answer:
 
 
 def ask(addrs: Sequence[Multiaddr]) -> tuple[Answer, ...]:
-    """The answer of each, in their order."""
+    """Return the answer of each peer, in order."""
     return trio.run(_ask_all, addrs) if addrs else ()
 
 
@@ -95,7 +97,7 @@ async def _ask_one(addr: Multiaddr) -> Answer:
 
 
 async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float | None:
-    """By how much our clock is ahead of the peer's; None if it does not say."""
+    """Return the seconds by which our clock is ahead of the peer's; None if it does not say."""
     try:
         with trio.fail_after(ASK_SECONDS):
             return await clock_ahead(world, host, peer)
@@ -118,16 +120,16 @@ async def _observed(host: SwarmHost, peer: PeerId) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialIn:
-    """Whether the bootstrap peers can dial this machine."""
+    """The result of letting bootstrap peers dial this machine."""
 
     addr: str = ""
-    """Where they tried; empty if none did."""
+    """Address that they dialled; empty if none did."""
     yes: int = 0
     no: int = 0
     router: str = ""
     """The home router's answer to a request for a port; empty if none stands between."""
     is_mapped: bool = False
-    """Whether it forwards the port."""
+    """True if the router forwards the port."""
 
 
 async def dial_in(
@@ -181,7 +183,7 @@ async def _meet_all(host: SwarmHost, addrs: Sequence[Multiaddr]) -> list[PeerId]
 
 
 def local_address(host: str) -> str:
-    """The address of this machine from which one goes to ``host``; empty if there is no way."""
+    """Return this machine's address on the way to ``host``; empty if there is no way."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

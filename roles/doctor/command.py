@@ -85,7 +85,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def bootstrap_addr(text: str) -> Multiaddr:
-    """An argparse type: the address of a peer, with its id."""
+    """Return the address of a peer, with its id, from an argument of argparse."""
     try:
         addr = Multiaddr.parse(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the doctor looks at: this machine, and what a run asks of one.
+"""The facts that the doctor collects: about this machine, and about a run's needs.
 
 torch is asked in a process of its own: a build for another system may end the process that
 imports it.
@@ -37,11 +37,13 @@ from roles.engines.config import memory_needed
 from roles.engines.hardware import Gpu, cores, gpus
 
 OURS: Final = "shoal"
-"""Our distribution."""
+"""Name of our distribution."""
 PACKAGES: Final = ("p2p", "roles", "proofs", "sim")
-"""Its packages. PyPI has distributions of others that bring packages of these names."""
+"""Packages of our distribution. PyPI has distributions of others with packages of these
+names.
+"""
 _TORCH_SECONDS: Final = 120.0
-"""How long torch may take to be imported: two seconds, and a minute from a cold disk."""
+"""Most seconds for importing torch: it takes two, and a minute from a cold disk."""
 _ASK_TORCH: Final = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -62,7 +64,7 @@ policy arrives."""
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What torch says of itself."""
+    """Facts that torch tells about itself."""
 
     version: str = ""
     """Version of torch with its build, such as ``2.13.0+cpu``; empty if torch is not installed
@@ -76,7 +78,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a run asks of a machine."""
+    """A run's requirements of a machine."""
 
     name: str
     memory: int
@@ -86,7 +88,6 @@ class Need:
     expiry: float
     """Wall clock after which nobody takes part in it."""
     id: bytes = b""
-    """Id of the run."""
     epoch: int = 1
     """Epoch of the newest edition that was seen."""
 
@@ -97,7 +98,7 @@ class Scoring:
 
     role: str
     queue: float
-    """Places that wait."""
+    """Number of places that wait."""
     oldest: float
     """Seconds that the place which waits longest has waited."""
     busy: float
@@ -106,7 +107,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """What the checks look at on a machine."""
+    """Facts about a machine that the checks need."""
 
     python: tuple[int, int] = (3, 11)
     torch: Torch = field(default_factory=Torch)
@@ -122,9 +123,9 @@ class Sighting:
     disk: int = 0
     """Bytes free on the disk of the folder."""
     now: float = 0.0
-    """The wall clock."""
+    """Time of the wall clock."""
     newest: float = 0.0
-    """When the newest of our own files, and of the run's, was written."""
+    """Time of the newest of our own files, and of the run's."""
     port: int = 0
     """Port that the node is to listen at; 0: any free one."""
     port_failure: str = ""
@@ -139,17 +140,17 @@ class Sighting:
     key_failure: str = ""
     """Why the key in the folder cannot be used; empty if it can."""
     sandbox: Containment = field(default_factory=Containment)
-    """What contains environments here."""
+    """The mechanism that contains environments here."""
     owners: tuple[str, ...] = ()
     """Other distributions that install a package with one of our names."""
     answers: tuple[Answer, ...] = ()
     """Answers of the bootstrap peers."""
     came: DialIn = field(default_factory=DialIn)
-    """Whether the bootstrap peers can dial this machine."""
+    """Result of the bootstrap peers' dials to this machine."""
     must_be_open: str = ""
     """Why others must be able to dial this machine; empty if a node here may do without."""
     scoring: Scoring | None = None
-    """None if no node that scores runs in the folder."""
+    """The queue of a trainer or validator; None if neither runs in the folder."""
 
 
 def need_of(run: Run) -> Need:
@@ -268,7 +269,7 @@ def _told(answers: Sequence[Answer]) -> Run | None:
 
 
 def ask_torch(python: str = sys.executable) -> Torch:
-    """What the torch of ``python`` says of itself."""
+    """Return the facts that the torch of ``python`` tells about itself."""
     try:
         asked = subprocess.run(
             [python, "-W", "ignore", "-c", _ASK_TORCH],
@@ -334,8 +335,10 @@ def _containment(folder: Path) -> Containment:
 
 
 def other_owners() -> list[str]:
-    """The distributions beside ours that bring a package called as one of ours. Which of two
-    Python finds is chance."""
+    """Return the other distributions that bring a package with one of our names.
+
+    Python finds either of the two by chance.
+    """
     owners = packages_distributions()
     found: dict[str, list[str]] = {}
     for package in PACKAGES:

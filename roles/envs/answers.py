@@ -16,16 +16,18 @@ _THOUGHT: Final = re.compile(
     r"|\[(/?)THINK\]|◁(/?)think▷|<\|(START|END|begin_of|end_of)_(?:THINKING|thought)\|>",
     re.IGNORECASE,
 )
-"""Where a thought begins or ends, as DeepSeek, Qwen, Magistral, Kimi and Cohere spell it."""
+"""Matches the begin or end of a thought, as DeepSeek, Qwen, Magistral, Kimi and Cohere spell
+it.
+"""
 _ENDS: Final = frozenset({"/", "end", "end_of"})
 
 _BARE: Final = re.compile(
     r"[-+]?(?:[\d.]|\\(?!boxed|fbox)[A-Za-z]|[A-Za-z](?![A-Za-z]))"
     r"[^\s${}]*(?:\{[^{}]*\}[^\s${}]*)*"
 )
-r"""What a box without braces holds: ``\boxed 5``."""
+r"""Matches the content of a box without braces: ``\boxed 5``."""
 _BRACE: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z]))\s*\{?|\\.|[{}]", re.DOTALL)
-"""A box, what is escaped, and braces."""
+"""Matches a box, an escaped character, or a brace."""
 _FORMULA: Final = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SAID: Final = re.compile(r".*(?:\bis|\bare|[Aa]nswer|=|:)\s+(\S.*)")
 _NUMBER: Final = re.compile(
@@ -68,7 +70,7 @@ _SPELLINGS: Final = tuple(
     )
 )
 _GROUPS: Final = re.compile(r"(?<![\d.,])(\d{1,3})((?:\s\d{3})+)(?![\d.,]*\d)")
-"""A number whose thousands stand apart: 10 000."""
+"""Matches a number whose thousands stand apart: 10 000."""
 _STYLE: Final = (
     r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname)\s*"
     r"\{([^{}]*)\}"
@@ -143,7 +145,7 @@ class _Box:
     start: int
     inside: int
     end: int | None = None
-    """Where what it holds ends; None if it does not end."""
+    """End of the box's content; None if the box does not end."""
     has_brace: bool = True
 
 

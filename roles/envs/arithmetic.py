@@ -43,7 +43,9 @@ EVALUATION_TASKS: Final[Mapping[str, int]] = {
 for: the standard error of a share of them is at most 0.031; 0.030 for the five others
 together."""
 EVALUATION_SEED: Final = "arithmetic 4242"
-"""Of those tasks: the same in every evaluation of every run, so that curves can be compared."""
+"""Seed of the evaluation tasks: the same in every evaluation of every run, so that curves can
+be compared.
+"""
 MOST_DRAWS: Final = 1024
 """Draws for one task. One in eight is held out: 1,024 in vain have a probability of 10^-59."""
 EVALUATION_DRAWS: Final = 16
@@ -51,11 +53,11 @@ EVALUATION_DRAWS: Final = 16
 tables, of which 64 are wanted."""
 
 _NUMBER: Final = re.compile(r"(?:[-−]|(?<![\w^]))[0-9]+(?:[.,/:^][0-9]+)*")
-"""All of a number: 12.5 is not 5, and 1,009 not 9."""
+"""Matches a whole number with all its digits: 12.5 is not 5, and 1,009 is not 9."""
 _GROUPS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 
 Question = tuple[str, str, int]
-"""What the user asks, how the answer begins, and the number that is right."""
+"""The user's question, the beginning of the answer, and the right number."""
 
 
 def _addition(rng: Random) -> Question:
@@ -97,7 +99,7 @@ _STORIES: Final[tuple[tuple[str, int], ...]] = (
     ("A bus carries {0} people and {1} get off. How many people are still on the bus?", -1),
     ("A box holds {0} pencils. {1} are taken out. How many pencils are in the box?", -1),
 )
-"""Each with the sign of its second number."""
+"""Stories, each with the sign of its second number."""
 
 
 def _stories(rng: Random) -> Question:
@@ -130,7 +132,11 @@ class ArithmeticEnvironment:
     name = "arithmetic"
 
     def __init__(self, kinds: Mapping[str, float] = MIX) -> None:
-        """Raises `ConfigError` on a kind that there is not."""
+        """Prepare a mix of kinds of questions.
+
+        Raises:
+            ConfigError: There is no such kind.
+        """
         strange = [kind for kind in kinds if kind not in _KINDS]
         if strange:
             raise ConfigError(
@@ -140,7 +146,7 @@ class ArithmeticEnvironment:
         self._weights = list(kinds.values())
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """A question of a kind that is drawn by weight."""
+        """Return a question of a kind that is drawn by weight."""
         rng = Random(seed)
         kind = rng.choices(self._kinds, self._weights)[0]
         return _draw(rng, kind, held_out=held_out)
@@ -166,7 +172,7 @@ def _plain(number: str) -> str:
 
 
 def _draw(rng: Random, kind: str, *, held_out: bool) -> TextTask:
-    """A question, drawn again until it is on the wanted side."""
+    """Return a question, drawn again until it is on the wanted side of the held-out split."""
     for _ in range(MOST_DRAWS):
         question, prefill, result = _KINDS[kind](rng)
         if is_held_out(question) == held_out:

@@ -1,4 +1,4 @@
-"""What an environment is: a source of tasks and a checker of answers.
+"""An environment: a source of tasks and a checker of answers.
 
 It is versioned by the hash of its files.
 
@@ -40,16 +40,16 @@ _BUILT_IN: Final = {
 EVALUATES_NOTHING: Final = frozenset(
     {"sort", "guess", "arithmetic", "calculator", "math-exact"}
 )
-"""Those that come with Shoal and compare text or tokens, no more: no parser of another package
-reads an answer. A machine that contains no process runs these alone, unless its owner says
-otherwise."""
+"""Built-in environments that only compare text or tokens: no parser of another package reads an
+answer. A machine that contains no process runs these alone, unless its owner says otherwise.
+"""
 RUN_PYTHON: Final = frozenset({"code", "math-python", "capsule"})
-"""Those that run Python as wasm; ``capsule`` stands for all capsules."""
+"""Built-in environments that run Python as wasm; ``capsule`` stands for all capsules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLimits:
-    """What this machine's owner gives environments, whichever run it is."""
+    """Limits that this machine's owner gives environments, in any run."""
 
     environment_memory: int = 4 * 1024**3
     """Bytes of address space for the process of the environment, libraries included
@@ -61,7 +61,7 @@ class EnvironmentLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ration:
-    """What an environment may spend."""
+    """The CPU time, wall time and memory that an environment may spend."""
 
     memory: int = 4 * 1024**3
     """Bytes of address space of its process, libraries included, also what they map and never
@@ -89,12 +89,14 @@ class Ration:
 
 
 MOST_RATIONS: Final = 8
-"""For the turns of a completion: what a worker can cost its validator stays within minutes."""
+"""Most rations for the turns of a completion: so a worker costs its validator minutes at
+most.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt and what its reward is computed from."""
+    """A prompt, and the data from which its reward is computed."""
 
     prompt: tuple[int, ...]
 
@@ -110,7 +112,7 @@ class Task:
     """Which of the run's environments it is of (`roles.envs.mix`)."""
 
     kind: str = ""
-    """What it is counted under when progress is measured; empty if there is one kind."""
+    """Name under which the task is counted in evaluations; empty if there is only one kind."""
 
 
 class Environment(Protocol):
@@ -121,34 +123,35 @@ class Environment(Protocol):
     """
 
     name: str
-    """As the run file names it."""
+    """Name of the environment in the run file."""
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
-        on."""
+        """Return the task of a seed of 32 bytes; ``held_out`` draws from tasks that are never
+        trained on.
+        """
         ...
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """What a completion earns, 0 to 1; never raises, whatever the tokens."""
+        """Return the reward of a completion, 0 to 1; never raises, whatever the tokens."""
         ...
 
     def evaluation(self) -> list[Task]:
-        """The fixed held-out tasks that progress is measured on."""
+        """Return the fixed held-out tasks that progress is measured on."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
-    """What a run says of completions of several turns."""
+    """A run's limits of completions of several turns."""
 
     most: int
-    """Turns of a completion."""
+    """Most turns of a completion."""
     heard: int
     """Tokens that may be inserted in a completion."""
     max_new_tokens: int
     """Tokens that are drawn in a completion."""
     end_tokens: tuple[int, ...]
-    """Each ends a turn."""
+    """Tokens that each end a turn."""
 
 
 @runtime_checkable
@@ -167,7 +170,7 @@ class ReadableEnvironment(Environment, Protocol):
     """An environment that people can read along."""
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
-        """``tokens``, of a prompt or a completion of ``task``, as people read them."""
+        """Return ``tokens`` of a prompt or a completion of ``task`` as people read them."""
         ...
 
 
@@ -179,8 +182,11 @@ class TeachingEnvironment(Environment, Protocol):
     """One character per token id; the model's must be as large."""
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """A completion that earns 1, end token included. Raises ValueError if it is no prompt
-        of ours."""
+        """Return a completion that earns 1, end token included.
+
+        Raises:
+            ValueError: The prompt is not one of this environment's.
+        """
         ...
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
@@ -209,9 +215,10 @@ def environment_digest(name: str) -> bytes:
 
 
 def check_pins(run: Run) -> None:
-    """Raise `ConfigError` if an environment of ``run`` is missing here, or has other source.
+    """Check that the environments of ``run`` are installed here with the same source.
 
-    Nothing is imported.
+    Raises:
+        ConfigError: An environment is missing, or has other source.
     """
     for pin in run.terms.environments:
         if environment_digest(pin.name) != pin.digest:
@@ -232,7 +239,7 @@ def environment_names() -> list[str]:
 
 
 def evaluates_nothing(name: str) -> bool:
-    """Whether ``name`` is one of `EVALUATES_NOTHING`, and no other package has taken it."""
+    """Return True if ``name`` is in `EVALUATES_NOTHING` and no other package has taken it."""
     return name in EVALUATES_NOTHING and is_ours(name)
 
 
@@ -242,7 +249,9 @@ def runs_python(name: str) -> bool:
 
 
 def environment_places(name: str) -> tuple[str, ...]:
-    """Where the package of an environment lies, by absolute paths; none if there is none."""
+    """Return the absolute paths of an environment's package; none if there is no such
+    package.
+    """
     try:
         return package_places(_entry_point(name).module.partition(".")[0])
     except ConfigError:
@@ -250,7 +259,11 @@ def environment_places(name: str) -> tuple[str, ...]:
 
 
 def _entry_point(name: str) -> EntryPoint:
-    """Where the environment is. Raises `ConfigError`, also for ``module:Class``: see `NAME`."""
+    """Return the entry point of an environment.
+
+    Raises:
+        ConfigError: There is none, or the name is ``module:Class`` (see `NAME`).
+    """
     if name.startswith(CAPSULES) and NAME.fullmatch(name):
         return EntryPoint(name, "roles.envs.capsule:open_capsule", ENTRY_POINTS)
     found = list(entry_points(group=ENTRY_POINTS, name=name)) if NAME.fullmatch(name) else []
@@ -290,8 +303,11 @@ def make_environment(name: str, **options: object) -> Any:
 
 
 def open_teaching(name: str | None) -> TeachingEnvironment:
-    """The environment that a model without a base is taught by. Raises `ConfigError` if it
-    teaches none."""
+    """Return the environment that teaches a model without a base.
+
+    Raises:
+        ConfigError: The environment cannot teach.
+    """
     if name is None:
         raise ConfigError("no environment teaches a model that has a base")
     environment = make_environment(name)

@@ -21,11 +21,11 @@ EVALUATION_TASKS: Final = 256
 """Held-out questions: the standard error of a share of them is at most 0.031."""
 EVALUATION_SEED: Final = "calculator 4242"
 FACTORS: Final = (100, 9999)
-"""Of a product, at least and at most."""
+"""Least and largest factor of a product."""
 MAX_FORMULA: Final = 64
 """Characters of a formula."""
 MAX_RESULT: Final = 10**18
-"""Of any number on the way, beyond which the calculator says ``error``."""
+"""Largest number on the way to a result; beyond it the calculator says ``error``."""
 _ASKED: Final = (
     "What is {0} * {1}? You have a calculator: write <calc>{0} * {1}</calc> and stop, and I"
     " tell you the result. Then say the result and nothing else."
@@ -71,7 +71,7 @@ class CalculatorEnvironment:
     name = "calculator"
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """Two factors of three or four digits."""
+        """Return a task with two factors of three or four digits."""
         return _draw(Random(seed), held_out=held_out)
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:

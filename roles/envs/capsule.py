@@ -42,13 +42,13 @@ MAX_FILES: Final = 64
 MAX_UNPACKED: Final = 16 * MIB
 """Bytes of all files of a capsule."""
 FUEL: Final = 2_000_000_000
-"""Of one call: 0.4 CPU s on a machine of 2026."""
+"""Fuel of one call: 0.4 CPU seconds on a machine of 2026."""
 EVALUATION_FUEL: Final = 50_000_000_000
 BATCH: Final = 256
 """Calls of one batch, which have this fuel together:"""
 BATCH_FUEL: Final = 5_000_000_000
 OUTPUT: Final = 4 * MIB
-"""Bytes of a reply."""
+"""Most bytes of a reply."""
 KEPT: Final = 65_536
 """Replies that are kept, each by the digest of its call."""
 _PATH: Final = re.compile(r"(?:\w[\w-]{0,63}/){0,3}\w[\w.-]{0,63}", re.ASCII)
@@ -138,7 +138,7 @@ _GIVEN: Final = {
     "roles/envs/text.py": _TEXT.encode(),
     "roles/envs/answers.py": _ANSWERS.encode(),
 }
-"""What a capsule can import of Shoal."""
+"""The files of Shoal that a capsule can import."""
 
 
 class CapsuleFailed(ShoalError):
@@ -167,7 +167,11 @@ class Capsule:
         return [_task_untrusted(one) for one in self.call("evaluation")]
 
     def call(self, name: str, *given: Any) -> Any:
-        """Return what a call returns, in plain values. Raises `CapsuleFailed`."""
+        """Return the result of a call, in plain values.
+
+        Raises:
+            CapsuleFailed: The capsule raised, or exceeded a bound.
+        """
         key, call = _plain((name, *given))
         if key not in self._known:
             fuel = EVALUATION_FUEL if name == "evaluation" else FUEL
@@ -210,7 +214,7 @@ class Capsule:
 
 
 class TalkingCapsule(Capsule):
-    """One that answers the model."""
+    """A capsule that answers the model."""
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
         words = self.call("respond", task, said)
@@ -218,7 +222,11 @@ class TalkingCapsule(Capsule):
 
 
 def open_capsule(data: bytes = b"") -> Capsule:
-    """Return the environment that a capsule is. Raises `ConfigError`, also without wasmtime."""
+    """Return the environment that a capsule holds.
+
+    Raises:
+        ConfigError: The capsule cannot be used, or wasmtime is not installed.
+    """
     try:
         files = {**read_capsule_untrusted(data), **_GIVEN}
         capsule = Capsule(files, Interpreter("cpython"))
@@ -228,7 +236,11 @@ def open_capsule(data: bytes = b"") -> Capsule:
 
 
 def read_capsule_untrusted(data: bytes) -> dict[str, bytes]:
-    """Return the files of a capsule by name. Raises `BadMessage` and nothing else."""
+    """Return the files of a capsule by name.
+
+    Raises:
+        BadMessage: The bytes are no capsule. Nothing else is raised, whatever the bytes.
+    """
     if len(data) > MAX_CAPSULE:
         raise BadMessage(f"it has {len(data):,} bytes, over {MAX_CAPSULE:,}")
     files, left = dict[str, bytes](), MAX_UNPACKED
@@ -260,8 +272,11 @@ def read_capsule_untrusted(data: bytes) -> dict[str, bytes]:
 
 
 def pack(folder: Path) -> bytes:
-    """Return the capsule of a folder, the same bytes whenever it is packed. Raises
-    `ConfigError`."""
+    """Return the capsule of a folder; the same folder always gives the same bytes.
+
+    Raises:
+        ConfigError: The folder cannot be packed.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):

@@ -31,7 +31,9 @@ SEEDS: Final = 4
 MOST_FRAGMENTS: Final = 24
 """Fragments of one answer that are tried."""
 _HALF: Final = 0.5
-"""What a fragment may earn where nearly right answers do, and a constant on average."""
+"""Most that a fragment may earn if nearly right answers earn something, and a constant on
+average.
+"""
 CONSTANTS: Final = (
     "", "0", "1", "-1", "2", "0.5", "nan", "inf", "-inf", "x", "A", "True", "False", "Yes",
     "No", "None", "[]", "{}", "()", "1=2", "x=x+1", "no idea",
@@ -42,7 +44,7 @@ SAMPLE: Final = 64
 FEWEST: Final = 16
 """Tasks of a kind of which a constant can be said to earn more than half."""
 _FORMS: Final = (r"\boxed{{{}}}", "<answer>{}</answer>", "{}")
-"""How an answer may be written. An answer is tried in the first that its environment reads."""
+"""Forms of an answer. An answer is tried in the first form that its environment reads."""
 _PIECES: Final = (
     re.compile(r"-?\d+(?:\.\d+)?"),
     re.compile(r"[^=<>,;]+"),
@@ -153,7 +155,7 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """All that was found, as sentences."""
+        """Return all findings as sentences."""
         return [
             *(f"does not earn itself: {one}" for one in self.earns_nothing),
             *(f"pays a fragment: {one}" for one in self.pays_fragments),

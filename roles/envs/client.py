@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WORKER_ARGV: Final = ("roles.envs.worker",)
-"""What `World.open_worker` runs, as ``python -m``."""
+"""Module that `World.open_worker` runs, as ``python -m``."""
 
 MOST_DEATHS: Final = 4
 """Answers of one submission that may end a process each. What its author can cost a validator
@@ -98,21 +98,36 @@ class ContainedEnvironment(Protocol):
     """Tasks and rewards of one environment, whatever its code does."""
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
-        """The task of each seed. Raises `EnvironmentFailed`."""
+        """Return the task of each seed.
+
+        Raises:
+            EnvironmentFailed: The environment gave none.
+        """
         ...
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        """What the environment says within each completion, whole or under way, in order.
-        Raises `EnvironmentFailed`."""
+        """Return the environment's answers within each completion, whole or under way, in
+        order.
+
+        Raises:
+            EnvironmentFailed: The environment gave none.
+        """
         ...
 
     async def rewards(self, answers: Answers) -> list[float]:
-        """What each completion earns, from 0 to 1, in order. Raises `EnvironmentFailed`."""
+        """Return the reward of each completion, from 0 to 1, in order.
+
+        Raises:
+            EnvironmentFailed: The environment gave none.
+        """
         ...
 
     async def pay(self, answers: Answers) -> Payment:
-        """Return the rewards, and on which completions the environment failed. Raises
-        `EnvironmentFailed`."""
+        """Return the rewards, and the completions on which the environment failed.
+
+        Raises:
+            EnvironmentFailed: The environment gave no answer at all.
+        """
         ...
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
@@ -126,20 +141,32 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def evaluation(self) -> list[Task]:
-        """The fixed held-out tasks. Raises `EnvironmentFailed`."""
+        """Return the fixed held-out tasks.
+
+        Raises:
+            EnvironmentFailed: The environment gave none.
+        """
         ...
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
-        """Question and answer of each completion as people read them, the end of each; empty
-        where tokens have no text. Raises `EnvironmentFailed`."""
+        """Return question and answer of each completion as people read them, cut to their ends.
+
+        A text is empty if its tokens have no text.
+
+        Raises:
+            EnvironmentFailed: The environment gave none.
+        """
         ...
 
 
 async def read_along(
     environment: ContainedEnvironment, answers: Answers, rewards: Sequence[float]
 ) -> list[Sample]:
-    """What people read of answers that earned this; nothing where tokens have no text, or where
-    the environment cannot say: nothing hangs on it."""
+    """Return the readable texts of answers with these rewards, or nothing.
+
+    Nothing is returned if tokens have no text or the environment fails: the texts are only for
+    people.
+    """
     try:
         texts = await environment.texts(answers)
     except EnvironmentFailed as error:
@@ -149,7 +176,7 @@ async def read_along(
 
 
 class LocalEnvironment:
-    """In this process: it may raise, and must return."""
+    """An environment in this process: it may raise, and must return."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -189,8 +216,9 @@ class LocalEnvironment:
 
 
 class WorkerEnvironment:
-    """In a process of its own, which is replaced when it has failed. Calls wait for their
-    turn."""
+    """An environment in a process of its own, which is replaced after a failure. Calls wait for
+    their turn.
+    """
 
     def __init__(
         self,
@@ -203,9 +231,14 @@ class WorkerEnvironment:
         context: int = MAX_CONTEXT,
         required: bool = True,
     ) -> None:
-        """Of a model with ``vocabulary`` tokens, of which ``context`` are a prompt and its
-        answer: no engine could look up others. ``required``: whether it must not run where this
-        machine contains no process."""
+        """Prepare the process of an environment.
+
+        Args:
+            vocabulary: Tokens of the model; no engine could look up others.
+            context: Most tokens of a prompt and its answer together.
+            required: True if the environment must not run where this machine contains no
+                process.
+        """
         self._remote = Remote(
             world, WORKER_ARGV, stack, name=f"the environment {setup}",
             otherwise=EnvironmentFailed, raises=(ConfigError, MissingDependency),
@@ -219,8 +252,11 @@ class WorkerEnvironment:
         self._tally = Tally()
 
     async def open(self) -> None:
-        """Start the first process. Raises `ConfigError` if the environment cannot be opened in
-        it."""
+        """Start the first process.
+
+        Raises:
+            ConfigError: The environment cannot be opened in it.
+        """
         setup, ration = write_table(self._setup), write_table(self._ration)
         patience = self._ration.opening
         call = self._remote.start("open", setup, ration, patience=patience)
@@ -321,7 +357,7 @@ class WorkerEnvironment:
         return payment
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
-        """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
+        """Check the rewards in a new process, which has paid nothing before."""
         await self._remote.stop()
         for asked, paid in _twice(answers, rewards):
             _compare((await self.try_to_pay(asked)).rewards, paid, str(self._setup))
@@ -385,7 +421,11 @@ class WorkerEnvironment:
             raise self._failure(method, f"it cannot be opened again: {error}") from None
 
     async def _answered(self, method: str, patience: float, call: Awaitable[T]) -> T:
-        """Await a call. Raises `EnvironmentFailed` if the process gives no answer."""
+        """Await a call and return its result.
+
+        Raises:
+            EnvironmentFailed: The process gave no answer.
+        """
         try:
             return await call
         except BadMessage as error:
@@ -412,7 +452,11 @@ def _twice(
 
 
 def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None:
-    """Raise `EnvironmentFailed` unless an environment has paid the same twice."""
+    """Check that an environment has paid the same twice.
+
+    Raises:
+        EnvironmentFailed: It has not.
+    """
     differ = sum(one != other for one, other in zip(again, before, strict=True))
     if differ:
         raise EnvironmentFailed(
@@ -500,7 +544,11 @@ def _require_repeatable(why: str) -> None:
 
 
 def _require(containment: Containment, setup: EnvironmentSetup) -> None:
-    """Raise `ConfigError` where nothing contains what an environment does."""
+    """Check that this machine can contain an environment.
+
+    Raises:
+        ConfigError: Nothing contains it here.
+    """
     if not containment.holds:
         raise ConfigError(
             f"this machine contains no process ({containment.reason}), and the environment"
@@ -513,8 +561,10 @@ def _require(containment: Containment, setup: EnvironmentSetup) -> None:
 def confinement_of(
     setup: EnvironmentSetup, ration: Ration, *, required: bool = True
 ) -> Confinement:
-    """What the process of an environment may reach: its own package, the tokenizer, and the
-    files that the run pins."""
+    """Return the confinement of an environment's process.
+
+    It may read its own package, the tokenizer, and the files that the run pins.
+    """
     readable = [place for part in setup.parts for place in environment_places(part.name)]
     readable += [] if setup.model is None else [setup.model.folder]
     readable += [setup.modules] if setup.modules else []
@@ -534,8 +584,11 @@ def confinement_of(
 def setup_of(
     run: Run, machine: EnvironmentLimits, folder: str | None = None
 ) -> EnvironmentSetup:
-    """How the environments of ``run`` are opened on this machine. Raises `ConfigError` if a run
-    of text has no ``folder``."""
+    """Return the setup with which this machine opens the environments of ``run``.
+
+    Raises:
+        ConfigError: A run of text has no ``folder``.
+    """
     model, sampling = run.terms.model, run.terms.sampling
     if model.base and folder is None:
         raise ConfigError(
@@ -576,6 +629,9 @@ def setup_of(
 
 
 def modules_for(parts: Sequence[EnvironmentPart]) -> str:
-    """Compile the interpreters of wasm that these environments use, and return their folder.
-    Raises `ConfigError`."""
+    """Compile the wasm interpreters that these environments use, and return their folder.
+
+    Raises:
+        ConfigError: An interpreter cannot be compiled.
+    """
     return str(prepare(("cpython",))) if any(runs_python(part.name) for part in parts) else ""

@@ -38,7 +38,7 @@ from roles.envs.wasm import LIMIT, Interpreter
 MAX_TESTS: Final = 64
 """Tests of a problem that are run: the first."""
 MAX_ANSWER: Final = 32 * 1024
-"""Characters of an answer."""
+"""Most characters of an answer."""
 MAX_UNPACKED: Final = 64 * 1024 * 1024
 """Bytes of the private tests of a row."""
 EVALUATION_TASKS: Final = 128
@@ -93,7 +93,11 @@ class CodeEnvironment:
     name = "code"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Raises `ConfigError` if ``data`` is no file of problems, or without wasmtime."""
+        """Read the problems in ``data``.
+
+        Raises:
+            ConfigError: ``data`` is no file of problems, or wasmtime is not installed.
+        """
         problems, bad = read_problems(data)
         if bad or not problems:
             raise ConfigError(
@@ -112,7 +116,7 @@ class CodeEnvironment:
         self._python = Interpreter("cpython")
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """The problem whose number follows from the seed."""
+        """Return the problem whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
         return _task_of(side[number % len(side)])
@@ -137,7 +141,7 @@ class CodeEnvironment:
 
 
 class Tests:
-    """What a program is given, and what it must give."""
+    """A program's inputs, and the outputs that it must give."""
 
     def __init__(
         self, kind: str, function: str, cases: Sequence[Any], expected: Sequence[Any],
@@ -226,7 +230,11 @@ def _problem(line: bytes) -> dict[str, Any]:
 
 
 def _tests(value: Any) -> Tests:
-    """Raises ValueError if they are of no kind that there is."""
+    """Return the tests of a problem.
+
+    Raises:
+        ValueError: There is no such kind of tests.
+    """
     match value:
         case {"stdin": list(pairs)}:
             if not all(len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):

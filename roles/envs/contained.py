@@ -69,11 +69,15 @@ class AnswerFailed(ShoalError):
     def __init__(self, message: str, place: str) -> None:
         super().__init__(message)
         self.place = place
-        """What was raised, and where: without a stranger's words."""
+        """Type and place of the error, without a stranger's words."""
 
 
 def task_of(environment: Environment, seed: bytes) -> Task:
-    """The task of a seed. Raises `EnvironmentFailed`."""
+    """Return the task of a seed.
+
+    Raises:
+        EnvironmentFailed: The environment gave none.
+    """
 
     def make() -> Task:
         return _checked(environment.task(seed))
@@ -82,7 +86,11 @@ def task_of(environment: Environment, seed: bytes) -> Task:
 
 
 def evaluation_of(environment: Environment) -> list[Task]:
-    """The held-out tasks. Raises `EnvironmentFailed`."""
+    """Return the held-out tasks.
+
+    Raises:
+        EnvironmentFailed: The environment gave none.
+    """
 
     def make() -> list[Task]:
         tasks = environment.evaluation()
@@ -102,7 +110,7 @@ def _checked(task: Task) -> Task:
 
 
 def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> float:
-    """What a completion earns, from 0 to 1.
+    """Return the reward of a completion, from 0 to 1.
 
     Raises `AnswerFailed` if the environment raises on it, or pays what is no reward;
     `EnvironmentFailed` if it says itself that no answer is to blame.
@@ -118,8 +126,13 @@ def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> fl
 
 
 def texts_of(environment: Environment, task: Task, tokens: Sequence[int]) -> tuple[str, str]:
-    """Question and answer as people read them, the end of each; empty where the tokens have no
-    text. Raises `EnvironmentFailed`."""
+    """Return question and answer as people read them, cut to their ends.
+
+    A text is empty if the tokens have no text.
+
+    Raises:
+        EnvironmentFailed: The environment raised.
+    """
 
     def write() -> tuple[str, str]:
         if not isinstance(environment, ReadableEnvironment):
@@ -132,20 +145,20 @@ def texts_of(environment: Environment, task: Task, tokens: Sequence[int]) -> tup
 
 @dataclass(slots=True)
 class Payment:
-    """What completions earned, and on how many of them the environment raised."""
+    """Rewards of completions, and the completions on which the environment raised."""
 
     rewards: list[float] = field(default_factory=list)
-    """From 0 to 1, in order."""
+    """Rewards from 0 to 1, in order."""
 
     failed: list[bool] = field(default_factory=list)
     """Which completions earn nothing because the environment raised, or its time or memory
     ended, on them: on another machine they may earn something."""
 
     place: str = ""
-    """What the first of them raised, and where."""
+    """Type and place of the first error."""
 
     said: str = ""
-    """In the environment's words."""
+    """The first error in the environment's words."""
 
     @property
     def failures(self) -> int:
@@ -153,7 +166,11 @@ class Payment:
         return sum(self.failed)
 
     def pay(self, environment: Environment, task: Task, tokens: Sequence[int]) -> None:
-        """One completion more. Raises `EnvironmentFailed`."""
+        """Add the reward of one more completion; a failed answer earns nothing.
+
+        Raises:
+            EnvironmentFailed: The environment failed in another way.
+        """
         try:
             self.rewards.append(reward_of(environment, task, tokens))
             self.failed.append(False)
@@ -161,14 +178,14 @@ class Payment:
             self.fail(str(error), error.place)
 
     def fail(self, said: str, place: str) -> None:
-        """One completion more, which earns nothing."""
+        """Add one more completion, which earns nothing."""
         if not self.failures:
             self.said, self.place = said, place
         self.rewards.append(0.0)
         self.failed.append(True)
 
     def add(self, more: Payment) -> None:
-        """What others earned, behind these."""
+        """Append another payment to this one."""
         if not self.failures:
             self.said, self.place = more.said, more.place
         self.rewards += more.rewards
@@ -252,5 +269,5 @@ class Failures:
             logger.error("%s: %s", error, consequence)
 
     def recover(self) -> None:
-        """The environment has done what it failed at."""
+        """Forget the latest failure, since the environment has now done what it failed at."""
         self.latest = ""

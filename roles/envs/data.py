@@ -29,7 +29,11 @@ def lies_in(folder: str, name: str) -> bool:
 
 
 def read_data(pin: FilePin, folder: str) -> bytes:
-    """The content of the file that ``pin`` names. Raises `ConfigError`, with the remedy."""
+    """Return the content of the file that ``pin`` names.
+
+    Raises:
+        ConfigError: The file cannot be read, or differs. The message says what to do.
+    """
     if not folder:
         raise ConfigError(
             f"this run's environment reads the file {pin.name}: say in which folder of this"
@@ -52,8 +56,11 @@ def read_data(pin: FilePin, folder: str) -> bytes:
 
 
 def pin_data(path: str) -> FilePin:
-    """What a run that reads the file says of it. Raises `ConfigError` if it cannot be read, or
-    is larger than `MAX_DATA`."""
+    """Return the pin of a file for the run document.
+
+    Raises:
+        ConfigError: The file cannot be read, or is larger than `MAX_DATA`.
+    """
     file = Path(path)
     if file.exists() and not file.is_file():  # a pipe that nobody writes to is waited for
         raise ConfigError(f"{path} is no regular file")
@@ -70,8 +77,12 @@ def pin_data(path: str) -> FilePin:
 
 
 def open_tokenizer(folder: str) -> ChatTokenizer:
-    """The tokenizer and chat template of a model. Raises `roles.models.errors.BadModel`
-    if they are not sound, `MissingDependency` without the packages for it."""
+    """Return the tokenizer of a model, with its chat template.
+
+    Raises:
+        roles.models.errors.BadModel: They are not sound.
+        MissingDependency: The packages for them are not installed.
+    """
     try:
         module = importlib.import_module("roles.models.tokenizer")
     except ImportError as error:

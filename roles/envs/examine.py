@@ -49,7 +49,9 @@ STRANGE: Final = (
     "<|im_end|>", "a" * 28 + "!", "</think>", r"\boxed{}", r"\boxed{" * 500,
     "<answer></answer>", "__import__('os').getcwd()", "1/0", "1e999", "nan", "\N{FISH}" * 100,
 )  # fmt: skip
-"""What strangers may answer; beside it the right answer, alone, twice and in a sentence."""
+"""Answers as strangers may give them. Beside them the right answer is tried: alone, twice, and
+in a sentence.
+"""
 _SETTINGS: Final = ({"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"},
                     {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C"})  # fmt: skip
 

@@ -46,11 +46,11 @@ MAX_DIGITS: Final = 10_000
 MAX_TERMS: Final = 100
 """Terms, were it multiplied out."""
 MAX_DEGREE: Final = 30
-"""Of a polynomial. Equations of a higher one are solved in seconds."""
+"""Largest degree of a polynomial. Equations of a higher degree are solved in seconds."""
 MAX_NODES: Final = 120
-"""Numbers, names and operations."""
+"""Most numbers, names and operations of a formula."""
 MAX_ENTRIES: Final = 25
-"""Of a matrix."""
+"""Most entries of a matrix."""
 MAX_FACTORIAL: Final = 999
 """The largest number whose factorial is taken, or which is drawn from: 2,600 digits."""
 
@@ -102,7 +102,9 @@ def may_read(text: str) -> bool:
 
 
 def may_compute(tree: Any) -> bool:
-    """Whether a formula that was read may be computed with. ``tree`` is sympy's, or a text."""
+    """Return True if a formula that was read may be computed with. ``tree`` is sympy's, or a
+    text.
+    """
     try:
         return isinstance(tree, str) or bool(_Measure().size(tree))
     except _TooCostly:
@@ -287,7 +289,11 @@ class _Measure:
         self._matrices = importlib.import_module("sympy").MatrixBase
 
     def size(self, tree: Any) -> tuple[float, float, float]:
-        """Bounds of its digits, terms and degree. Raises `_TooCostly`."""
+        """Return bounds of the tree's digits, terms and degree.
+
+        Raises:
+            _TooCostly: A bound is exceeded.
+        """
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise _TooCostly
@@ -328,7 +334,7 @@ class _Measure:
         raise _TooCostly
 
     def _most(self, parts: Any) -> tuple[float, float, float]:
-        """Of several that stand beside each other."""
+        """Return the bounds of several trees that stand beside each other."""
         sizes = [self.size(part) for part in parts] or [(1.0, 1.0, 0.0)]
         digits, terms, degree = (list(column) for column in zip(*sizes, strict=True))
         return max(digits), max(terms), max(degree)
@@ -350,7 +356,10 @@ class _Measure:
         return max(1.0, digits * times), terms, degree * max(times, 1)
 
     def _digits(self, tree: Any) -> float:
-        """Of a number: numerator and denominator; of what is none, as many as there may be."""
+        """Return the digits of a number's numerator and denominator.
+
+        A tree that is no number has 1 digit if it has free symbols, else infinitely many.
+        """
         if not isinstance(tree, self._numbers):
             return 1.0 if tree.free_symbols else math.inf
         if tree.is_Rational:

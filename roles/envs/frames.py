@@ -1,4 +1,4 @@
-"""What crosses the pipe between a node and the process of its environments, as plain values.
+"""Messages between a node and the process of its environments, as plain values.
 
 Both ends are this project at one version, but in that process foreign code runs beside ours and
 may write into the pipe: what comes from there is read as a stranger's.
@@ -19,7 +19,7 @@ from roles.envs.turns import Heard
 from roles.workers.calls import MAX_SAID_UNTRUSTED
 
 ITEMS_AROUND: Final = 16
-"""Of a reply, beside what was asked for."""
+"""Most items of a reply beside the requested ones."""
 TOKENS: Final = 1 << 32
 """Token ids that an engine's content can hold (`roles.engines.codec.TOKEN`)."""
 
@@ -41,15 +41,21 @@ def tasks_untrusted(
     vocabulary: int = TOKENS,
     context: int = MAX_CONTEXT,
 ) -> list[Task]:
-    """As many tasks as were asked for, of tokens below ``vocabulary`` that fit in a
-    ``context``. Raises `BadMessage`."""
+    """Return the tasks of a reply, of tokens below ``vocabulary`` that fit in a ``context``.
+
+    Raises:
+        BadMessage: The reply has other tasks than were asked for.
+    """
     listed = _listed_untrusted(value, least, most)
     return [_task_untrusted(one, vocabulary, context) for one in listed]
 
 
 def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
-    """Question and answer of as many completions, each as long as people read. Raises
-    `BadMessage`."""
+    """Return question and answer of ``count`` completions, cut to the length that people read.
+
+    Raises:
+        BadMessage: The reply is not that.
+    """
     pairs = (fields_untrusted(one, str, str, what="texts") for one in
              _listed_untrusted(value, count, count))  # fmt: skip
     return [(question[-MAX_READ:], answer[-MAX_READ:]) for question, answer in pairs]
@@ -58,8 +64,11 @@ def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
 def heard_untrusted(
     value: object, count: int, *, most: int, vocabulary: int = TOKENS
 ) -> list[Heard]:
-    """What is said within as many completions: ``most`` tokens in each. Raises
-    `BadMessage`."""
+    """Return the answers within ``count`` completions, with at most ``most`` tokens in each.
+
+    Raises:
+        BadMessage: The reply is not that.
+    """
     found = list[Heard]()
     for said in _listed_untrusted(value, count, count):
         has_failed = isinstance(said, list) and said[-1:] == [None]
@@ -84,7 +93,11 @@ def payment_to_wire(payment: Payment) -> list[object]:
 
 
 def payment_untrusted(value: object, count: int) -> Payment:
-    """As many rewards as completions, each from 0 to 1. Raises `BadMessage`."""
+    """Return the rewards of ``count`` completions, each from 0 to 1.
+
+    Raises:
+        BadMessage: The reply is not that.
+    """
     paid, failed, place, said = fields_untrusted(value, list, list, str, str, what="payment")
     rewards = _listed_untrusted(paid, count, count)
     for reward in rewards:
@@ -118,6 +131,10 @@ def _listed_untrusted(value: object, least: int, most: int) -> list[Any]:
 
 
 def sentence_untrusted(value: object) -> str:
-    """Return a sentence, empty if there is nothing to say. Raises `BadMessage`."""
+    """Return a sentence, empty if there is nothing to say.
+
+    Raises:
+        BadMessage: The reply is not a sentence.
+    """
     (sentence,) = fields_untrusted([value], str, what="sentence")
     return str(sentence)[:MAX_SAID_UNTRUSTED]

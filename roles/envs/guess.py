@@ -21,7 +21,7 @@ from roles.envs.sort import END, VOCABULARY, decode, encode, is_held_out
 LOWEST: Final = (10, 80)
 """Bounds of the lowest number of a range."""
 WIDTHS: Final = (8, 16)
-"""Least and most numbers in a range."""
+"""Sizes of a range of numbers."""
 WARM_UP_GOOD_SHARE: Final = 0.05
 """Share of the warm-up's guesses that use the hints."""
 EVALUATION_TASKS: Final = 256
@@ -37,7 +37,7 @@ class GuessEnvironment:
     vocabulary = VOCABULARY
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """Return a task: a range, and a number in it."""
+        """Return a task with a range, and a number in it."""
         return _draw(Random(seed), held_out=held_out)
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
@@ -53,7 +53,7 @@ class GuessEnvironment:
         return 1.0 if _guesses(tokens)[-1:] == [int(task.source)] else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """None is known from the prompt alone: raises ValueError."""
+        """Raise ValueError: no solution is known from the prompt alone."""
         raise ValueError(f"nobody knows the number of {decode(prompt)!r}")
 
     def evaluation(self) -> list[Task]:
@@ -67,7 +67,7 @@ class GuessEnvironment:
 
 
 def _guesses(tokens: Sequence[int]) -> list[int | None]:
-    """The guess of each turn that has ended; None for what is no number."""
+    """Return the guess of each turn that has ended; None for a turn that is no number."""
     turns = decode(tokens).split(VOCABULARY[END])[:-1]
     return [int(turn) if len(turn) == 2 and turn.isascii() and turn.isdigit() else None
             for turn in turns]  # fmt: skip

@@ -42,8 +42,11 @@ def package_digest(top: str) -> bytes | None:
 
 
 def package_places(top: str) -> tuple[str, ...]:
-    """The folders of a top-level package, or the file of a module; nothing if it is not
-    there. An editable installation may keep it anywhere."""
+    """Return the folders of a top-level package, or the file of a module; nothing if it is
+    missing.
+
+    An editable installation may keep it anywhere.
+    """
     spec = importlib.util.find_spec(top)
     if spec is None:
         return ()
@@ -53,7 +56,10 @@ def package_places(top: str) -> tuple[str, ...]:
 
 
 def _package_files(top: str) -> dict[str, Path]:
-    """By their path in the package. ``find_spec`` imports nothing for a name without a dot."""
+    """Return the files of a package by their path in it.
+
+    ``find_spec`` imports nothing for a name without a dot.
+    """
     spec = importlib.util.find_spec(top)
     if spec is None:
         return {}
@@ -82,10 +88,10 @@ def _digest_of(files: Mapping[str, Path], what: str) -> bytes:
 
 
 def require(packages: Mapping[str, str], *, extra: str, what: str) -> None:
-    """Raise `ConfigError` unless exactly these versions are installed; none is imported for it.
+    """Check that exactly these versions are installed, without importing them.
 
-    For environments that stand on other packages: the digest of an environment covers its own
-    files, these names and versions among them.
+    Raises:
+        ConfigError: A package is missing, or has another version.
     """
     for name, wanted in packages.items():
         try:

@@ -43,7 +43,9 @@ from roles.envs.wasm import use_modules
 from roles.models.errors import BadModel
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
-"""Before the seed, lest the choice and what an environment draws from the same seed agree."""
+"""Prefix of the hash that chooses an environment: so the choice is independent of what an
+environment draws from the same seed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,42 +53,46 @@ class EnvironmentPart:
     """One environment of a run."""
 
     name: str
-    """Its entry point."""
+    """Name of its entry point."""
 
     weight: float = 1.0
-    """How many tasks come from it, beside the weights of the others."""
+    """Share of the tasks that come from it, relative to the other weights."""
 
     kinds: Mapping[str, float] = field(default_factory=dict)
     """Weights of its kinds of tasks; empty: as it likes."""
 
     data: FilePin | None = None
-    """A file that it reads."""
+    """The file that it reads."""
 
     lengths: LengthTargets | None = None
-    """How long its answers should be; None: as they like."""
+    """Targets for the length of its answers; None: no targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSetup:
-    """All that must be known to open the environments of a run."""
+    """The settings with which the environments of a run are opened."""
 
     parts: tuple[EnvironmentPart, ...]
-    """At least one."""
+    """The environments, at least one."""
 
     model: TextModel | None = None
-    """Of a run with a base: its environments speak text, or else tokens."""
+    """The model of a run with a base, whose environments speak text; None: they speak
+    tokens.
+    """
 
     folder: str = ""
-    """Where the files lie that parts read, on this machine."""
+    """Folder of this machine with the files that the parts read."""
 
     turns: TurnLimits | None = None
-    """Of completions of several turns; None: of one."""
+    """Limits of completions of several turns; None: completions have one turn."""
 
     modules: str = ""
-    """Where this machine keeps compiled interpreters (`roles.envs.wasm`), if one is used."""
+    """Folder of this machine for compiled interpreters (`roles.envs.wasm`), if one is used."""
 
     def place_of(self, data: FilePin) -> str:
-        """The folder of this machine with a file: that of a capsule is the model's."""
+        """Return the folder of this machine with a file: a capsule lies in the model's
+        folder.
+        """
         if self.model is not None and lies_in(self.model.folder, data.name):
             return self.model.folder
         return self.folder
@@ -111,20 +117,20 @@ class MixedEnvironment:
         self._bounds = list(accumulate(weight for weight, _ in parts.values()))
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """The task of a seed, of the environment that the seed falls to."""
+        """Return the task of a seed, from the environment that the seed chooses."""
         name = self._chosen(seed)
         task = self.environments[name].task(seed, held_out=held_out)
         return replace(task, environment=name)
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """What the task's own environment pays."""
+        """Return the reward that the task's own environment gives."""
         environment = self.environments.get(task.environment)
         if environment is None:
             raise EnvironmentFailed(f"a task is of the environment {task.environment!r:.80}")
         return environment.reward(task, tokens)
 
     def hear(self, task: Task, tokens: Sequence[int]) -> Heard:
-        """What is said within a completion, by the task's own environment."""
+        """Return the answers of the task's own environment within a completion."""
         environment = self.environments.get(task.environment)
         if environment is None or self._turns is None:
             raise EnvironmentFailed(f"nothing answers in a task of {task.environment!r:.80}")
@@ -138,8 +144,11 @@ class MixedEnvironment:
                 environment.expect(method, own)
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
-        """What people read of tokens: as their environment says, or by its
-        vocabulary if it teaches; empty if it does neither."""
+        """Return tokens as people read them: by the environment, or by its vocabulary if it
+        teaches.
+
+        The text is empty if the environment does neither.
+        """
         environment = self.environments.get(task.environment)
         if isinstance(environment, ReadableEnvironment):
             return environment.text(task, tokens)
@@ -147,7 +156,7 @@ class MixedEnvironment:
         return "".join(signs[token] for token in tokens if token < len(signs))
 
     def evaluation(self) -> list[Task]:
-        """The held-out tasks of all of them, one environment after the other."""
+        """Return the held-out tasks of all environments, one environment after the other."""
         return [
             replace(task, environment=name)
             for name, environment in self.environments.items()
@@ -163,8 +172,9 @@ class MixedEnvironment:
 
 
 def kind_of(task: Task) -> str:
-    """What a task of a run is counted under: its environment, and its kind if there are
-    several."""
+    """Return the name under which a task is counted: its environment, and its kind if there are
+    several.
+    """
     return f"{task.environment}/{task.kind}" if task.kind else task.environment
 
 

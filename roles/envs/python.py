@@ -18,7 +18,7 @@ from roles.envs.text import Message, TextTask
 from roles.envs.wasm import Interpreter
 
 FUEL: Final = 2_000_000_000
-"""Of one program."""
+"""Fuel of one program."""
 OUTPUT: Final = 4096
 """Bytes that one program may print; what an answer has room for is far less."""
 _OFFER: Final = (
@@ -32,16 +32,19 @@ class PythonMathEnvironment:
     name = "math-python"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Raises `ConfigError` as `ExactEnvironment` does, or without wasmtime."""
+        """Read the questions in ``data``.
+
+        Raises:
+            ConfigError: `ExactEnvironment` raises it, or wasmtime is not installed.
+        """
         self._questions = ExactEnvironment(data)
         self._python = Interpreter("cpython")
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """See `ExactEnvironment`."""
         return _offered(self._questions.task(seed, held_out=held_out))
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
-        """What the last block of the last turn prints; None where there is none."""
+        """Return the output of the last block of the last turn; None if there is no block."""
         blocks = FENCE.findall(spoken(said[-1]))
         if not blocks:
             return None
@@ -54,7 +57,6 @@ class PythonMathEnvironment:
         return await self._questions.reward(task, said[-1], ended)
 
     def evaluation(self) -> list[TextTask]:
-        """See `ExactEnvironment`."""
         return [_offered(task) for task in self._questions.evaluation()]
 
 

@@ -36,20 +36,20 @@ MAX_LINE: Final = 64 * KI
 """Bytes of a line: 16,000 tokens, half of the longest completion that a machine allows unless
 told otherwise."""
 PARQUET: Final = b"PAR1"
-"""How a Parquet file begins."""
+"""First bytes of a Parquet file."""
 MAX_NAMED: Final = 5
 """Bad lines that an error names."""
 EVALUATION_TASKS: Final = 256
 """Held-out questions of an evaluation, or all that there are. The standard error of a share of
 256 is at most 0.031."""
 EVALUATION_SEED: Final = "math 4242"
-"""Of those questions: the same in every evaluation of a file."""
+"""Seed of the evaluation questions: the same in every evaluation of a file."""
 PACKAGES: Final = {
     "math-verify": "0.9.0",
     "latex2sympy2-extended": "1.11.0",
     "sympy": "1.14.0",
 }
-"""What decides whether two formulas are equal, by version: all nodes must have the same."""
+"""The required versions of the packages that compare formulas: all nodes must have the same."""
 
 QUESTIONS: Final = ("math", "math-exact")
 """Environments that read such a file."""
@@ -62,7 +62,11 @@ class ExactEnvironment:
     name = "math-exact"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Raises `ConfigError` if ``data`` is no such file."""
+        """Read the questions in ``data``.
+
+        Raises:
+            ConfigError: ``data`` is no file of questions.
+        """
         questions = _read(data)
         self._sides = {
             side: [one for one in questions if is_held_out(one[0]) == side]
@@ -76,7 +80,7 @@ class ExactEnvironment:
             )
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """The question whose number follows from the seed."""
+        """Return the question whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
         return self.task_of(*side[number % len(side)])
@@ -110,7 +114,12 @@ class MathEnvironment(ExactEnvironment):
     name = "math"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Raises `ConfigError` without math-verify of the one version."""
+        """Read the questions in ``data``.
+
+        Raises:
+            ConfigError: The required version of math-verify is not installed, or ``data`` is no
+                file of questions.
+        """
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
         self._formulas = Formulas()
@@ -135,7 +144,11 @@ def _flat(text: str) -> str:
 
 
 def _read(data: bytes) -> list[tuple[str, str]]:
-    """Questions and answers. Raises `ConfigError` with the numbers of the first bad lines."""
+    """Return questions and answers.
+
+    Raises:
+        ConfigError: Lines are bad. The message has the first numbers.
+    """
     questions, bad = read_questions(data)
     if bad:
         more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
@@ -191,7 +204,12 @@ def read_questions(
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """The object of a line; None if it is blank. Raises ValueError, as `_question`."""
+    """Return the object of a line; None if the line is blank.
+
+    Raises:
+        ValueError: The line is no object. The message ends a sentence that begins with the
+            line.
+    """
     if not line.strip():
         return None
     if len(line) > MAX_LINE:
@@ -206,7 +224,11 @@ def _object(line: bytes) -> dict[str, object] | None:
 
 
 def _question(value: Mapping[str, object]) -> tuple[str, str]:
-    """Raises ValueError with the end of a sentence that begins with the line."""
+    """Return question and answer of a line.
+
+    Raises:
+        ValueError: The line has none. The message ends a sentence that begins with the line.
+    """
     question, answer = (_text(value, name) for name in ("question", "answer"))
     if not reads_back(answer):
         raise ValueError(f"has an answer that does not read back from a box: {answer!r:.80}")

@@ -18,18 +18,13 @@ from roles.envs.base import Ration
 
 
 def begin_call(ration: Ration) -> None:
-    """From now on this process may compute for ``ration.cpu`` seconds, or the system ends it.
-
-    CPU seconds, so that a busy machine fails no task. What waits instead of computing is ended
-    by the node, by the clock on its wall; should the node be gone, by the system, at twice
-    that.
-    """
+    """Let the system end this process after ``ration.cpu`` more seconds of CPU."""
     signal.setitimer(signal.ITIMER_PROF, ration.cpu)
     signal.setitimer(signal.ITIMER_REAL, 2 * ration.patience)
 
 
 def end_calls() -> None:
-    """This process may take its time again."""
+    """Lift the limits that `begin_call` has set."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -37,8 +32,9 @@ def end_calls() -> None:
 @contextlib.contextmanager
 def interrupted(ration: Ration) -> Iterator[None]:
     """Raise `TimeoutError` in the block after ``ration.patience``, and again after each
-    ``ration.cpu``, lest it be caught: for a process that has too much to lose to be ended. Main
-    thread, Python code.
+    ``ration.cpu`` in case it was caught.
+
+    This is for a process that has too much to lose to be ended: main thread, Python code.
     """
 
     def interrupt(_: int, __: FrameType | None) -> None:

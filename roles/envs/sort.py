@@ -38,7 +38,9 @@ EVALUATION_TASKS: Final = 512
 """Held-out tasks of an evaluation: the standard error of a share of them is at most 0.022 (sqrt
 of 0.25 / 512)."""
 EVALUATION_SEED: Final = 4242
-"""Of those tasks: the same in every evaluation of every run, so that curves can be compared."""
+"""Seed of the evaluation tasks: the same in every evaluation of every run, so that curves can
+be compared.
+"""
 
 _IDS: Final = {character: token for token, character in enumerate(VOCABULARY)}
 
@@ -50,7 +52,7 @@ class SortEnvironment:
     vocabulary = VOCABULARY
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """A long list nine times in ten, else a short one."""
+        """Return a long list nine times in ten, else a short one."""
         rng = Random(seed)
         span = LONG if rng.random() < LONG_SHARE else SHORT
         return _draw(rng, rng.randint(*span), held_out=held_out)
@@ -60,14 +62,14 @@ class SortEnvironment:
         return 1.0 if tuple(tokens) == task.answer else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The digits between ``s`` and ``=`` in ascending order, and the end token."""
+        """Return the digits between ``s`` and ``=`` in ascending order, and the end token."""
         text = decode(prompt)
         if not (text.startswith("s") and text.endswith("=") and text[1:-1].isdigit()):
             raise ValueError(f"not a prompt of the sort environment: {text!r}")
         return encode("".join(sorted(text[1:-1])) + "$")
 
     def evaluation(self) -> list[Task]:
-        """512 held-out long lists."""
+        """Return 512 held-out long lists."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, rng.randint(*LONG), held_out=True) for _ in range(EVALUATION_TASKS)]
 
@@ -83,7 +85,7 @@ def encode(text: str) -> tuple[int, ...]:
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """The characters of ``tokens``; ids outside the vocabulary become a replacement
+    """Return the characters of ``tokens``; ids outside the vocabulary become a replacement
     character.
     """
     return "".join(
@@ -93,12 +95,12 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the eighth that is never trained on."""
+    """Return True if a prompt belongs to the eighth that is never trained on."""
     return hashlib.sha256(prompt.encode()).digest()[0] < HELD_OUT_BELOW
 
 
 def _draw(rng: Random, length: int, *, held_out: bool) -> Task:
-    """A list of ``length`` uniform digits, redrawn until it is on the wanted side."""
+    """Return a list of ``length`` uniform digits, redrawn until it is on the wanted side."""
     while True:
         digits = "".join(rng.choices("0123456789", k=length))
         prompt = f"s{digits}="

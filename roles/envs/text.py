@@ -40,7 +40,9 @@ fail: where one question in ten is too long, that has a probability of 10^-16.""
 _MAX_ITEMS: Final = 4 * MAX_MESSAGES + 16
 """Items of a packed task: a list, a role and a content for each message, and what is around."""
 LENGTH_DOMAIN: Final = b"/shoal/length/1.0.0"
-"""Before the seed: the target and what an environment draws from the seed are independent."""
+"""Prefix of the hash of the length target: the target is independent of what an environment
+draws from the same seed.
+"""
 OPENING: Final = 16
 """Tokens at the end of a prompt in which a chat template may begin the model's thought."""
 HELD_OUT_BELOW: Final = 32
@@ -52,22 +54,23 @@ class Message:
     """One turn of a conversation."""
 
     role: str
-    """As chat templates name it: ``system``, ``user`` or ``assistant``."""
+    """Role as chat templates name it: ``system``, ``user`` or ``assistant``."""
 
     content: str
-    """What is said."""
+    """Words of the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """A question, and what a reward is computed from."""
+    """A question, and the data from which a reward is computed."""
 
     messages: tuple[Message, ...]
     """The conversation; the model speaks next."""
 
     prefill: str
-    """How the model's turn begins: it goes on from here. ``27 + 82 =`` spares a small model
-    what it was taught to say around an answer."""
+    """Beginning of the model's turn, where it goes on. ``27 + 82 =`` spares a small model the
+    words that it was taught to say around an answer.
+    """
 
     answer: str
     """The right answer. No model sees it."""
@@ -76,7 +79,7 @@ class TextTask:
     """Whatever else the environment wants to find again when it computes the reward."""
 
     kind: str = ""
-    """What the task is counted under when progress is measured; empty if there is one kind."""
+    """Name under which the task is counted in evaluations; empty if there is only one kind."""
 
     length: int = 0
     """Tokens that the prompt asks for; 0: none. Set by `LengthTargets` alone."""
@@ -88,7 +91,7 @@ class LengthTargets:
     number of tokens, and the reward falls with the distance from it."""
 
     targets: tuple[int, ...]
-    """In tokens; a task takes one by its number."""
+    """Target lengths in tokens; a task takes one by its number."""
 
     penalty: float
     """Subtracted from the reward for each token of distance."""
@@ -124,24 +127,20 @@ class TextEnvironment(Protocol):
     """
 
     name: str
-    """As the run file names it."""
+    """Name of the environment in the run file."""
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """The task of a seed of 32 bytes; ``held_out`` draws from those that are never trained
-        on."""
-        ...
-
-    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """What a completion earns, 0 to 1, whatever the text: a stranger wrote it.
-
-        ``text`` is what the model said behind the prefill, with its thoughts, whose beginning
-        is there also where the chat template wrote it (`roles.envs.answers.spoken` leaves them
-        out). ``ended`` says that the model stopped by itself, before the limit.
+        """Return the task of a seed of 32 bytes; ``held_out`` draws from tasks that are never
+        trained on.
         """
         ...
 
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        """Return the reward of a completion, 0 to 1, whatever the text: a stranger wrote it."""
+        ...
+
     def evaluation(self) -> list[TextTask]:
-        """The fixed held-out tasks that progress is measured on."""
+        """Return the fixed held-out tasks that progress is measured on."""
         ...
 
 
@@ -154,25 +153,25 @@ class TurnTextEnvironment(Protocol):
 
     name: str
 
-    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """See `TextEnvironment`."""
-        ...
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask: ...
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
-        """What the model is told now, as words of a user; None ends the completion."""
+        """Return the environment's next words to the model, as a user; None ends the
+        completion.
+        """
         ...
 
     async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
-        """What the completion earns, 0 to 1; ``ended``: the model ended its last turn."""
+        """Return the reward of the completion, 0 to 1; ``ended`` if the model ended its last
+        turn.
+        """
         ...
 
-    def evaluation(self) -> list[TextTask]:
-        """See `TextEnvironment`."""
-        ...
+    def evaluation(self) -> list[TextTask]: ...
 
 
 class Tail(Protocol):
-    """What is asked of a `roles.models.tokenizer.Tail`."""
+    """The part of `roles.models.tokenizer.Tail` that environments use."""
 
     @property
     def foot(self) -> str: ...
@@ -181,32 +180,37 @@ class Tail(Protocol):
 
 
 class ChatTokenizer(Protocol):
-    """What is asked of a `roles.models.tokenizer.Tokenizer`."""
+    """The part of `roles.models.tokenizer.Tokenizer` that environments use."""
 
     def tail(self, end_tokens: Collection[int]) -> Tail:
-        """How a conversation goes on when somebody answers the model."""
+        """Return the way in which a conversation goes on when somebody answers the model."""
         ...
 
     def require(self, tokens: Iterable[int]) -> None:
-        """Raise `roles.models.errors.BadModel` unless it has all of ``tokens``."""
+        """Check that the tokenizer has all of ``tokens``.
+
+        Raises:
+            roles.models.errors.BadModel: It lacks one.
+        """
         ...
 
     def chat(self, messages: Sequence[Message], prefill: str = "") -> tuple[int, ...]:
-        """The prompt of a conversation, up to where the model goes on."""
+        """Return the prompt of a conversation, up to the place where the model goes on."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones left out."""
+        """Return the text of tokens, without special ones."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What an environment of text must know of the model of a run."""
+    """The facts about a run's model that an environment of text needs."""
 
     folder: str
-    """Where its tokenizer lies on this machine. The node has compared its files with what the
-    run pins."""
+    """Folder of this machine with the tokenizer. The node has compared its files with the run's
+    pins.
+    """
 
     end_tokens: tuple[int, ...]
     """Tokens that each end a completion."""
@@ -218,7 +222,7 @@ class TextModel:
     """Tokens of the model's context, prompt and completion together."""
 
     max_new_tokens: int
-    """Most tokens of a completion; they are part of the context."""
+    """Most tokens of a completion, which are part of the context."""
 
 
 class PromptTooLong(ValueError):
@@ -237,13 +241,16 @@ def is_turns(environment: object) -> TypeGuard[TurnTextEnvironment]:
 
 
 def is_held_out(question: str) -> bool:
-    """Return True if a question belongs, by its hash, to the eighth that is never trained
-    on."""
+    """Return True if a question belongs to the eighth that is never trained on, by its hash."""
     return hashlib.sha256(question.encode()).digest()[0] < HELD_OUT_BELOW
 
 
 def pack_text_task(task: TextTask) -> bytes:
-    """Encode a task for `Task.source`. Raises ValueError if it is larger than a task may be."""
+    """Return a task as bytes for `Task.source`.
+
+    Raises:
+        ValueError: It is larger than a task may be.
+    """
     if len(task.messages) > MAX_MESSAGES:
         raise ValueError(
             f"a task has {len(task.messages)} messages, over the limit of {MAX_MESSAGES}"
@@ -258,7 +265,11 @@ def pack_text_task(task: TextTask) -> bytes:
 
 
 def unpack_text_task_untrusted(source: bytes) -> TextTask:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Return the task that `pack_text_task` packed.
+
+    Raises:
+        BadMessage: The bytes are no task. Nothing else is raised, whatever the bytes.
+    """
     if len(source) > MAX_SOURCE:
         raise BadMessage(f"a task of {len(source):,} bytes is over the limit of {MAX_SOURCE:,}")
     turns, *rest = fields_untrusted(
@@ -272,7 +283,7 @@ def unpack_text_task_untrusted(source: bytes) -> TextTask:
 
 
 class TokenizedEnvironment:
-    """An environment of text as one of tokens, for one model."""
+    """Wraps an environment of text as one of tokens, for one model."""
 
     def __init__(
         self,
@@ -281,10 +292,14 @@ class TokenizedEnvironment:
         model: TextModel,
         lengths: LengthTargets | None = None,
     ) -> None:
-        """Raises `roles.models.errors.BadModel` if the tokenizer lacks an end token."""
+        """Wrap ``environment``.
+
+        Raises:
+            roles.models.errors.BadModel: The tokenizer lacks an end token.
+        """
         tokenizer.require(model.end_tokens)
         self._foot = ""
-        """What the model reads before a later turn."""
+        """Text that the model reads before a later turn."""
         self.name = environment.name
         self._environment = environment
         self._tokenizer = tokenizer
@@ -292,11 +307,8 @@ class TokenizedEnvironment:
         self._lengths = lengths
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """The task of ``seed``; if its prompt is too long, of the seed's sha256, and so on.
-
-        Raises ValueError, with the numbers, if `DRAWS` in a row are. Without the other draws
-        one long question in a file of thousands would stop each node whose turn it is until the
-        next policy, and if it stopped all, for good.
+        """Return the task of ``seed``; if its prompt is too long, of the seed's SHA-256, and so
+        on.
         """
         for _ in range(DRAWS - 1):
             try:
@@ -306,7 +318,11 @@ class TokenizedEnvironment:
         return self._drawn(seed, held_out)
 
     def evaluation(self) -> list[Task]:
-        """The held-out tasks whose prompts are not too long. Raises ValueError if all are."""
+        """Return the held-out tasks whose prompts are not too long.
+
+        Raises:
+            ValueError: All prompts are too long.
+        """
         tasks, errors = [], []
         for number, task in enumerate(self._environment.evaluation()):
             try:
@@ -377,11 +393,11 @@ class TokenizedEnvironment:
 
     @property
     def plain(self) -> TextEnvironment:
-        """The environment of text that this is made of."""
+        """The environment of text that this one wraps."""
         return self._environment
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
-        """What people read of ``tokens``."""
+        """Return ``tokens`` as people read them."""
         return self._tokenizer.decode(tokens)
 
     def _drawn(self, seed: bytes, held_out: bool) -> Task:
@@ -389,7 +405,12 @@ class TokenizedEnvironment:
         return self._tokenized(self._environment.task(seed, held_out=held_out), number)
 
     def _tokenized(self, task: TextTask, number: int) -> Task:
-        """Raises `PromptTooLong`, and ValueError for a prompt that is none of the model's."""
+        """Return a task of text as one of tokens.
+
+        Raises:
+            PromptTooLong: Its prompt leaves no room for a completion.
+            ValueError: The prompt is none of the model's.
+        """
         model = self._model
         if self._lengths is not None:
             task = self._lengths.asked(task, number)
@@ -411,7 +432,7 @@ class TokenizedEnvironment:
 
 
 class TokenizedTurns(TokenizedEnvironment):
-    """A conversation as an environment of tokens (`roles.envs.base.TurnEnvironment`)."""
+    """Wraps a conversation as an environment of tokens (`roles.envs.base.TurnEnvironment`)."""
 
     def __init__(
         self,
@@ -420,7 +441,11 @@ class TokenizedTurns(TokenizedEnvironment):
         model: TextModel,
         lengths: LengthTargets | None = None,
     ) -> None:
-        """Raises `roles.models.errors.BadModel` if the chat template cannot carry turns."""
+        """Wrap ``environment``.
+
+        Raises:
+            roles.models.errors.BadModel: The chat template cannot carry turns.
+        """
         untyped: Any = environment
         super().__init__(untyped, tokenizer, model, lengths)
         self._talks = environment
@@ -428,7 +453,9 @@ class TokenizedTurns(TokenizedEnvironment):
         self._foot = self._tail.foot
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
-        """Not within a running trio, as `reward`."""
+        """Return the environment's next tokens. Like `reward`, call it outside a running
+        trio.
+        """
         said = self._words(task, tokens)
         words = trio.run(self._talks.respond, self._source(task), said)
         return None if words is None else self._tail.tokens(words, room)

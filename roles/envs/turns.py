@@ -15,8 +15,9 @@ from roles.envs.base import Environment, Task, TurnEnvironment, TurnLimits
 from roles.envs.contained import AnswerFailed, call_contained
 
 Heard = tuple[tuple[int, ...] | None, ...]
-"""What the environment says behind each turn of a completion. Empty: the completion is over;
-None: the environment failed on it, and the completion is void, which is over, too."""
+"""The environment's answer after each turn of a completion. An empty answer ends the
+completion. None means that the environment failed: then the completion is over, and void.
+"""
 
 
 def hear(

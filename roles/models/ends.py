@@ -24,18 +24,21 @@ class EndTokens:
     """The end tokens of a folder."""
 
     tokens: tuple[int, ...]
-    """Those that any file names: of ``config.json`` first."""
+    """All tokens that any file names as an end, those of ``config.json`` first."""
     of_line: tuple[int, ...]
-    """Those, and the line breaks: for answers of one line."""
+    """The end tokens and the line breaks, for answers of one line."""
     has_template: bool
-    """Whether the model can be asked anything."""
+    """True if the model has a chat template, so that it can be asked anything."""
     notes: tuple[str, ...]
-    """Where files do not agree, a sentence each, for people."""
+    """Contradictions between the files, a sentence each, for people."""
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:
-    """The end tokens of a model's folder, whose tokenizer is tried for it. Raises `BadModel`
-    if a file cannot be used, or if none names an end."""
+    """Return the end tokens of a model's folder, after trying its tokenizer.
+
+    Raises:
+        BadModel: A file cannot be used, or none names an end.
+    """
     named = {CONFIG: config.end_tokens, GENERATION_CONFIG: _of_generation(folder, config)}
     known = tuple(dict.fromkeys(token for tokens in named.values() for token in tokens))
     facts = try_tokenizer(folder, known)
@@ -69,7 +72,11 @@ def read_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:
 
 
 def need_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:
-    """As `read_end_tokens`. Raises `BadModel` if no file names an end token."""
+    """Return the end tokens of a model's folder, as `read_end_tokens` does.
+
+    Raises:
+        BadModel: No file names an end token.
+    """
     ends = read_end_tokens(folder, config)
     if not ends.tokens:
         raise BadModel(

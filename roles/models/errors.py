@@ -1,4 +1,4 @@
-"""What the folder of a model raises."""
+"""Errors about the folder of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NO_TEMPLATE: Final = (
     "this model has no chat template (chat_template.jinja, or chat_template in"
     " tokenizer_config.json): take the instruction-tuned sibling of a base model"
 )
-"""What is said of a model that cannot be asked anything."""
+"""Error about a model that cannot be asked anything."""
 
 
 class BadModel(ShoalError):

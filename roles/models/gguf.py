@@ -46,12 +46,12 @@ _NAMES: Final = {
 }
 """llama.cpp's names of tensors, and Hugging Face's."""
 _CONTROL: Final = 3
-"""Of the types of tokens: special ones. Ordinary tokens are 1."""
+"""The type of special tokens. Ordinary tokens have type 1."""
 _DIGITS: Final = 6
 """Digits of a number that the header has as float32: 1e-5 is 9.999999747378752e-06 there."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many tensors are done."""
+"""A callback that is told how many of how many tensors are done."""
 
 
 def convert(source: Path, folder: Path, template: str, progress: Progress) -> None:
@@ -117,12 +117,12 @@ def _config(header: dict[str, Any]) -> ModelConfig:
 
 
 def _decimal(number: float) -> float:
-    """The number that its author wrote, before it became float32."""
+    """Return the decimal number that became this float32."""
     return float(f"{number:.{_DIGITS}g}")
 
 
 def _tokenizer(header: dict[str, Any]) -> dict[str, object]:
-    """``tokenizer.json``: byte-level BPE that splits numbers into digits."""
+    """Return ``tokenizer.json``: byte-level BPE that splits numbers into digits."""
     tokens: list[str] = header["tokenizer.ggml.tokens"]
     kinds: list[int] = header["tokenizer.ggml.token_type"]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -174,7 +174,9 @@ def _write_weights(
 
 
 def _name(name: str) -> str:
-    """``blk.3.attn_q.weight`` is ``model.layers.3.self_attn.q_proj.weight``."""
+    """Return Hugging Face's name of a tensor: ``blk.3.attn_q.weight`` is
+    ``model.layers.3.self_attn.q_proj.weight``.
+    """
     stem, _, kind = name.rpartition(".")
     layer, _, part = stem.rpartition(".")
     place = layer.replace("blk.", "model.layers.") + "." if layer else ""
@@ -195,7 +197,9 @@ def _halves(weights: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.floa
 
 
 def _bf16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The upper halves of the numbers, rounded to the nearest, ties to even."""
+    """Return the numbers as bfloat16: their upper halves, rounded to the nearest, ties to
+    even.
+    """
     bits = np.ascontiguousarray(weights).view("<u4")
     rounded: npt.NDArray[np.uint16] = (bits + (0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     return rounded

@@ -13,7 +13,6 @@ from roles.models.ends import EndTokens, read_end_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="in Hugging Face's layout")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -30,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
 def describe(
     config: ModelConfig, ends: EndTokens, pins: tuple[FilePin, ...]
 ) -> dict[str, object]:
-    """What is known of the model, as plain values; bytes of memory by arithmetic."""
+    """Return the facts about a model as plain values; memory is computed, in bytes."""
     shape = config.shape
     return {
         "family": shape.architecture or shape.family.value,
@@ -58,7 +57,7 @@ def describe(
 
 
 def _text(said: dict[str, object]) -> str:
-    """The same for people."""
+    """Return the same facts as text for people."""
     memory, files, notes = said["memory"], said["files"], said["notes"]
     assert isinstance(memory, dict)
     assert isinstance(files, list)

@@ -18,11 +18,12 @@ DTYPE_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 
 """The dtypes we read and write, each with the bytes of a number."""
 
 MAX_HEADER: Final = 16 * 1024 * 1024
-"""A tensor takes about 120 bytes of header: room for 140,000 of them. The format's own limit is
-100 MB."""
+"""Most bytes of a header. A tensor takes about 120 bytes: room for 140,000. The format's own
+limit is 100 MB.
+"""
 
 PREFIX_BYTES: Final = 8
-"""Of the header's length, little-endian, by the format."""
+"""Bytes of the header's length, little-endian, by the format."""
 _MAX_DIMENSIONS: Final = 8
 """Dimensions of a tensor: weights have one to four, and a shape of a thousand would be a header
 of its own."""
@@ -49,7 +50,7 @@ class RawTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpan:
-    """Where a tensor is in its file: from byte ``begin`` to ``end``, exclusive."""
+    """The place of a tensor in its file: from byte ``begin`` to ``end``, exclusive."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +59,9 @@ class TensorSpan:
 
 
 def encode(tensors: Mapping[str, RawTensor]) -> bytes:
-    """A safetensors file, tensors in the order of the mapping, data aligned to 8 bytes."""
+    """Return a safetensors file: tensors in the order of the mapping, data aligned to 8
+    bytes.
+    """
     shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
     head = encode_head(shapes)
     return b"".join((head, *(one.data for one in tensors.values())))
@@ -79,8 +82,11 @@ def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
 
 
 def decode_untrusted(data: bytes | bytearray | memoryview) -> dict[str, RawTensor]:
-    """The tensors of a file, in the order of their data, without copying it. Raises
-    `BadMessage`."""
+    """Return the tensors of a file in the order of their data, without copying it.
+
+    Raises:
+        BadMessage: The bytes are no safetensors file.
+    """
     view = memoryview(data)
     start = head_size_untrusted(bytes(view[:PREFIX_BYTES]), len(view))
     return {
@@ -90,8 +96,11 @@ def decode_untrusted(data: bytes | bytearray | memoryview) -> dict[str, RawTenso
 
 
 def head_size_untrusted(prefix: bytes, size: int) -> int:
-    """Bytes before the first tensor's, from a file's first `PREFIX_BYTES` and its size. Raises
-    `BadMessage`."""
+    """Return the offset of the first tensor, given a file's first `PREFIX_BYTES` and its size.
+
+    Raises:
+        BadMessage: The length of the header is impossible.
+    """
     length = int.from_bytes(prefix, "little")
     if len(prefix) < PREFIX_BYTES or length > MAX_HEADER or PREFIX_BYTES + length > size:
         raise BadMessage(
@@ -101,8 +110,13 @@ def head_size_untrusted(prefix: bytes, size: int) -> int:
 
 
 def spans_untrusted(head: bytes, size: int) -> dict[str, TensorSpan]:
-    """Where each tensor is in a file of ``size`` bytes that begins with ``head``, in the order
-    of their data: the tensors themselves are not needed. Raises `BadMessage`."""
+    """Return the place of each tensor in a file of ``size`` bytes that begins with ``head``.
+
+    The order is that of their data; the tensors themselves are not needed.
+
+    Raises:
+        BadMessage: The header is wrong.
+    """
     start = len(head)
     entries = [
         (*_entry_untrusted(name, value), name)
@@ -151,7 +165,7 @@ def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether ``value`` is a list of plain non-negative integers of sane size."""
+    """Return True if ``value`` is a list of plain non-negative integers of sane size."""
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item < _MAX_SIZE for item in value
     )

@@ -54,8 +54,9 @@ messages with ten parts each takes 11,000. As many empty ones as this take 0.1 s
 MAX_INDENT: Final = 16
 """Columns by which ``tojson`` may indent; 4 is usual."""
 TODAY: Final = datetime.date(2024, 7, 26)
-"""What ``strftime_now`` says, on every day: Llama 3's template names this date itself where
-there is no clock, and others (Mistral's) do not render without one."""
+"""The date that ``strftime_now`` gives, on every day. Llama 3's template names this date itself
+where there is no clock, and others (Mistral's) do not render without one.
+"""
 MAX_DATE: Final = 64
 """Characters of the form in which a template asks for it: ``%d %B %Y`` has eight, and each may
 become 256."""
@@ -63,10 +64,11 @@ MAX_SAID: Final = 160
 """Characters of the template's own words that are repeated: a sentence."""
 
 _LARGEST: Final = 1 << 63
-"""Of a whole number that is added or multiplied: without a bound each product has twice the
-digits."""
+"""Largest whole number that is added or multiplied: without a bound each product has twice the
+digits.
+"""
 _LARGEST_POWER: Final = 64
-"""Of an exponent: 2^63 to the 64th has 4,032 bits."""
+"""Largest exponent: 2^63 to the 64th has 4,032 bits."""
 
 _FILTERS: Final = (
     "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
@@ -99,7 +101,11 @@ class ChatTemplate:
     """A compiled template, for any number of conversations, one at a time."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises `BadModel` if ``source`` is no template that we run."""
+        """Compile a template.
+
+        Raises:
+            BadModel: ``source`` is no template that we run.
+        """
         if len(source) > MAX_TEMPLATE:
             raise BadModel(
                 f"the chat template has {len(source):,} characters (at most {MAX_TEMPLATE:,})"
@@ -109,8 +115,12 @@ class ChatTemplate:
         self._template: Template = _contained(partial(self._sandbox.compiled, source), "read")
 
     def render(self, messages: Sequence[Mapping[str, str]], *, is_open: bool = True) -> str:
-        """The text up to where the assistant begins to speak, or, unless it ``is_open``, up to
-        the end of the last message. Raises `BadModel`."""
+        """Return the text up to where the assistant begins to speak; unless it ``is_open``, up
+        to the end of the last message.
+
+        Raises:
+            BadModel: The template failed.
+        """
         return _contained(partial(self._render, messages, is_open), "rendered")
 
     def _render(self, messages: Sequence[Mapping[str, str]], is_open: bool) -> str:
@@ -131,8 +141,11 @@ class ChatTemplate:
 
 
 def _contained(work: Callable[[], T], what: str) -> T:
-    """Raise `BadModel` for whatever ``work`` raises: a template may fail in any way that Python
-    knows."""
+    """Return the result of ``work``; a template may fail in any way that Python knows.
+
+    Raises:
+        BadModel: ``work`` raised.
+    """
     try:
         return work()
     except Exception as error:
@@ -175,7 +188,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def compiled(self, source: str) -> Template:
-        """The template, its loops and macros counting their turns."""
+        """Return the compiled template, with loops and macros that count their turns."""
         tree = self.parse(source)
         loops: tuple[type[nodes.Node], ...] = (nodes.For, nodes.Macro, nodes.CallBlock)
         for node in tree.find_all(loops):
@@ -193,11 +206,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return True
 
     def joined(self, *parts: object) -> str:
-        """Return the value of ``a ~ b ~ c``."""
+        """Return the result of ``a ~ b ~ c``."""
         return _joined(map(str, parts))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``left operator right``, if the result is of a sane size."""
+        """Return ``left operator right``, if the result is of a sane size."""
         is_text = isinstance(left, str | list | tuple), isinstance(right, str | list | tuple)
         if operator == "+" and all(is_text):
             _check_length(len(left) + len(right))
@@ -212,7 +225,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """``obj.attribute``: the methods that make texts longer are ours."""
+        """Return ``obj.attribute``, with our own versions of the methods that make texts
+        longer.
+        """
         if isinstance(obj, str) and attribute == "join":
             return lambda items: _joined(map(str, items), obj)
         if isinstance(obj, str) and attribute == "replace":
@@ -220,8 +235,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return True if templates may read ``attr``: it is in `_ATTRIBUTES`, or a public
-        variable of a namespace."""
+        """Return True if templates may read the attribute: it is on the list."""
         known = any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
         is_variable = isinstance(obj, Namespace) and not attr.startswith("_")
         return known or is_variable
@@ -231,8 +245,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"it may not read {attribute!r} of a {type(obj).__name__}")
 
     def wrap_str_format(self, value: Any) -> None:
-        """Return None: jinja2 then treats ``format`` as any attribute, and `is_safe_attribute`
-        refuses it."""
+        """Return None: no text has ``format`` here, in any form."""
 
 
 def _call(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
@@ -268,14 +281,12 @@ def _joined(parts: Iterable[str], separator: str = "") -> str:
 def _join(
     sandbox: _Sandbox, value: Iterable[Any], d: str = "", attribute: str | int | None = None
 ) -> str:
-    """The filter ``join``."""
     if attribute is not None:
         value = map(make_attrgetter(sandbox, attribute), value)
     return _joined(map(str, value), str(d))
 
 
 def _replace(text: str, old: str, new: str, count: int | None = None) -> str:
-    """The filter and the method ``replace``."""
     text, old, new = str(text), str(old), str(new)
     found = text.count(old) if count is None or count < 0 else min(count, text.count(old))
     _check_length(len(text) + found * (len(new) - len(old)))
@@ -302,7 +313,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> None:
-    """What templates call when they cannot say these messages."""
+    """Raise the error of a template that cannot render these messages."""
     raise TemplateError(message)
 
 

@@ -58,23 +58,19 @@ _LINES: Final = ("1\n1", "a\na")
 """Texts with a line break inside."""
 _ASKED: Final = "Which word?"
 _SAID: Final = "Shoal"
-"""A conversation that shows what a template puts behind an answer."""
+"""Words of a conversation that shows what a template puts after an answer."""
 _PANIC: Final = "PanicException"
-"""What Rust's panics are called here; the class cannot be imported."""
+"""Name of Rust's panics in Python; the class cannot be imported."""
 
 
 class ChatMessage(Protocol):
-    """What one side says in a conversation."""
+    """The words of one side in a conversation."""
 
     @property
-    def role(self) -> str:
-        """``system``, ``user`` or ``assistant``."""
-        ...
+    def role(self) -> str: ...
 
     @property
-    def content(self) -> str:
-        """The words of the message."""
-        ...
+    def content(self) -> str: ...
 
 
 class Tokenizer:
@@ -105,7 +101,11 @@ class Tokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> Tokenizer:
-        """Open the tokenizer in a model's folder. Raises `BadModel`."""
+        """Open the tokenizer in a model's folder.
+
+        Raises:
+            BadModel: A file cannot be used.
+        """
         path = folder / "tokenizer.json"
         core = _core_untrusted(read_bounded(path, MAX_TOKENIZER), path)
         table = _table(folder / TOKENIZER_CONFIG)
@@ -174,8 +174,11 @@ class Tokenizer:
         return self._core.token_to_id(text)
 
     def end_tokens(self) -> dict[str, tuple[int, ...]]:
-        """The tokens that end an answer, by the file that says so: ``eos_token``, and the token
-        that the chat template puts behind the assistant's words."""
+        """Return the tokens that end an answer, by their source.
+
+        The sources are ``eos_token``, and the token that the chat template puts after the
+        assistant's words.
+        """
         said = {name: (token,) for name, token in self._eos.items()}
         return {**said, CHAT_TEMPLATE: self._turn_ends()}
 
@@ -263,8 +266,11 @@ class Tokenizer:
         return _contained(decode, "tokenizer.json cannot decode an answer")
 
     def require(self, tokens: Iterable[int]) -> None:
-        """Raise `BadModel` unless it has all of ``tokens``: those that a run names as its
-        ends."""
+        """Check that the tokenizer has all of ``tokens``, which a run names as its ends.
+
+        Raises:
+            BadModel: It lacks one.
+        """
         for token in tokens:
             if token not in self._ids:
                 raise BadModel(
@@ -275,13 +281,13 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How a conversation goes on when somebody answers the assistant."""
+    """The text between an assistant's turn and its next one, around somebody's answer."""
 
     tokenizer: Tokenizer
     head: str
-    """From the end token of the assistant's turn to the answer."""
+    """Text from the end token of the assistant's turn to the answer."""
     foot: str
-    """From the answer to where the assistant speaks again."""
+    """Text from the answer to where the assistant speaks again."""
     spellings: Sequence[str]
     """Spellings of added tokens, which an answer must not contain."""
     added: Collection[int]
@@ -318,7 +324,11 @@ class Tail:
 
 
 def _core_untrusted(data: bytes, path: Path) -> tokenizers.Tokenizer:
-    """What `tokenizers` makes of the file. Raises `BadModel`."""
+    """Return the tokenizer that `tokenizers` makes of the file.
+
+    Raises:
+        BadModel: It makes none.
+    """
     core = _contained(
         partial(tokenizers.Tokenizer.from_buffer, data), f"{path} is no tokenizer"
     )
@@ -339,7 +349,11 @@ def _contained(work: Callable[[], T], failure: str) -> T:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Read a JSON file of the folder; an empty table if it is not there. Raises `BadModel`."""
+    """Return a JSON file of the folder; an empty table if it is not there.
+
+    Raises:
+        BadModel: The file is no JSON object.
+    """
     if not path.exists():
         return {}
     try:
@@ -361,7 +375,7 @@ def _special_tokens(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_source(folder: Path, table: Mapping[str, Any]) -> str | None:
-    """The chat template: a file of its own first, as in transformers."""
+    """Return the chat template: a file of its own first, as in transformers."""
     path = folder / "chat_template.jinja"
     if path.exists():
         try:

@@ -26,36 +26,36 @@ from p2p.sandbox.launch import find_containment, launch
 from roles.models.errors import BadModel
 
 MODULE: Final = "roles.models.trial"
-"""This one, as ``python -m`` runs it."""
+"""Name of this module, as ``python -m`` runs it."""
 MEMORY: Final = 4 * 1024**3
 """Bytes of address space, as environments have (`roles.envs.base.Ration`): a tokenizer of
 128,256 tokens takes 0.6 GB."""
 SECONDS: Final = 60
-"""Of CPU: 0.14 for 49,152 tokens, 2 for the largest files that are read."""
+"""Seconds of CPU: 0.14 for 49,152 tokens, 2 for the largest files that are read."""
 PATIENCE: Final = 600.0
 """Seconds on the wall: ten times that, for machines that do something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What commands must know of a folder's tokenizer and chat template."""
+    """Facts about a folder's tokenizer and chat template that commands need."""
 
     vocabulary: int
     """Every token's id is below."""
     has_template: bool
     end_tokens: Mapping[str, Sequence[int]]
-    """See `roles.models.tokenizer.Tokenizer.end_tokens`."""
+    """End tokens by their source (see `roles.models.tokenizer.Tokenizer.end_tokens`)."""
     line_ends: Sequence[int]
-    """See `roles.models.tokenizer.Tokenizer.line_ends`."""
+    """Tokens of line breaks (see `roles.models.tokenizer.Tokenizer.line_ends`)."""
     prompts: Sequence[Sequence[int]]
     """The tokens of each question that was given, in its conversation."""
     answers: Sequence[Sequence[int]]
-    """Those of its answer, where it stands."""
+    """Tokens of each question's answer, in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says."""
+    """The words of one side in a conversation."""
 
     role: str
     content: str
@@ -102,7 +102,7 @@ def try_tokenizer(
 def facts_of(
     folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
 ) -> TokenizerFacts:
-    """As `try_tokenizer`, in this process."""
+    """Return the facts about a tokenizer, like `try_tokenizer`, but in this process."""
     from roles.models.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.open(folder)
@@ -118,8 +118,9 @@ def facts_of(
 
 
 def _places(folder: Path) -> tuple[str, ...]:
-    """The folder, and the files to which links in it lead: Hugging Face's cache has nothing
-    else."""
+    """Return the folder, and the files that its links lead to: Hugging Face's cache has only
+    links.
+    """
     links = [path.resolve() for path in folder.glob("*") if path.is_symlink()]
     return tuple(map(str, (folder.absolute(), *filter(Path.is_file, links))))
 

@@ -33,7 +33,7 @@ MAX_NODES: Final = 64
 
 
 def add_arguments(commands: Any) -> None:
-    """The commands, and their options, among those of ``shoal run``."""
+    """Add the commands and their options to those of ``shoal run``."""
     init = commands.add_parser("init", help="make a run of your own: keys, draft, all nodes")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     init.add_argument(
@@ -94,7 +94,7 @@ def add_arguments(commands: Any) -> None:
 
 
 def add_dashboard(command: argparse.ArgumentParser) -> None:
-    """The option of a command that shows a run's page."""
+    """Add the option that shows a run's page."""
     command.add_argument(
         "--dashboard",
         type=host_port,
@@ -134,4 +134,4 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "report": _report,
     "export": _export,
 }
-"""By name; each returns the exit code."""
+"""Maps each command to its function, which returns the exit code."""

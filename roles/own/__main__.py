@@ -190,7 +190,7 @@ def _trust(trust: TrustTerms) -> str:
 
 
 def _as_json(run: Run) -> str:
-    """The whole document; digests, which JSON has no type for, in hexadecimal."""
+    """Return the whole document as JSON, with digests in hexadecimal."""
     table = {"id": run.id.hex(), "owner": str(run.owner), **write_table(run.terms)}
     return json.dumps(table, default=bytes.hex)
 

@@ -47,11 +47,13 @@ from roles.rl.recipes import (
 )
 
 DAY: Final = 24 * 3600
-"""Seconds."""
+"""Seconds of a day."""
 DAYS: Final = 30.0
-"""A draft's usual validity: nodes that hear of no later edition stop by then."""
+"""Default validity of a draft in days: nodes that hear of no later edition stop by then."""
 MAX_DAYS: Final = 3650.0
-"""After ten years what a document was signed with is no longer to be trusted."""
+"""Longest validity in days: after ten years the keys of a signature are no longer to be
+trusted.
+"""
 ONE_LINE: Final = ("arithmetic",)
 """Environments whose answer is one line, begun for the model: a newline ends it, too."""
 NUMBERS: Final = ("sort", "guess")
@@ -59,8 +61,11 @@ NUMBERS: Final = ("sort", "guess")
 
 
 def load_draft(path: Path) -> dict[str, object]:
-    """Return the table of a draft, with that of ``people.toml`` beside it. Raises
-    `ConfigError`."""
+    """Return the table of a draft, with that of ``people.toml`` beside it.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
     table, people = load_toml(path), path.with_name(PEOPLE)
     others = load_toml(people) if people.exists() else {}
     try:
@@ -72,8 +77,11 @@ def load_draft(path: Path) -> dict[str, object]:
 
 
 def with_people(table: Table, people: Table, prefix: str = "") -> dict[str, object]:
-    """Return the keys of both tables and of the tables in them. Raises `ConfigError`, with the
-    key, if one is in both."""
+    """Return the keys of both tables and of the tables in them.
+
+    Raises:
+        ConfigError: A key is in both. The message names it.
+    """
     joined = dict(table)
     for key, value in people.items():
         mine = joined.get(key)
@@ -87,8 +95,11 @@ def with_people(table: Table, people: Table, prefix: str = "") -> dict[str, obje
 
 
 def digest_of(path: Path) -> str:
-    """Return the digest of a draft as it is written, of ``people.toml``, and of the files of
-    questions. Raises `ConfigError`."""
+    """Return the digest of a draft with ``people.toml`` and its files of questions.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
     pins = [pin_data(str(file)) for file in data_files(load_draft(path), path.parent)]
     texts = [one.read_bytes() for one in (path, path.with_name(PEOPLE)) if one.exists()]
     parts = [hashlib.sha256(text).digest() for text in texts] + [pin.digest for pin in pins]
@@ -131,7 +142,11 @@ def read_draft(table: Table, where: str, now: float, folder: Path = Path()) -> T
 
 
 def _check_places(table: Table, where: str) -> None:
-    """Raise `ConfigError` if the draft says what only the trainer decides."""
+    """Check that the draft has no key that only the trainer decides.
+
+    Raises:
+        ConfigError: It has one.
+    """
     if "recipe" in table:
         raise ConfigError(
             f"{where}: [recipe] is of an older Shoal: the keys {', '.join(_SIGNED)} go to"
@@ -200,8 +215,12 @@ def data_file(named: str, folder: Path) -> Path:
 
 
 def _pinned(table: object, where: str, folder: Path) -> EnvironmentPin:
-    """Return what the run file says of an environment. Raises `ConfigError` on a file that
-    cannot be read, and on kinds that the environment has not: no node could open it."""
+    """Return the run file's entry for an environment.
+
+    Raises:
+        ConfigError: A file cannot be read, or the environment lacks a kind, so no node could
+            open it.
+    """
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a name or a table")
     filled = dict(table)
@@ -307,10 +326,10 @@ def _calibration(table: object, where: str) -> object:
 
 
 def check_calibrated(terms: Terms) -> None:
-    """Raise `ConfigError` if these limits were not measured where they must be.
+    """Check that the limits were measured, if the run must have measured ones.
 
-    In float32 honest errors are rounding errors, whatever the model, and the preset is
-    measured. In bfloat16 they depend on model, task and engines.
+    Raises:
+        ConfigError: They were not.
     """
     if terms.model.dtype is Dtype.FLOAT32:
         return
@@ -335,20 +354,20 @@ def check_calibrated(terms: Terms) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the tasks of an environment, or the text of a corpus, come from."""
+    """Source of the tasks of an environment, or of the text of a corpus."""
 
     name: str
     file: Path | None = None
-    """Its questions, for those that read some; its text."""
+    """File of the environment's questions, or of the corpus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a draft is written from."""
+    """The choices from which a draft is written."""
 
     name: str
     model: str = ""
-    """As ``--model``; empty: a network without a base."""
+    """Value of ``--model``; empty: a network without a base."""
     sources: tuple[Source, ...] = ()
     """Environments, or the corpora of a run that pre-trains."""
 
@@ -367,8 +386,12 @@ def capsule(file: Path) -> tuple[str, Path]:
 
 
 def write_draft(plan: Plan) -> str:
-    """Return the text of a draft, with comments; the ids of trainers and validators go to
-    ``people.toml``. Raises `ConfigError`."""
+    """Return the text of a draft, with comments; ids of trainers and validators go to
+    ``people.toml``.
+
+    Raises:
+        ConfigError: The plan makes no run.
+    """
     folder = base_folder(plan.model, "--model") if plan.model else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(

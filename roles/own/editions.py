@@ -22,7 +22,7 @@ from p2p.naming import derived
 from roles.contract.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, run_id, sign_run
 
 RECORD: Final = ".signed"
-"""What the record's name has behind the key's."""
+"""Suffix of the record's name, after that of the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +134,13 @@ def write_edition(run: Run, key_file: Path, out: Path, draft: str = "") -> None:
 
 
 def _newest(run: bytes, signed: list[_Edition], out: Path) -> _Edition | None:
-    """The last edition of a run that the record, or the file to be replaced, knows."""
+    """Return the last edition of a run in the record or in the file to be replaced."""
     editions = [edition for edition in (*_at(out), *signed) if edition.run == run.hex()]
     return max(reversed(editions), key=lambda edition: edition.epoch, default=None)
 
 
 def _at(out: Path) -> Iterator[_Edition]:
-    """The edition at ``out``, if there is one: keys of older versions have no record."""
+    """Yield the edition at ``out``, if there is one: keys of older versions have no record."""
     try:
         with out.open("rb") as file:
             yield _Edition.of(decode_run_untrusted(file.read(MAX_RUN + 1)), out)
@@ -149,7 +149,7 @@ def _at(out: Path) -> Iterator[_Edition]:
 
 
 def _open_record(key_file: Path) -> TextIO:
-    """The record of a key, which nobody else reads or writes until it is closed."""
+    """Open the record of a key, locked until it is closed."""
     import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
     path = key_file.with_name(derived(key_file.name, after=RECORD))

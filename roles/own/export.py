@@ -34,7 +34,11 @@ CARD = "README.md"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the folder. Raises `ConfigError`."""
+    """Write the folder.
+
+    Raises:
+        ConfigError: The options or the run's folder are wrong.
+    """
     folder, target = expanded(options.folder).absolute(), expanded(options.out).absolute()
     if target.suffix in rollouts.SUFFIXES:
         if options.policy is not None:

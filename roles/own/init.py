@@ -87,8 +87,11 @@ def main(options: argparse.Namespace) -> int:
 def _draft(
     options: argparse.Namespace, folder: RunFolder, corpora: Mapping[str, Path]
 ) -> tuple[str, Path]:
-    """Return the text of the draft, without ids, and where its files are named from. Raises
-    `ConfigError`."""
+    """Return the text of the draft, without ids, and the folder that its paths start from.
+
+    Raises:
+        ConfigError: The options make no draft.
+    """
     if options.draft is not None:
         table = load_toml(options.draft)
         for key in ("trainers", "validators"):
@@ -294,8 +297,11 @@ def _converted(corpora: Mapping[str, Path], folder: RunFolder) -> Mapping[str, P
 
 
 def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
-    """Return the text of the trainer's ``learner.toml``, which it would take. Raises
-    `ConfigError`."""
+    """Return the text of the trainer's ``learner.toml``, which was checked as the trainer does.
+
+    Raises:
+        ConfigError: The trainer would not take it.
+    """
     model, where = terms.model, str(folder.learner)
     if text:
         read_learner(parse_toml(text.encode(), where), where, terms.name, model)
@@ -307,7 +313,9 @@ def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
 
 
 def _config(folder: RunFolder, run: Run, corpora: Mapping[str, Path]) -> str:
-    """For every node of the folder: a node reads the table of its own role."""
+    """Return the configuration for all nodes of the folder: each reads the table of its own
+    role.
+    """
     every = 10 if run.terms.model.base else 1
     takes = any(pin.is_capsule for pin in run.terms.environments)
     lines = [

@@ -1,4 +1,4 @@
-"""What lies where in the folder of a run."""
+"""The layout of a run's folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunFolder:
         return self.path / name
 
     def cast(self) -> Mapping[str, str]:
-        """The nodes of this folder with their roles, the trainer first."""
+        """Return the nodes of this folder with their roles, the trainer first."""
         several = {role: self._numbered(role) for role in (TRAINER, INFERENCE)}
         names = several[TRAINER] or [TRAINER, VALIDATOR, *several[INFERENCE]]
         return {name: name.partition("-")[0] for name in names}
@@ -51,7 +51,7 @@ class RunFolder:
 
     @property
     def trainers(self) -> list[Path]:
-        """The folders of the trainers: one, or each of a run of DiLoCo."""
+        """The folders of the trainers: one, or several in a run of DiLoCo."""
         return [self.node(name) for name, role in self.cast().items() if role == TRAINER]
 
 

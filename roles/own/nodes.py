@@ -36,7 +36,7 @@ class NodeFailed(ShoalError):
 
 
 class NodeProcess:
-    """One node process: what it said first, its newest status, its end."""
+    """One node process with its greeting, its newest status and its end."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -101,7 +101,7 @@ class NodeProcess:
 
     @property
     def last_words(self) -> str:
-        """The sentence with which the process ended, if it said one."""
+        """Return the sentence with which the process ended, if it printed one."""
         with (self.folder / "log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * KI))
             lines = log.read().decode(errors="replace").splitlines()
@@ -109,7 +109,6 @@ class NodeProcess:
         return f": {said[-1].removeprefix('error: ')}" if said else ""
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         assert self.process is not None
         self.process.kill()
 
@@ -131,8 +130,9 @@ class LocalNodes:
     def __init__(
         self, folder: RunFolder, run: Run, cast: Mapping[str, str], nursery: trio.Nursery
     ) -> None:
-        """``cast`` gives the role of each node, by its name; the first is the bootstrap peer of
-        the others."""
+        """Prepare nodes; ``cast`` maps each name to a role, and its first node is the bootstrap
+        peer.
+        """
         self.folder = folder
         self.run = run
         self.cast = cast
@@ -178,10 +178,8 @@ class LocalNodes:
 
     @property
     def join_command(self) -> str:
-        """What a second shell types to take part. Each run has a folder of its own for that.
-
-        The folder is in the home folder, and not in the working directory: in a checkout ``git
-        add .`` would take the node's private key along.
+        """The command with which a second shell takes part, with a folder of its own for each
+        run.
         """
         folder = f"~/shoal-{self.run.id.hex()[:6]}"
         return f"shoal node --role inference --data {folder} --bootstrap {self.bootstrap}"
@@ -218,7 +216,6 @@ class LocalNodes:
         return self.status
 
     async def stop(self) -> None:
-        """End all nodes."""
         self._stopping = True
         async with trio.open_nursery() as nursery:
             for child in self.children.values():

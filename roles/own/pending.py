@@ -1,4 +1,4 @@
-"""What an owner has changed and no node follows yet: the draft, or ``learner.toml``."""
+"""Changes of an owner that no node follows yet: to the draft, or to ``learner.toml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is in a run: ``shoal run invite`` and ``shoal run amend``.
+"""The people of a run: ``shoal run invite`` and ``shoal run amend``.
 
 An invite is signed and printed; nothing else knows of it. Who may be in at all is changed by
 the run's next edition: `amend` takes the signed file, changes its lists, counts its epoch up
@@ -32,7 +32,7 @@ _DURATION: Final = re.compile(r"([0-9]{1,5})([hd])")
 
 
 def add_arguments(commands: Any) -> None:
-    """The two commands, among those of ``shoal run``."""
+    """Add the two commands to those of ``shoal run``."""
     invite = commands.add_parser("invite", help="print an invite to a run")
     invite.add_argument("document", type=Path, metavar="RUN", help="the signed run file")
     invite.add_argument("--role", default="inference", help="what the guest may do")
@@ -79,8 +79,11 @@ def _peer(text: str) -> PeerId:
 
 
 def invite(options: argparse.Namespace) -> None:
-    """Print an invite. Raises `ConfigError` if its author may not invite, or the role is
-    none."""
+    """Print an invite.
+
+    Raises:
+        ConfigError: Its author may not invite, or there is no such role.
+    """
     run, key = load_run(options.document), _key_at(options.key)
     rules, terms = run.guest_rules, run.terms
     if key.peer_id != run.owner and key.peer_id not in rules.inviters:
@@ -111,7 +114,11 @@ def invite(options: argparse.Namespace) -> None:
 
 
 def amend(options: argparse.Namespace) -> Run:
-    """The next edition, signed and written. Raises `ConfigError`."""
+    """Return the next edition, signed and written.
+
+    Raises:
+        ConfigError: The options or the document are wrong.
+    """
     check_target("--out", options.out, text=False)
     run, key = load_run(options.document), _key_at(options.key)
     if key.peer_id != run.owner:
@@ -140,7 +147,11 @@ def amend(options: argparse.Namespace) -> Run:
 def next_edition(
     terms: Terms, dropped: Sequence[PeerId], options: argparse.Namespace, expiry: int
 ) -> Terms:
-    """The terms with the lists changed. Raises `ValueError` if they make no run."""
+    """Return the terms with the lists changed.
+
+    Raises:
+        ValueError: They make no run.
+    """
     rules = terms.admission
     return replace(
         terms,
@@ -169,7 +180,11 @@ def _key_at(path: Path) -> KeyPair:
 
 
 def load_run(path: Path) -> Run:
-    """The signed document at ``path``. Raises `ConfigError`."""
+    """Return the signed document at ``path``.
+
+    Raises:
+        ConfigError: The file is no run document.
+    """
     with path.open("rb") as file:
         document = file.read(MAX_RUN + 1)
     try:

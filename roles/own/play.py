@@ -83,7 +83,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _open(folder: RunFolder) -> Run:
-    """Return the run of a folder. Raises `ConfigError`."""
+    """Return the run of a folder.
+
+    Raises:
+        ConfigError: The folder has none.
+    """
     try:
         with folder.document.open("rb") as file:
             run = decode_run_untrusted(file.read(MAX_RUN + 1))
@@ -111,7 +115,11 @@ def _learner(folder: RunFolder, run: Run) -> LearnerConfig | None:
 
 
 def check_torch() -> None:
-    """Raise `ConfigError`, with the remedy, if nodes cannot compute here."""
+    """Check that nodes can compute here.
+
+    Raises:
+        ConfigError: They cannot. The message says what to do.
+    """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "the nodes of a run compute with torch, which this Python lacks: install it with"

@@ -1,4 +1,4 @@
-"""What a run that pre-trains on text is made of: its corpora, a recipe, a draft."""
+"""The parts of a run that pre-trains on text: its corpora, a recipe, a draft."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ TERMS: Final = DilocoTerms(
     outer_rate=0.9,
     outer_momentum=0.5,
 )
-"""For such a network."""
+"""Terms for a network without a base."""
 CONTINUED: Final = replace(
     TERMS, outer_steps=10, inner_steps=20, warmup=20, rate=1e-4,
     held_out=32,
 )  # fmt: skip
-"""For a model that has learnt before, at a rate that leaves it what it knows. Not measured."""
+"""Terms for a model that has learnt before, at a rate that keeps its knowledge. Not
+measured.
+"""
 HELD_OUT: Final = 20
-"""Of so many windows of the text one is held out, up to `DilocoTerms.held_out`."""
+"""One of this many windows of the text is held out, up to `DilocoTerms.held_out`."""
 EXPORTS: Final = 10
 """Exports of a run, with a sample each."""
 
@@ -61,8 +63,11 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def read_corpora(texts: Sequence[str]) -> dict[str, Path]:
-    """Return where each corpus lies that ``PATH`` or ``NAME=PATH`` means. Raises
-    `ConfigError`."""
+    """Return the path of each corpus that ``PATH`` or ``NAME=PATH`` means.
+
+    Raises:
+        ConfigError: Two files have one name.
+    """
     found: dict[str, Path] = {}
     for text in texts:
         name, equals, path = text.partition("=")
@@ -78,8 +83,11 @@ def read_corpora(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def write_pretraining(plan: Plan) -> str:
-    """Return the text of a draft, with comments. Raises `ConfigError` if a corpus cannot be
-    learnt from."""
+    """Return the text of a draft, with comments.
+
+    Raises:
+        ConfigError: A corpus cannot be learnt from.
+    """
     folder = base_folder(plan.model, "--model") if plan.model else None
     model: dict[str, object]
     if folder is None:
@@ -124,8 +132,11 @@ def write_pretraining(plan: Plan) -> str:
 
 
 def open_text(terms: Terms, base: Path | None, places: Mapping[str, str]) -> Windows:
-    """Return the text that a trainer of a run would learn from. Raises `ConfigError` if it
-    could not."""
+    """Return the text that a trainer of a run would learn from.
+
+    Raises:
+        ConfigError: The trainer could not.
+    """
     diloco, model = terms.diloco, terms.model
     named = diloco.corpora.keys() | diloco.anneal.keys()
     if lacking := sorted(named - places.keys() - {PYTHON}):

@@ -26,7 +26,11 @@ PARTS: Final = {"picture": dict, "panels": list, "curves": dict, "wall": float |
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the report. Raises `ConfigError`."""
+    """Write the report.
+
+    Raises:
+        ConfigError: The folder has nothing to report.
+    """
     folder = (named_folder(options) or node_of(options)).absolute()
     check_target("-o", options.out)
     found = list(_found(folder))

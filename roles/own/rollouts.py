@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finished:
-    """What a trainer's folder has of a run, opened for reading."""
+    """The files of a finished run in a trainer's folder, opened for reading."""
 
     node: Path
     run: Run
@@ -162,7 +162,11 @@ def _asked(task: Task) -> TextTask | None:
 
 
 def open_finished(folder: Path) -> Finished:
-    """Open what a run's or a trainer's folder has. Raises `ConfigError`."""
+    """Open the files in the folder of a run or a trainer.
+
+    Raises:
+        ConfigError: The folder has none.
+    """
     nodes = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
     node = next((path for path in nodes if (path / INBOX).is_dir()), None)
     if node is None:
@@ -186,7 +190,11 @@ def open_finished(folder: Path) -> Finished:
 
 
 def export(folder: Path, target: Path) -> int:
-    """Write the accepted answers of a folder. Raises `ConfigError`."""
+    """Write the accepted answers of a folder.
+
+    Raises:
+        ConfigError: The folder has none.
+    """
     write = _write_parquet if target.suffix == ".parquet" else _write_traces
     part = target.with_name(f"{target.name}.part")
     with patience("reading what the trainer took ..."):

@@ -34,11 +34,11 @@ from roles.own.pending import pending
 from roles.own.view import work_of
 
 INTERRUPTED: Final = "interrupted"
-"""How a play ended that Ctrl-C, or SIGTERM, has ended."""
+"""End of a play that Ctrl-C or SIGTERM has ended."""
 
 
 class Show(Protocol):
-    """What nodes do together, and what people see of it."""
+    """A play of several nodes, and the view of it for people."""
 
     async def act(
         self, nodes: LocalNodes, look: Callable[[], None], say: Callable[[str], None]
@@ -58,15 +58,15 @@ class Show(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where a play is shown."""
+    """The place where a play is shown."""
 
     console: Console
     address: tuple[str, int]
-    """Of the page."""
+    """Address of the page."""
     report: Path | None = None
-    """Where the page goes at the end; None is among the temporary files."""
+    """File for the page at the end; None: one among the temporary files."""
     command: str
-    """What was typed, for a reader of the page."""
+    """The command line, for a reader of the page."""
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line for people."""
@@ -78,7 +78,7 @@ class Played:
     """A play that is over."""
 
     nodes: LocalNodes
-    """They have ended; what they said last is still there."""
+    """The nodes. They have ended; their last statuses are still there."""
     report: Path
     """The page, as a file."""
     trouble: str
@@ -183,8 +183,11 @@ async def _show(
 async def open_page(
     nodes: LocalNodes, address: tuple[str, int], command: str
 ) -> AsyncIterator[tuple[str, Snapshots]]:
-    """Serve a page of ``nodes`` for the length of the block; gives its URL and its snapshots.
-    Raises `ConfigError`."""
+    """Serve a page of ``nodes`` for the length of the block; yield its URL and its snapshots.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
     async with open_world() as world, trio.open_nursery() as nursery:
         panels = load_panels(installed(PANELS))
         snapshots = Snapshots(world, panels, lambda: view_of(nodes, command))
@@ -195,8 +198,11 @@ async def open_page(
 
 
 def write_page(snapshots: Snapshots, path: Path | None) -> Path:
-    """Write the page as one file, to ``path`` or among the temporary files. Raises
-    `StorageError`."""
+    """Write the page as one file, to ``path`` or among the temporary files.
+
+    Raises:
+        StorageError: The disk failed.
+    """
     snapshots.look()  # what came in the last second
     try:
         if path is None:

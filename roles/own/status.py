@@ -14,7 +14,9 @@ from roles.shared.reasons import printable
 MAX_GUESTS = 8  # with a row each: more would push the rest off a terminal of 24 lines
 MAX_WELCOMES = 96  # identities cost little, and each welcome is a line
 Status = Mapping[str, Any]
-"""What `p2p.node` prints of a node (``--status``), or `Node.health` returns in a simulation."""
+"""Status that `p2p.node` prints (``--status``), or that `Node.health` returns in a
+simulation.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +28,12 @@ class Guest:
     policy: int = -1
     """The newest that it says it holds."""
     accepted: int = 0
-    """Submissions, over all validators."""
+    """Accepted submissions, over all validators."""
     rejected: int = 0
 
     @property
     def name(self) -> str:
-        """For a table: the end of its id tells it from others."""
+        """A short name for a table: the end of the peer id tells guests apart."""
         return f"guest-{self.peer[-4:]}"
 
 
@@ -67,7 +69,7 @@ class SwarmStatus:
 
     @property
     def judgements(self) -> list[tuple[str, Status]]:
-        """Each peer that the trainer or a validator has judged, with what it counted."""
+        """Each peer that the trainer or a validator has judged, with its counts."""
         judges = (*self.role("validator"), *self.role("trainer"))
         return [one for health in judges for one in health.get("nodes", {}).items()]
 
@@ -77,7 +79,7 @@ class SwarmStatus:
 
     @property
     def bans(self) -> dict[str, Status]:
-        """What is known of banned workers, by their names here, or their ids."""
+        """Maps each banned worker, by its name here or its id, to its ban."""
         names = {status["peer"]: name for name, status in self.nodes.items()}
         return {
             names.get(peer, peer): ban
@@ -87,7 +89,7 @@ class SwarmStatus:
 
     @property
     def guests(self) -> list[Guest]:
-        """Who has joined beside the nodes that were started here, by what these know."""
+        """The peers that have joined beside the nodes that were started here."""
         own = {status["peer"] for status in self.nodes.values()}
         told = (one for status in self.nodes.values() for one in status.get("known", ()))
         known = {one["peer"]: one for one in told}
@@ -169,7 +171,7 @@ class SwarmStatus:
 
 
 class Doorbell:
-    """What to say of guests, each thing once."""
+    """Announces guests to people, each fact once."""
 
     def __init__(self) -> None:
         self._said = set[tuple[str, str]]()

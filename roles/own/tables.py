@@ -24,7 +24,7 @@ from roles.envs.questions import PARQUET
 Row = Mapping[str, Any]
 COLUMNS: Final = ("messages", "prompt", "completion", "question", "answer", "gold", "text")
 BEGINNINGS: Final = ("messages", "prompt", "question", "answer", "gold", "text")
-"""A row has at least one of these."""
+"""Columns of which a row has at least one."""
 MAX_ROW: Final = 8 * MIB  # bytes of a line, before it is parsed
 _TOO_LONG: Final = f"has over {MAX_ROW >> 20} MiB"
 AT_ONCE: Final = 16  # rows of Parquet in memory: one may be long

@@ -42,8 +42,14 @@ TOKENS = 8  # of that answer at most: a word or two
 
 
 def try_run(run: Run, node: Path, data: str) -> None:
-    """Raise `ConfigError` or `BadModel` if no node could work on ``run``. Its base lies in the
-    folder of a ``node``, its questions in ``data``."""
+    """Try to open a run as its nodes would.
+
+    Its base lies in the folder of a ``node``, its questions in ``data``.
+
+    Raises:
+        ConfigError: No node could work on ``run``.
+        BadModel: The model's folder cannot be used.
+    """
     trouble: list[BaseException] = []
     try:
         with TemporaryDirectory(prefix="trial-", dir=node.parent) as place:
@@ -96,8 +102,11 @@ async def _try_run(run: Run, place: Path, base: Path, data: str) -> None:
 
 
 def _check_words(name: str, ends: tuple[int, ...], base: Path, tasks: list[Task]) -> None:
-    """Raise `ConfigError` unless prompts tell questions apart, and tokens answers, none of
-    which holds an end token."""
+    """Check that prompts tell questions apart, and that tokens tell answers apart.
+
+    Raises:
+        ConfigError: They do not, or an answer holds an end token.
+    """
     asked = [unpack_text_task_untrusted(task.source) for task in tasks]
     said = [[(turn.role, turn.content) for turn in one.messages] for one in asked]
     answers = [one.answer.strip() for one in asked]

@@ -19,7 +19,7 @@ from roles.own.status import Doorbell, SwarmStatus
 from roles.shared.reasons import printable
 
 Decode = Callable[[Sequence[int]], str]
-"""Tokens as text."""
+"""A function that returns tokens as text."""
 
 CURVE = 36  # newest evaluations that the curve shows: what is left of a line
 BANS = 2  # banned workers that are shown: the demo has one cheat
@@ -32,9 +32,9 @@ class Learning:
     """The show of a run that learns from rewards (a `roles.own.stage.Show`)."""
 
     opening: str
-    """What is shown until the first evaluation."""
+    """Text that is shown until the first evaluation."""
     answers: int = 0
-    """How many answers are for reading."""
+    """Number of answers that are meant for reading."""
     decode: Decode = field(repr=False)
 
     async def act(
@@ -115,12 +115,14 @@ def draw(status: SwarmStatus, seconds: float, show: Learning) -> Lines:
 
 
 def plain(show: Learning, tokens: Sequence[int]) -> str:
-    """The end of a text on one line, fit for a terminal: models write what they like."""
+    """Return the end of a text on one line, fit for a terminal: models write anything."""
     return printable(" ".join(show.decode(tokens).split())[-QUESTION:])
 
 
 def sample_line(trainer: Any, show: Learning) -> str:
-    """One answer of the last step, if this show's are for reading; else nothing."""
+    """Return one answer of the last step, if this show's answers are for reading; else
+    nothing.
+    """
     sample = trainer.get("sample")
     if not show.answers or sample is None:
         return ""
@@ -134,7 +136,7 @@ def curve(shares: Sequence[float]) -> str:
 
 
 def gain(figures: dict[str, Any]) -> str:
-    """The held-out rewards at the start and at the end, in words."""
+    """Return the held-out rewards at the start and at the end, in words."""
     if figures["greedy_start"] is None:
         return "no policy was examined"
     return (
@@ -169,7 +171,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def work_of(roles: Any) -> str:
-    """What a node has done, in a few words."""
+    """Return a node's work so far, in a few words."""
     if "trainer" in roles:
         health = roles["trainer"]
         if health.get("algorithm") == "diloco":

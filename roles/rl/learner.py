@@ -1,4 +1,5 @@
-"""How the trainer learns: ``learner.toml``, which lies in its data folder and is not signed.
+"""The trainer's learning settings: ``learner.toml``, which lies in its data folder and is not
+signed.
 
 A change of it is an edit and a restart of the trainer. No other node reads it; each policy's
 manifest carries its digest.
@@ -19,7 +20,7 @@ from roles.contract.core.bounds import Bounds, check_bounds
 from roles.rl.algorithms.find import find_algorithm
 
 FILE: Final = "learner.toml"
-"""In the data folder of the trainer."""
+"""Name of the file in the trainer's data folder."""
 
 BUILT_IN: Final = "torch"
 EXTERNAL: Final = "external"
@@ -35,7 +36,7 @@ _OPTIMISER: Final[Bounds] = {
     "weight_decay": (0.0, 10.0),
     "gradient_norm": (1e-9, 1e9),
 }
-"""What makes sense at all: a rate above 10 or a ramp of 0 is a mistake."""
+"""Bounds of sane options: a rate above 10 or a ramp of 0 is a mistake."""
 _WARM_UP: Final[Bounds] = {**_OPTIMISER, "steps": (0, 10**9), "batch": (1, 1 << 20)}
 _LEARNER: Final[Bounds] = {
     **_OPTIMISER,
@@ -49,7 +50,7 @@ _LEARNER: Final[Bounds] = {
 
 
 class Schedule(Enum):
-    """How the learning rate falls from its peak to ``floor`` of it."""
+    """Shape of the learning rate's fall from its peak to ``floor`` of it."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -74,13 +75,13 @@ class WarmUp:
     its first policy."""
 
     steps: int
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     rate: float
     """Peak learning rate of AdamW."""
 
     batch: int = 64
-    """Fresh examples per step."""
+    """Fresh examples in each step."""
 
     ramp: int = 50
     """Steps over which the rate climbs to its peak, to fall linearly afterwards."""
@@ -134,8 +135,9 @@ class LearnerConfig:
     """Name of its run; a trainer of another run refuses the file."""
 
     kind: str = BUILT_IN
-    """Who learns: ``torch``, the node's own engine, or ``external``, a trainer of somebody's
-    own (docs/howto/own-trainer.md), to which the numbers below are only told."""
+    """The learner: ``torch`` is the node's own engine; ``external`` is another trainer
+    (docs/howto/own-trainer.md), which is only told the numbers below.
+    """
 
     algorithm: str = "grpo"
     """Algorithm: `grpo`, `dapo`, `dr_grpo`, `cispo`, `gspo`, or an installed package's."""
@@ -155,7 +157,7 @@ class LearnerConfig:
     by about the rate whatever the gradient's size."""
 
     schedule: Schedule = Schedule.LINEAR
-    """How the rate falls over the run's steps: ``linear``, ``cosine`` or ``wsd``."""
+    """Shape of the rate's fall over the run's steps: ``linear``, ``cosine`` or ``wsd``."""
 
     ramp: int = 5
     """Steps over which the rate climbs, while Adam's second moment is unreliable."""
@@ -191,7 +193,9 @@ class LearnerConfig:
     """Supervised steps before the first policy of a model without a base."""
 
     lora: Lora | None = field(default=None, metadata=LATER)
-    """Of a model with a base: what learns; None: every weight."""
+    """Adapter that learns in place of the weights of a model with a base; None: every weight
+    learns.
+    """
 
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)

@@ -27,28 +27,28 @@ class ModelKind:
     """Models that want the same recipe."""
 
     name: str
-    """For people."""
+    """Name for people."""
 
     has_base: bool
-    """Whether its weights come from a folder; without one they are drawn and warmed up."""
+    """True if the weights come from a folder; else they are drawn and warmed up."""
 
     parameters: float
-    """It has at most so many."""
+    """Most parameters of such a model."""
 
     sampling: SamplingTerms
-    """What works for it, and is signed."""
+    """Sampling terms that work for this kind, and are signed."""
 
     learner: LearnerConfig
-    """What works for it, and is the trainer's alone."""
+    """Settings of the learner that work for this kind, and are the trainer's alone."""
 
     max_rate: float
-    """A higher learning rate than this ruins it, or does not even train it."""
+    """Highest learning rate: a higher one ruins the model, or does not even train it."""
 
     source: str
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By key of the learner, why it has this value."""
+    """Maps keys of the learner to the reasons for their values."""
 
 
 SORTER: Final = ModelShape(
@@ -65,7 +65,7 @@ SORTER: Final = ModelShape(
 learns."""
 
 SORTING: Final = Model(shape=SORTER)
-"""The same as a run's model."""
+"""The network that sorts, as a run's model."""
 
 NETWORK: Final = ModelKind(
     name="a network that is drawn from a seed and warmed up",
@@ -137,7 +137,7 @@ LARGE_MODEL: Final = ModelKind(
 """Nobody has trained one with Shoal yet: the numbers are other people's."""
 
 KINDS: Final = (NETWORK, SMALL_MODEL, LARGE_MODEL)
-"""The smaller ones first."""
+"""All kinds of models, the smaller ones first."""
 
 TRAINED: Final[Mapping[str, Mapping[str, float]]] = {
     "arithmetic": {"addition": 6.0, "tables": 1.0, "stories": 1.0, "largest": 2.0}
@@ -149,7 +149,9 @@ are measured only. Four in ten tasks are not addition, lest they be forgotten.""
 ANSWER_TOKENS: Final[Mapping[str, int]] = {"sort": 12, "arithmetic": 12}
 """Tokens of the longest right answer, and some to spare, by environment."""
 OTHER_ANSWER_TOKENS: Final = 96
-"""Of a small model, in any other environment: a sentence, and the answer in its box."""
+"""Answer tokens of a small model in any other environment: a sentence, and the answer in its
+box.
+"""
 TURNS: Final[Mapping[str, tuple[int, int]]] = {
     "guess": (4, 6),
     "calculator": (3, 96),
@@ -160,7 +162,7 @@ OTHER_TURNS: Final = (4, 256)
 
 
 def kind_of(parameters: int, *, has_base: bool) -> ModelKind:
-    """The kind of a model."""
+    """Return the kind of a model with this many parameters."""
     return next(
         kind for kind in KINDS if kind.has_base == has_base and parameters <= kind.parameters
     )
@@ -231,7 +233,11 @@ async def read_own_learner(disk: Disk, run: Run) -> LearnerConfig:
 
 
 def check_suits(learner: LearnerConfig, parameters: int, *, has_base: bool) -> None:
-    """Raise `ConfigError`, with the remedy, if this rate would ruin such a model."""
+    """Check that the learning rate suits such a model.
+
+    Raises:
+        ConfigError: The rate would ruin it. The message says what to do.
+    """
     kind = kind_of(parameters, has_base=has_base)
     if learner.kind == BUILT_IN and learner.rate > kind.max_rate:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What every layer of roles uses.
+"""Code that every layer of roles uses.
 
 * `backoff`: pauses between attempts;
 * `durable`: writes that a role cannot do without;

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedFile(StorageError):
-    """A file of this node does not say what was written into it: the disk, or a person, has
-    changed it."""
+    """A file of this node differs from what was written: the disk, or a person, has changed
+    it.
+    """
 
 
 async def keep(disk: Disk, path: str, value: object) -> None:
@@ -30,7 +31,11 @@ async def keep(disk: Disk, path: str, value: object) -> None:
 
 
 async def recall(disk: Disk, path: str) -> Any:
-    """What `keep` was given, or None if nothing is there. Raises `DamagedFile`."""
+    """Return the value that `keep` wrote, or None if there is no file.
+
+    Raises:
+        DamagedFile: The file was changed since.
+    """
     if await disk.size(path) is None:
         return None
     digest, _, body = (await disk.read(path)).partition(b"\n")

@@ -32,8 +32,10 @@ class Durable:
         """Writes that the disk has refused and that are tried again."""
 
     async def insist(self, write: Callable[[], Awaitable[T]]) -> T:
-        """What ``write`` returns, once the disk has taken it. It must be one that may be
-        repeated."""
+        """Repeat ``write`` until the disk has taken it, and return its result.
+
+        ``write`` must be one that may be repeated.
+        """
         try:
             return await write()
         except StorageError as error:

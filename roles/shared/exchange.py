@@ -68,8 +68,9 @@ class Row:
     mask: NDArray[np.uint8]
     """1 where the token was drawn."""
     logprobs: NDArray[np.float32]
-    """Of each drawn token, under the policy that drew it, as the scorer recomputed them; 0
-    elsewhere."""
+    """Log-probs of the drawn tokens under the policy that drew them, as the scorer recomputed
+    them; 0 elsewhere.
+    """
     reward: float
     advantage: float
 

@@ -11,7 +11,7 @@ have no end."""
 SHOWN: Final = 4
 """Reasons that a line for people names, the most frequent: more would not be read."""
 OTHER: Final = "other"
-"""What further reasons are counted as."""
+"""Name under which further reasons are counted."""
 
 
 def tally(counts: dict[str, int], reason: str) -> None:
@@ -21,7 +21,9 @@ def tally(counts: dict[str, int], reason: str) -> None:
 
 
 def because(counts: Mapping[str, int]) -> str:
-    """`` (most frequent reason, next ...)``, fit for a terminal; empty if there is none."""
+    """Return `` (most frequent reason, next ...)``, fit for a terminal; empty if there is
+    none.
+    """
     often = sorted(counts, key=lambda reason: (-counts[reason], reason))
     shown = [printable(reason) for reason in often[:SHOWN]] + (
         ["..."] if len(often) > SHOWN else []
@@ -30,8 +32,9 @@ def because(counts: Mapping[str, int]) -> str:
 
 
 def printable(text: str) -> str:
-    """A peer's words, fit for a terminal: a control character in them could rewrite its
-    screen."""
+    """Return a peer's words, fit for a terminal: a control character could rewrite its
+    screen.
+    """
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 

@@ -29,14 +29,14 @@ from sim.kernel.queue import SECOND
 from sim.node.swarm import Swarm
 
 HOUR: Final = 3600.0
-"""Seconds, as the next."""
+"""Seconds of an hour."""
 DAY: Final = 24 * HOUR
-"""Seconds."""
+"""Seconds of a day."""
 PRECISION: Final = 1e-6
 """Seconds to which the hours of the day are worked out: below the millisecond that a scenario
 may notice, and far above the rounding of a float after a year (4e-9)."""
 LONGEST: Final = 365 * DAY
-"""A lognormal tail has no end; a simulation has. No scenario lasts a year."""
+"""Longest drawn span, in seconds. A lognormal tail has no end, and no scenario lasts a year."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ PRESETS: Final[Mapping[str, tuple[Span, Span]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnModel:
-    """When machines leave, and for how long."""
+    """The distributions of the times at which machines leave, and for how long."""
 
     up: Span
 
@@ -104,8 +104,7 @@ class ChurnModel:
     """Share of zone events that take the whole zone; the others take a share drawn evenly."""
 
     day_swing: float = 0.0
-    """How much more likely machines return at the best hour of the day than on average, 0 to
-    1."""
+    """Excess of the chance to return at the best hour over that of an average hour, 0 to 1."""
 
     day: float = DAY
     """Seconds of a day. Its best hour is where the simulation begins."""
@@ -152,7 +151,7 @@ class Session:
 
 
 def read_sessions(path: Path) -> list[Session]:
-    """A CSV with the columns node, start, end (seconds), in order of time.
+    """Return the sessions of a CSV file with the columns node, start, end (seconds), in order.
 
     Raises `ConfigError` naming the file and the line: one that cannot be read, or that lets a
     node live twice at a time.

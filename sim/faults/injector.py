@@ -76,7 +76,7 @@ class FaultInjector:
 
 
 def victims_of(swarm: Swarm, fault: Fault) -> tuple[str, ...]:
-    """The nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``) and zones
+    """Return the nodes that ``who`` means: names, patterns (``n1*``), shares (``25%``), zones
     (``zone:z1``).
 
     Raises `ConfigError` for a word that means none: a fault that hits no
@@ -325,7 +325,7 @@ def _reorder(injector: FaultInjector, fault: Fault) -> Undo:
 
 
 def _impostor(injector: FaultInjector, fault: Fault) -> Undo:
-    """The first of ``who`` is dialled in place of the others."""
+    """Let dials to the other nodes of ``who`` reach the first one."""
     impostor = injector.swarm.nodes[fault.who[0]].endpoint.index
     places = {name: injector.swarm.nodes[name].endpoint.index for name in fault.who[1:]}
 

@@ -48,7 +48,7 @@ class Fault:
     """A fault at some nodes for some time."""
 
     at: float
-    """Virtual seconds."""
+    """Start of the fault, in virtual seconds."""
 
     kind: str
 
@@ -84,8 +84,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """How a kind of fault is drawn. `sim.faults.injector` has its effect under the same
-    name."""
+    """The ranges from which faults of a kind are drawn.
+
+    `sim.faults.injector` has the kind's effect under the same name.
+    """
 
     value: tuple[float, float]
     """The range from which its value is drawn."""
@@ -125,7 +127,11 @@ KINDS: Final[Mapping[str, FaultKind]] = {
 
 
 def share_of(word: str) -> float:
-    """The number in ``25%``. Raises `ConfigError` unless it is from 0 to 100."""
+    """Return the number in ``25%``.
+
+    Raises:
+        ConfigError: It is not from 0 to 100.
+    """
     try:
         share = float(word[:-1])
     except ValueError:
@@ -143,8 +149,8 @@ def draw_plan(
     kinds: Sequence[str] | None = None,
     spare: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Fault]:
-    """A random plan for the safety phase from ``start`` to ``end``; every fault is over by
-    then.
+    """Return a random plan for the safety phase from ``start`` to ``end``; all faults end in
+    it.
 
     ``spare`` names nodes, by kind, that a fault does not hit.
     """
@@ -180,12 +186,16 @@ def draw_plan(
 
 
 def plan_to_json(plan: Iterable[Fault]) -> list[dict[str, Any]]:
-    """The faults as a list that JSON can hold; `plan_from_table` reads it again."""
+    """Return the faults as a list for JSON, which `plan_from_table` reads."""
     return [asdict(fault) for fault in plan]
 
 
 def plan_from_table(rows: object) -> tuple[Fault, ...]:
-    """Raises `ConfigError` that names the row."""
+    """Return the faults of a list of tables.
+
+    Raises:
+        ConfigError: A row is wrong. The message names it.
+    """
     if not isinstance(rows, list | tuple) or len(rows) > MAX_FAULTS:
         raise ConfigError(f"a plan is a list of at most {MAX_FAULTS} faults")
     plan = []

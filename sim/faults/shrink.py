@@ -34,8 +34,9 @@ class _Budget:
 
 
 def shrink(plan: Sequence[Fault], fails: Fails, *, max_runs: int = MAX_RUNS) -> list[Fault]:
-    """A plan that still fails and from which nothing can be left out. ``plan`` itself must
-    fail."""
+    """Return a plan that still fails and of which nothing can be left out; ``plan`` must
+    fail.
+    """
     judge = _Budget(fails, max_runs)
     if judge(()):
         return []

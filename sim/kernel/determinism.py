@@ -84,8 +84,11 @@ def raised_gc_thresholds() -> Iterator[None]:
 
 @contextmanager
 def closed_doors() -> Iterator[None]:
-    """Raise `SimForbidden` on threads, processes and real sockets. Enter it inside
-    `trio.run`."""
+    """Make threads, processes and real sockets raise `SimForbidden` for the length of the
+    block.
+
+    Enter it inside `trio.run`.
+    """
     with ExitStack() as stack:
         for place, name, remedy in _DOORS:
             stack.enter_context(_closed(place, name, remedy))

@@ -27,14 +27,15 @@ _MEMO_ENTRIES: Final = 32_768
 
 
 def derive(size: int, *labels: object) -> bytes:
-    """``size`` bytes that are a function of the labels."""
+    """Return ``size`` bytes that are a function of the labels."""
     text = "\0".join(str(label) for label in labels).encode()
     return hashlib.blake2b(text, digest_size=size, person=b"shoal-sim").digest()
 
 
 def derived_rng(*labels: object) -> Random:
-    """A generator that is a function of the labels (seeded by an integer: strings cost a
-    SHA-512)."""
+    """Return a generator that is a function of the labels (seeded by an integer: strings cost a
+    SHA-512).
+    """
     return Random(int.from_bytes(derive(16, *labels), "big"))
 
 
@@ -65,7 +66,7 @@ class KeyRing:
     """All signers of a simulation, and the verifier of their signatures."""
 
     def __init__(self, seed: int, *, hashed: bool) -> None:
-        """``hashed`` chooses keyed hashes instead of Ed25519."""
+        """Begin without signers; ``hashed`` chooses keyed hashes instead of Ed25519."""
         self._seed = seed
         self._hashed = hashed
         self._signers: dict[PeerId, HashSigner] = {}
@@ -75,7 +76,7 @@ class KeyRing:
         """Signatures that were really verified, not remembered."""
 
     def signer(self, name: str) -> Signer:
-        """The signer of the node called ``name``."""
+        """Return the signer of the node called ``name``."""
         seed = derive(SEED_BYTES, "key", self._seed, name)
         if not self._hashed:
             return KeyPair(seed)

@@ -16,7 +16,7 @@ from sim.errors import NodeFailed, SimStuck
 from sim.kernel.trace import Trace
 
 SECOND: Final = 1_000_000_000
-"""Nanoseconds."""
+"""Nanoseconds in a second."""
 MAX_SAME_INSTANT: Final = 1_000_000
 """Events at one nanosecond before the queue calls itself stuck: 100 for each of 10,000
 nodes."""
@@ -26,7 +26,7 @@ cleanup."""
 IO: Final = "io"
 """Label of the end of a wait for the machine (its disk, a dial). It outlives its node, too."""
 TIMER: Final = "timer"
-"""Label of a `World.call_at`."""
+"""Label of a callback that `World.call_at` schedules."""
 _OUTLIVES: Final = frozenset((SLEEP, IO))
 _OWN_CLOCK: Final = frozenset((SLEEP, TIMER))
 """Labels of what a process does by its own clock, without a look at its sockets."""
@@ -38,7 +38,7 @@ _SWEEP_AT_LEAST: Final = 4096
 
 
 def nanoseconds(seconds: float) -> int:
-    """The first nanosecond that float comparison takes for at least ``seconds``.
+    """Return the first nanosecond that float comparison takes for at least ``seconds``.
 
     trio and cores compare float seconds. A rounded integer may still compare as earlier than
     the float it came from, and a clock that lands there hangs (6 % of random sleeps).
@@ -53,7 +53,7 @@ _Callback = Callable[..., None]
 
 
 class Owner:
-    """A life of a node, which owns events. They end with it, and wait while it is paused.
+    """One life of a node, which owns events. They end with it, and wait while it is paused.
 
     When a pause ends, timers that are due run before anything that arrived meanwhile. A real
     process does the same: after SIGCONT, epoll reports no socket if its timeout has passed, and
@@ -111,7 +111,7 @@ class EventQueue:
         self.now = 0
         """Nanoseconds since the simulation began."""
         self.events = 0
-        """Callbacks run so far."""
+        """Number of callbacks run so far."""
         self.trace = trace
         self.kernel = Owner("sim")
         """Owner of what belongs to no node."""
@@ -160,7 +160,7 @@ class EventQueue:
             self._cancelled = 0
 
     def next_due(self) -> int | None:
-        """When the next event is due, or None if there is none."""
+        """Return the time of the next event in nanoseconds, or None if there is none."""
         heap = self._heap
         while heap:
             when, _, timer = heap[0]
@@ -179,8 +179,11 @@ class EventQueue:
         return None
 
     def run_next(self) -> None:
-        """Run the event that `next_due` has just announced. Raises `NodeFailed` if it
-        raises."""
+        """Run the event that `next_due` has just announced.
+
+        Raises:
+            NodeFailed: The event raised an error.
+        """
         when, _, timer = heappop(self._heap)
         if when != self.now:
             self.now = when

@@ -1,4 +1,4 @@
-"""What all nodes of one simulation share: heap, trace, seed, keys and witnesses."""
+"""The state that all nodes of one simulation share: heap, trace, seed, keys and witnesses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ BUGGIFY_ACTIVE: Final = 0.25
 once, for the reason of `sim.faults.plan.SWITCHED_OFF`: a run in which every table is full and
 every answer gets lost never comes to what lies behind them."""
 BUGGIFY_FIRES: Final = 0.25
-"""How often an active site misbehaves when it is reached (the same source)."""
+"""Probability that an active site misbehaves when it is reached (the same source)."""
 CURRENT_NODE: Final = ContextVar("node", default="")
-"""Whose life a task belongs to; empty for what belongs to no node."""
+"""Name of the node that a task belongs to; empty if it belongs to none."""
 EPOCH: Final = 1_767_225_600.0
-"""What every wall clock shows at the start: 2026-01-01 00:00 UTC. Any fixed moment would do."""
+"""Wall clock time at the start of every simulation: 2026-01-01 00:00 UTC. Any fixed moment
+would do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
-    """How one simulation is set up."""
+    """Settings of one simulation."""
 
     hashed_keys: bool = False
     """Keyed hashes instead of Ed25519: for many hundreds of nodes."""
@@ -53,16 +55,17 @@ class Simulation:
         self.misbehaves = self.options.buggify
         """True if `World.buggify` may say yes now."""
         self.witnessed: dict[str, int] = {}
-        """How often each `sometimes` claim held; 0 for those that were made and never held."""
+        """Number of times that each `sometimes` claim held; 0 for claims that were made and
+        never held.
+        """
         self.fired: dict[str, int] = {}
-        """How often each buggify site misbehaved; 0 for those that were reached and never
-        did."""
+        """Number of times that each buggify site misbehaved; 0 for sites that never did."""
         self.series: dict[str, list[tuple[float, float]]] = {}
         """Curves for the report, by name: (virtual seconds, value)."""
         self.distributions: dict[str, list[float]] = {}
         """Histograms for the report, by name: one value per node."""
         self.lives: dict[str, list[list[float]]] = {}
-        """For the report, by node: beginning and end of each life."""
+        """Maps each node to the beginning and end of each of its lives, for the report."""
         self._active: dict[str, bool] = {}
 
     @property
@@ -71,7 +74,7 @@ class Simulation:
         return self.queue.now / 1e9
 
     def rng(self, node: str, purpose: str) -> Random:
-        """A generator that is a function of (seed, node, purpose)."""
+        """Return a generator that is a function of (seed, node, purpose)."""
         return derived_rng(self.seed, node, purpose)
 
     def sometimes(self, name: str, condition: bool) -> None:

@@ -33,8 +33,9 @@ class Trace:
     themselves."""
 
     def __init__(self, keep: Container[int] | None = None) -> None:
-        """``keep`` holds the numbers of the blocks whose events are remembered (``EVERYTHING``
-        for all)."""
+        """Begin an empty trace; ``keep`` holds the numbers of the blocks whose events are
+        remembered (``EVERYTHING`` for all).
+        """
         self._keep: Container[int] = keep if keep is not None else ()
         self._open: list[TraceEntry] = []
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -68,7 +69,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """The hash of everything so far."""
+        """The hash of all events so far."""
         if self._muted or not self._open:
             return self._hash.hexdigest()
         rolling = self._hash.copy()
@@ -88,7 +89,7 @@ EVERYTHING: Final = _Everything()
 
 
 def plain(value: object) -> object:
-    """``value`` in a form that msgpack packs the same way in every process.
+    """Return ``value`` in a form that msgpack packs the same way in every process.
 
     Raises `TypeError` for an object whose text would hold its address, which differs from run
     to run.

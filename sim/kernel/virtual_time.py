@@ -51,7 +51,7 @@ SPIN_SAMPLE: Final = 100
 WINDING_DOWN: Final = 3600 * SECOND
 """Virtual time that shielded cleanup may take after the end."""
 INSISTENCE: Final = 100
-"""How often shields are lifted before a task counts as one that cannot end."""
+"""Number of times that shields are lifted before a task counts as one that cannot end."""
 _MAX_NAMED: Final = 12
 """Waiting tasks that a `SimDeadlock` names."""
 _PLUMBING: Final = frozenset(
@@ -71,7 +71,7 @@ class SimClock(trio.abc.Clock):
     """Moves virtual time from event to event."""
 
     def __init__(self, queue: EventQueue, horizon: int | float) -> None:
-        """``horizon`` in nanoseconds, or infinity."""
+        """Drive ``queue`` up to ``horizon`` (nanoseconds, or infinity)."""
         self.failure: SimulationError | None = None
         self.woken = False
         """Set by the instrument whenever a task becomes runnable."""

@@ -40,7 +40,7 @@ RETRANSMISSION: Final = SECOND // 5
 round trip; nothing is ever lost for good, because every wire here stands for a TCP
 connection."""
 RESET_BYTES: Final = 40
-"""An IP and a TCP header without options, 20 bytes each."""
+"""Bytes of a reset: an IP and a TCP header without options, 20 bytes each."""
 HOLE: Final = 120 * SECOND
 """Time for which a router lets in what answers an unanswered dial, as Linux does."""
 DEFAULT_LATENCY: Final = 0.02
@@ -48,10 +48,10 @@ DEFAULT_LATENCY: Final = 0.02
 
 
 class Latency(Protocol):
-    """Latency between two machines."""
+    """A function that gives the latency between two machines."""
 
     def __call__(self, one: Endpoint, other: Endpoint, /) -> float:
-        """Seconds one way."""
+        """Return the seconds that a byte takes one way."""
         ...
 
 
@@ -60,7 +60,7 @@ class LocalHost(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Which peer answers there."""
+        """The peer that answers at this machine."""
         ...
 
     def refuses(self, peer: PeerId) -> bool:
@@ -81,7 +81,7 @@ class LocalListener(Protocol):
 
     @property
     def addr(self) -> Multiaddr:
-        """Address it listens at."""
+        """The address at which it listens."""
         ...
 
 
@@ -119,8 +119,9 @@ class Endpoint:
         self.host: LocalHost | None = None
         self.listeners: dict[int, LocalListener] = {}
         self.holes: dict[tuple[int, int], int] = {}
-        """Until when its router lets in what comes from a machine and port to which it has
-        dialled from the port at which it listens."""
+        """Maps (machine, port) to the nanosecond until which the router lets in what comes from
+        there, because this machine has dialled it from its listening port.
+        """
         self.punches: dict[tuple[int, int], Any] = {}
         """Such dials under way (`sim.node.network`)."""
         self.set_link(LinkSpec())
@@ -134,7 +135,7 @@ class Endpoint:
 
     @property
     def ip(self) -> str:
-        """The address at which others see it: its own, or its router's."""
+        """The address that other machines see: the machine's own, or its router's."""
         return f"{20 + self.index // 250}.{self.index % 250}.0.1"
 
     def admits(self, machine: int, port: int, now: int) -> bool:
@@ -155,8 +156,9 @@ class Endpoint:
         )
 
     def set_link(self, spec: LinkSpec) -> None:
-        """The line of a machine that has sent nothing yet; later see
-        `sim.net.relink.relink`."""
+        """Set the line of a machine that has sent nothing yet; later see
+        `sim.net.relink.relink`.
+        """
         self.spec = spec
         self.up_cost = cost_per_byte(spec.up)
         self.down_cost = cost_per_byte(spec.down)
@@ -185,7 +187,7 @@ class Direction:
 
 
 class Wire:
-    """A connection. Side 0 dialled, side 1 listened."""
+    """A connection between two machines. Side 0 dialled, side 1 listened."""
 
     __slots__ = ("_fabric", "directions", "on_broken")
 
@@ -199,7 +201,9 @@ class Wire:
         self.on_broken: list[Callable[[], None]] = [_ignore, _ignore]
 
     def close(self, side: int) -> None:
-        """``side`` lets go: it hears nothing more, and the other side learns of it in order."""
+        """Close ``side``: it hears nothing more, and the other side learns of the end in
+        order.
+        """
         inward, outward = self.directions[1 - side], self.directions[side]
         if inward.open:
             inward.open = False
@@ -208,7 +212,7 @@ class Wire:
             self._forget_if_over()
 
     def lose(self, side: int) -> None:
-        """``side`` finds out that the wire is broken."""
+        """Tell ``side`` that the wire is broken."""
         inward = self.directions[1 - side]
         if inward.open:
             inward.open = False
@@ -273,12 +277,12 @@ class Fabric:
         return endpoint
 
     def at(self, index: int) -> Endpoint | None:
-        """The machine with the address ``/memory/<index>``."""
+        """Return the machine with the address ``/memory/<index>``, or None."""
         index = self.detours.get(index, index)
         return self.endpoints[index - 1] if 1 <= index <= len(self.endpoints) else None
 
     def latency_of(self, one: Endpoint, other: Endpoint) -> int:
-        """Nanoseconds one way."""
+        """Return the latency one way, in nanoseconds."""
         return int(self.latency(one, other) * SECOND)
 
     def reachable(self, src: Endpoint, dst: Endpoint) -> bool:
@@ -294,7 +298,7 @@ class Fabric:
         return not any(cut.covers(there) or cut.covers(back) for cut in self._cuts)
 
     def connect(self, dialer: Endpoint, listener: Endpoint) -> Wire:
-        """A new wire, at once; the dialer has paid the round trips before."""
+        """Return a new wire at once; the dialer has already waited for the round trips."""
         wire = Wire(self, dialer, listener)
         dialer.wires[wire] = None
         listener.wires[wire] = None
@@ -349,7 +353,7 @@ class Fabric:
         deliver: Callable[..., None],
         args: tuple[Any, ...],
     ) -> None:
-        """A transfer has reached the receiver's line."""
+        """Bring a transfer that has reached the receiver's line through it."""
         if not direction.open:
             return
         if direction.held is not None:
@@ -426,7 +430,9 @@ class Fabric:
             self._clogs.pop((src, dst), None)
 
     def kill(self, endpoint: Endpoint, *, silent: bool) -> None:
-        """The process ends and its wires are reset; or, ``silent``, its machine vanishes."""
+        """End the process and reset its wires; if ``silent``, the machine vanishes without
+        resets.
+        """
         endpoint.silent = silent
         if endpoint.host is not None:
             endpoint.host.crash()
@@ -445,8 +451,10 @@ class Fabric:
         endpoint.host = None
 
     def silence(self, endpoint: Endpoint) -> None:
-        """The process of ``endpoint`` was paused just now: hosts will give up connections over
-        which they hear nothing. Below a host it is the transport that must notice."""
+        """Let hosts give up their connections to a process that was just paused.
+
+        Below a host the transport must notice the silence itself.
+        """
         due = self._queue.now + IDLE_TIMEOUT
         for wire in endpoint.wires:
             self._queue.schedule(
@@ -461,7 +469,7 @@ class Fabric:
             host.give_up(wire)
 
     def revive(self, endpoint: Endpoint, owner: Owner) -> None:
-        """A new life on the same machine: a new owner, an idle line."""
+        """Begin a new life on the same machine, with a new owner and an idle line."""
         endpoint.owner = owner
         endpoint.silent = False
         endpoint.up_free = endpoint.down_free = self._queue.now
@@ -492,7 +500,9 @@ def tampered(src: Endpoint, data: bytes) -> bytes:
 def deliver_if_open(
     direction: Direction, deliver: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
-    """A transfer has come through the receiver's line."""
+    """Deliver a transfer that has come through the receiver's line, if the wire is still
+    open.
+    """
     if direction.open:
         deliver(*args)
 

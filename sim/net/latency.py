@@ -22,7 +22,7 @@ REGIONS: Final[Mapping[str, int]] = {
     "south_africa": 47,
     "south_america": 36,
 }
-"""Regions and their weights."""
+"""Maps each region to its weight."""
 
 _MILLISECONDS: Final[Sequence[Sequence[int]]] = (
     (2, 165, 110, 180, 150, 110, 220, 190),
@@ -41,11 +41,11 @@ _SECONDS: Final[Mapping[tuple[str, str], float]] = {
     for row, one in enumerate(REGIONS)
     for column, other in enumerate(REGIONS)
 }
-"""The same in seconds, by pair of regions."""
+"""Maps each pair of regions to its latency in seconds."""
 
 
 def draw_region(rng: Random) -> str:
-    """A region for a new machine, as often as nodes were seen in it."""
+    """Return a random region for a new machine, as often as nodes were seen in it."""
     return rng.choices(list(REGIONS), list(REGIONS.values()))[0]
 
 
@@ -56,5 +56,5 @@ class RegionLatency:
         self._otherwise = otherwise
 
     def __call__(self, one: Endpoint, other: Endpoint) -> float:
-        """Seconds one way."""
+        """Return the seconds that a byte takes one way."""
         return _SECONDS.get((one.region, other.region), self._otherwise)

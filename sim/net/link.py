@@ -74,12 +74,11 @@ def cost_per_byte(mbit: float) -> float:
 
 
 def behind_nat(link: LinkSpec, kind: str = "port") -> LinkSpec:
-    """The same line behind a router that lets no unasked dialer in."""
+    """Return the same line behind a router that lets no unasked dialer in."""
     return replace(link, nat=kind)
 
 
 def drawn_link(rng: Random, up: tuple[float, float], down_factor: float) -> LinkSpec:
-    """A line with uploads spread evenly in the logarithm, and downloads up to ``down_factor``
-    as wide."""
+    """Return a random line: log-uniform upload, download up to ``down_factor`` as wide."""
     uplink = math.exp(rng.uniform(math.log(up[0]), math.log(up[1])))
     return LinkSpec(up=uplink, down=uplink * math.exp(rng.uniform(0, math.log(down_factor))))

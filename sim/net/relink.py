@@ -52,5 +52,5 @@ def _ratio(after: float, before: float) -> float:
 
 
 def _stretch(moment: int, now: int, factor: float) -> int:
-    """A moment to come, as much further away, or nearer, than it was."""
+    """Return a future moment with its distance from ``now`` multiplied by ``factor``."""
     return now + int((moment - now) * factor) if moment > now else moment

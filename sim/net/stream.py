@@ -36,7 +36,7 @@ class SimStream(trio.abc.HalfCloseableStream):
     """One end of a stream. Passes trio's ``check_half_closeable_stream``."""
 
     def __init__(self, fabric: Fabric, direction: Direction) -> None:
-        """``direction`` carries what this end sends. `join` the two ends before use."""
+        """Make an end whose bytes ``direction`` carries. `join` the two ends before use."""
         self._fabric = fabric
         self._direction = direction
         self._other: SimStream
@@ -116,7 +116,7 @@ class SimStream(trio.abc.HalfCloseableStream):
             self._check_unbroken()
 
     def _when_unsent(self, at_most: int) -> int:
-        """The nanosecond at which no more than ``at_most`` bytes wait for the line."""
+        """Return the nanosecond at which no more than ``at_most`` bytes wait for the line."""
         for leaves, size in reversed(self._leaving):
             if at_most < size:
                 return leaves - int(at_most * self._direction.src.up_cost)
@@ -241,7 +241,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._sender.set()
 
     def break_off(self) -> None:
-        """The other side, or the wire, is gone."""
+        """Break this end: the other side or the wire is gone."""
         self._broken = True
         self._ended()
 

@@ -45,7 +45,9 @@ class MachineClock:
         return self._local + (self._queue.now - self._since) / 1e9 * self.model.rate
 
     def due(self, deadline: float) -> int:
-        """The first nanosecond of virtual time at which `now` is at least ``deadline``."""
+        """Return the first nanosecond of virtual time at which `now` is at least
+        ``deadline``.
+        """
         if self.is_true:
             return nanoseconds(deadline)
         return self._since + nanoseconds((deadline - self._local) / self.model.rate) + 1

@@ -21,7 +21,7 @@ answers, too, may come before what was sent first."""
 MAX_STREAMS: Final = 1024
 """Streams of one connection; a peer that opens more is refused."""
 _OPEN_BYTES: Final = 64
-"""A Yamux header and a multistream-select proposal."""
+"""Bytes that open a stream: a Yamux header and a multistream-select proposal."""
 
 
 class SimHostStream(SimStream, Stream):
@@ -95,11 +95,11 @@ class EndOwner(Protocol):
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """Addresses it listens at."""
+        """Addresses at which the host listens."""
         ...
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
-        """A message has arrived at ``end``."""
+        """Take a message that has arrived at ``end``."""
         ...
 
     def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
@@ -107,7 +107,7 @@ class EndOwner(Protocol):
         ...
 
     def forget(self, end: End) -> None:
-        """The connection is gone."""
+        """Forget a connection that is gone."""
         ...
 
 
@@ -159,7 +159,7 @@ class End:
         return True
 
     def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
-        """The message that a liar or an equivocator sends instead of ``message``."""
+        """Return the message that a liar or an equivocator sends instead of ``message``."""
         said = self.extras.said
         if src.rng.random() < src.repeats and protocol in said:
             return said[protocol]
@@ -167,7 +167,7 @@ class End:
         return tampered(src, message)
 
     def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
-        """A message has come off the wire; ``late`` if it has fallen behind others since."""
+        """Take a message off the wire; ``late`` if it has fallen behind others since."""
         lags = self.other.direction.src.lags or (
             self._extras is not None and self._extras.behind
         )
@@ -213,7 +213,7 @@ class End:
         return near
 
     def take_stream(self, stream: SimHostStream, opening: Opening | None) -> None:
-        """The other side has opened a stream."""
+        """Take a stream that the other side has opened."""
         handler = self.host.handlers.get(stream.protocol)
         accepted = handler is not None and len(self.extras.streams) < MAX_STREAMS
         if opening is not None:
@@ -232,12 +232,12 @@ class End:
         self.host.serve(stream, handler)
 
     def take_answer(self, opening: Opening, accepted: bool) -> None:
-        """The other side has said whether it serves the protocol."""
+        """Take the other side's answer whether it serves the protocol."""
         self.extras.openings.pop(opening, None)
         opening.finish(accepted)
 
     def lose(self) -> None:
-        """The wire broke, or the other side closed it."""
+        """End the connection: the wire broke, or the other side closed it."""
         self.shut()
         self.host.forget(self)
 

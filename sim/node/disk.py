@@ -31,7 +31,7 @@ class DiskModel:
     """The speed and the size of a disk. The default is an ordinary SSD."""
 
     fsync: float = 0.001
-    """Seconds of each fsync."""
+    """Seconds that each fsync takes."""
 
     bytes_per_second: float = 1e9
     """Speed of reads and writes of at least `DiskModel.free_below` bytes."""
@@ -109,7 +109,7 @@ class SimDisk:
     def __init__(self, node: str) -> None:
         self.model = DiskModel()
         self.used = 0
-        """Bytes in all files."""
+        """Bytes in all files together."""
         self.node = node
         self._files: dict[str, _File] = {}
         self._durable: dict[str, _File] = {}
@@ -238,7 +238,7 @@ class SimDisk:
         return sorted(name for name in names if not name.startswith("."))
 
     def walk_now(self, path: str, most: int) -> Sequence[DiskEntry]:
-        """The files at or below ``path``, but for hidden ones."""
+        """Return the files at or below ``path``, without hidden ones."""
         file = self._files.get(path)
         if file is not None:
             return [DiskEntry("", len(file.data), file.writes)][:most]
@@ -308,7 +308,7 @@ class DiskHandle:
         self._disk.append_now(path, data)
 
     async def free(self) -> int:
-        """Bytes that are left."""
+        """Return the number of free bytes."""
         await self._take(0)
         return max(0, self._disk.model.capacity - self._disk.used)
 
@@ -364,10 +364,10 @@ class DiskHandle:
         return self._disk.size_now(path)
 
     def holding(self, path: str) -> AbstractContextManager[None]:
-        """A simulated node has one process."""
+        """Return a lock that does nothing: a simulated node has one process."""
         self._check(path)
         return nullcontext()
 
     def locate(self, path: str) -> str:
-        """A name for messages only: no other process can open a simulated file."""
+        """Return a path for messages only: no other process can open a simulated file."""
         return f"/simulated/{self._disk.node}/{path}"

@@ -63,7 +63,7 @@ DIAL_ROUND_TRIPS: Final = 4
 
 @dataclass(slots=True, eq=False)
 class _PendingDial:
-    """A connection that is being made, and what waits for it."""
+    """A connection that is being made, and the tasks and messages that wait for it."""
 
     done: trio.Event = field(default_factory=trio.Event)
     error: ShoalError | None = None
@@ -114,12 +114,11 @@ class SimHost:
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own name."""
         return self._peer_id
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
-        """``/memory/<n>/p2p/<id>``."""
+        """The host's one address, ``/memory/<n>/p2p/<id>``."""
         return self._addrs
 
     @property
@@ -188,7 +187,7 @@ class SimHost:
         self._gater.add_addrs(peer, addrs, source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
+        """Return the last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
         check("peer", peer, PeerId)
         return self._gater.addrs_of(peer)
 
@@ -204,7 +203,12 @@ class SimHost:
     # Connections
 
     async def connect(self, peer: PeerId) -> None:
-        """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        """Connect to ``peer`` unless there is a connection.
+
+        Raises:
+            PeerUnreachable: Nothing answers.
+            WrongPeer: Another peer answers.
+        """
         check("peer", peer, PeerId)
         self._check_open()
         await trio.lowlevel.checkpoint()
@@ -217,8 +221,11 @@ class SimHost:
             raise type(dial.error)(*dial.error.args)
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
-        """Dial an address (or its text) that ends in ``/p2p/``. Raises `ConfigError` if it does
-        not."""
+        """Dial an address (or its text) that ends in ``/p2p/`` and return the peer.
+
+        Raises:
+            ConfigError: The address names no peer.
+        """
         addr = as_multiaddr(addr, "dial")
         peer = addr.peer_id
         if peer is None:
@@ -359,7 +366,7 @@ class SimHost:
         self.forget(end)
 
     def forget(self, end: End) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         if self._ends.get(end.peer) is end:
             self._traffic[end.peer] = self.traffic(end.peer)
             self.dropped += end.dropped
@@ -415,7 +422,7 @@ class SimHost:
         return True
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
-        """A message has arrived."""
+        """Take a message that has arrived."""
         sender = end.other.direction.src.name
         self._queue.trace.record(
             (self._queue.now, self.name, protocol, sender, zlib.crc32(message))
@@ -436,8 +443,12 @@ class SimHost:
             self._drop(end)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> SimHostStream:
-        """Connect if need be and open a stream. Raises `PeerUnreachable`,
-        `ProtocolNotSupported`."""
+        """Open a stream, and a connection if there is none.
+
+        Raises:
+            PeerUnreachable: The peer cannot be reached.
+            ProtocolNotSupported: The peer does not serve the protocol.
+        """
         asked = check_protocol(protocol)
         await self.connect(peer)
         end = self._ends.get(peer)

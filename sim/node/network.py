@@ -27,7 +27,7 @@ PUNCH_AGAIN: Final = (0.0, 1.0, 2.0, 4.0)
 IP: Final = 1 << 48
 """Numbers of IP addresses begin here: machine and port, of 16 bits."""
 PRIVATE: Final = "10.0.0.2"
-"""Where a machine behind a router thinks it is."""
+"""The address that a machine behind a router sees as its own."""
 EPHEMERAL: Final = 32768
 """Port from which all dials come but those from the port at which a machine listens."""
 DYNAMIC: Final = 1 << 32
@@ -35,14 +35,16 @@ DYNAMIC: Final = 1 << 32
 
 
 def memory_number(addr: Multiaddr) -> int | None:
-    """The number of a ``/memory/`` address, or None if it is another kind."""
+    """Return the number of a ``/memory/`` address, or None if it is of another kind."""
     place = addr.transport.parts
     return int(place[0][1]) if len(place) == 1 and place[0][0] == "memory" else None
 
 
 def number_of(addr: Multiaddr) -> int | None:
-    """The number of a ``/memory/`` address, or of a machine's IPv4 address and TCP port; None
-    if it is another kind, or no machine's."""
+    """Return the machine number of a ``/memory/`` address or of an IPv4 address and TCP port.
+
+    None if the address is of another kind, or no machine's.
+    """
     if addr.relay is not None or addr.parts[0][0] != "ip4":
         return memory_number(addr)
     host, port = addr.host_port
@@ -52,7 +54,7 @@ def number_of(addr: Multiaddr) -> int | None:
 
 
 class WireStream(SimStream):
-    """A stream that has a wire to itself, and takes it down with it."""
+    """A stream on a wire of its own, which closes with it."""
 
     def __init__(self, fabric: Fabric, wire: Wire, side: int) -> None:
         super().__init__(fabric, wire.directions[side])
@@ -112,11 +114,10 @@ class SimListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Address it listens at."""
         return self._addr
 
     def offer(self, stream: SimStream) -> bool:
-        """A stream has come in; False if the backlog is full."""
+        """Queue an incoming stream. Return False if the backlog is full."""
         if self._closed or len(self._waiting) >= MAX_BACKLOG:
             return False
         self._waiting.append(stream)
@@ -124,7 +125,7 @@ class SimListener:
         return True
 
     async def accept(self) -> SimStream:
-        """The next incoming stream."""
+        """Wait for the next incoming stream and return it."""
         await trio.lowlevel.checkpoint()
         while not self._waiting:
             if self._closed:
@@ -187,8 +188,12 @@ class SimNetwork:
         return None
 
     async def dial(self, addr: Multiaddr) -> SimStream:
-        """Open a stream; a round trip, or `DIAL_TIMEOUT` if nothing answers. Raises
-        `PeerUnreachable`."""
+        """Open a stream after a round trip.
+
+        Raises:
+            PeerUnreachable: Nothing answers; known after `DIAL_TIMEOUT`, if there is no answer
+                at all.
+        """
         number = number_of(addr)
         if number is not None:
             number = self._fabric.detours.get(number, number)
@@ -208,9 +213,13 @@ class SimNetwork:
         return near
 
     async def punch(self, addr: Multiaddr) -> SimStream:
-        """Dial from the port at which this machine listens, which opens its router for the
-        answer. A dial of the other side that meets this one becomes the same stream. Raises
-        `PeerUnreachable`."""
+        """Dial from this machine's listening port, which opens its router for the answer.
+
+        A dial of the other side that meets this one becomes the same stream.
+
+        Raises:
+            PeerUnreachable: Nothing answers.
+        """
         here, number = self._endpoint, number_of(addr)
         there = None if number is None else self._machine_of(number)
         port = next((one & 0xFFFF for one in here.listeners if one >= IP), None)
@@ -270,7 +279,7 @@ class SimNetwork:
 def join_streams(
     fabric: Fabric, dialer: Endpoint, listener: Endpoint
 ) -> tuple[SimStream, SimStream]:
-    """Two ends of a new stream on its own wire."""
+    """Return the two ends of a new stream on its own wire."""
     wire = fabric.connect(dialer, listener)
     return _paired(wire, WireStream(fabric, wire, 0), WireStream(fabric, wire, 1))
 

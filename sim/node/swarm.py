@@ -53,7 +53,7 @@ class SimNode:
         self.zone = zone
         """Machines of one zone fail together."""
         self.main = main
-        """What the next life will do; may be replaced before `Swarm.restart`."""
+        """Main function of the next life; may be replaced before `Swarm.restart`."""
         self.disk = SimDisk(name)
         self.clock = MachineClock(swarm.simulation.queue)
         self.life = 0
@@ -83,12 +83,12 @@ class SimNode:
 
     @property
     def peer_id(self) -> PeerId:
-        """Its name among peers, the same in every life."""
+        """The node's peer id, the same in every life."""
         return self.world.signer.peer_id
 
     @property
     def addr(self) -> Multiaddr:
-        """Its address, the same in every life."""
+        """The node's address, the same in every life."""
         return Multiaddr((("memory", str(self.endpoint.index)), ("p2p", str(self.peer_id))))
 
     @property
@@ -203,11 +203,11 @@ class Swarm:
         self.nodes: dict[str, SimNode] = {}
         self.strict = strict
         self.failures: list[NodeFailed] = []
-        """What nodes raised, where the swarm is not strict."""
+        """Errors that nodes raised, if the swarm is not strict."""
         self.on_death: list[Callable[[SimNode], None]] = []
-        """Told just before a node dies, whatever kills it."""
+        """Called just before a node dies, whatever kills it."""
         self.on_return: list[Callable[[SimNode], None]] = []
-        """Told just before a node's next life."""
+        """Called just before a node's next life."""
         self._nursery = nursery
         self._uncollected = 0
         self._world = SimWorld(simulation, "swarm")
@@ -223,7 +223,7 @@ class Swarm:
         self._regions = self.rng("regions")
 
     def rng(self, purpose: str) -> Random:
-        """A generator for the scenario itself."""
+        """Return a generator for the scenario itself."""
         return self._world.rng(purpose)
 
     async def sleep(self, seconds: float) -> None:
@@ -280,7 +280,7 @@ class Swarm:
         return node
 
     def record_failure(self, failure: NodeFailed) -> None:
-        """A node crashed, and the swarm goes on without it."""
+        """Record that a node crashed; the swarm goes on without it."""
         logger.info("a node crashed: %s", failure)
         self.failures.append(failure)
         self.kill(failure.node)
@@ -340,9 +340,8 @@ class Swarm:
 async def open_swarm(
     simulation: Simulation, latency: Latency | None = None, *, strict: bool = True
 ) -> AsyncIterator[Swarm]:
-    """A swarm for the length of the block; at its end all nodes are cancelled (not killed).
-
-    With ``strict`` an exception in a node ends the simulation; without, it counts as a crash.
+    """Open a swarm for the length of the block. At its end all nodes are cancelled (not
+    killed).
     """
     async with trio.open_nursery() as nursery:
         swarm = Swarm(simulation, nursery, latency, strict=strict)

@@ -41,7 +41,9 @@ class SimWorld:
         clock: MachineClock | None = None,
         life: int = 0,
     ) -> None:
-        """``life`` counts restarts: each life draws its own randomness, but keeps its key."""
+        """Begin a life; ``life`` counts restarts. Each life draws its own randomness, but keeps
+        its key.
+        """
         self.simulation = simulation
         self.name = name
         self.owner = Owner(name)
@@ -73,7 +75,6 @@ class SimWorld:
         return EPOCH + self.now() + self.clock.model.skew
 
     async def sleep(self, seconds: float) -> None:
-        """Return after ``seconds``."""
         await self.sleep_until(self.now() + seconds)
 
     async def wait_io(self, seconds: float) -> None:
@@ -86,7 +87,7 @@ class SimWorld:
         await self._wait_until(deadline, SLEEP)
 
     async def _wait_until(self, deadline: float, label: str) -> None:
-        """A heap entry, no cancel scope: a third of what ``trio.sleep`` costs."""
+        """Wait until ``deadline`` by a heap entry, at a third of the cost of ``trio.sleep``."""
         if deadline == math.inf:
             await trio.sleep_forever()
         if deadline <= self.now():
@@ -114,7 +115,7 @@ class SimWorld:
         return self._queue.schedule(due, self.owner, TIMER, callback)
 
     def rng(self, purpose: str) -> Random:
-        """The generator of (seed, node, life, purpose)."""
+        """Return the generator of (seed, node, life, purpose)."""
         generator = self._generators.get(purpose)
         if generator is None:
             generator = self._generators[purpose] = self.simulation.rng(self._label, purpose)
@@ -164,7 +165,7 @@ class SimWorld:
     def open_worker(
         self, argv: Sequence[str], *, name: str, confined: Confinement | None = None
     ) -> AbstractAsyncContextManager[Worker]:
-        """A bug: simulations have no processes."""
+        """Raise `SimForbidden`: simulations have no processes."""
         raise SimForbidden(
             f"a worker process ({name}) in a simulation: use an engine that needs none"
         )

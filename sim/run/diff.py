@@ -33,9 +33,9 @@ class Side:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Changes, as `sim.run.sweep.changed` takes them."""
     hash_seed: str = "0"
-    """PYTHONHASHSEED of its process."""
+    """Value of PYTHONHASHSEED for its process."""
     python: str = sys.executable
-    """Interpreter that runs it."""
+    """Interpreter that runs the simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Difference:
 
 
 def first_difference(one: Side, other: Side) -> Difference | None:
-    """The first difference of two traces; None if they are equal."""
+    """Return the first difference of two traces; None if they are equal."""
     blocks = [_run(side, None) for side in (one, other)]
     if blocks[0]["digest"] == blocks[1]["digest"]:
         return None

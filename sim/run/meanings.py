@@ -1,4 +1,4 @@
-"""What a metric means, and what came of a run, in a sentence: for people who read a report.
+"""The meanings of metrics, and the result of a run in a sentence, for people who read a report.
 
 Each metric of which a scenario expects something is here, and a few that stand beside them.
 """

@@ -26,7 +26,7 @@ Chart = dict[str, Any]  # see Plot in p2p/node/dashboard/static/draw.js
 
 
 def report(result: Result, caption: str, made_by: str = "") -> str:
-    """The page of one run; ``made_by`` is the command line."""
+    """Return the HTML page of one run; ``made_by`` is the command line."""
     failed = [entry for entry in result.expectations if not entry["ok"]]
     kept = len(result.expectations) - len(failed)
     verdict = f"{kept} of {len(result.expectations)} expectations met"
@@ -57,14 +57,16 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
 
 
 def drawing(simulation: Simulation, title: str) -> str:
-    """A page with the curves of a simulation that is no scenario (`Simulation.plot`)."""
+    """Return a page with the curves of a simulation that is no scenario (`Simulation.plot`)."""
     charts = [_lives(simulation.lives, simulation.now, ())] if simulation.lives else []
     charts += [curve(name, points) for name, points in simulation.series.items()]
     return _page("simulation", says=title, charts=charts, foot=_made(""))
 
 
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
-    """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
+    """Return the page of a sweep: failures by seed, the spread of each metric, witnessed
+    claims.
+    """
     settings, failures, runs = summary["settings"], summary["failed"], summary["runs"]
     expected = summary.get("expected", ())
     charts = sweep_charts(settings, expected) or seed_charts(settings, expected)
@@ -115,7 +117,7 @@ def _made(made_by: str) -> str:
 
 
 def unit_of(title: str) -> str:
-    """The unit of a metric or a curve, by the words of its name and of its meaning."""
+    """Return the unit of a metric or a curve, by the words of its name and of its meaning."""
     words = re.split(r"[ _,]+", title)
     unit = next((UNITS[word] for word in words if word in UNITS), "")
     if not unit and "share" in re.split(r"\W+", MEANINGS.get(title, "")):
@@ -124,7 +126,7 @@ def unit_of(title: str) -> str:
 
 
 def setting(changes: Mapping[str, object]) -> str:
-    """What was varied, in words."""
+    """Return the changes of a setting in words."""
     return ", ".join(f"{key} = {value}" for key, value in changes.items())
 
 
@@ -132,7 +134,7 @@ def setting(changes: Mapping[str, object]) -> str:
 
 
 def curve(title: str, points: Points, shades: Sequence[Sequence[Any]] = ()) -> Chart:
-    """A curve over virtual seconds; faults are shaded."""
+    """Return the chart of a curve over virtual seconds; faults are shaded."""
     line = {"label": title, "unit": unit_of(title), "points": points}
     return {"title": title, "about": "Over virtual time." + _shaded(shades), "lines": [line],
             "shades": shades, "x": {"label": "virtual time", "unit": "seconds"}}  # fmt: skip
@@ -145,7 +147,7 @@ def _shaded(shades: Sequence[Sequence[Any]]) -> str:
 def _lives(
     lives: Mapping[str, Sequence[Sequence[float]]], end: float, shades: Sequence[Sequence[Any]]
 ) -> Chart:
-    """The swarm over time: a row for each node, filled while it lives."""
+    """Return the chart of lives: a row for each node, filled while it lives."""
     spans = [
         (row, life[0], life[1] if len(life) > 1 else end)
         for row, own in enumerate(lives.values())
@@ -170,7 +172,7 @@ def _lives(
 
 
 def histogram(title: str, values: Sequence[float]) -> Chart:
-    """How many nodes have which value."""
+    """Return a histogram of the nodes' values."""
     low, high, unit = min(values, default=0), max(values, default=0), unit_of(title)
     width = (high - low) / BARS or 1.0
     counts = [0] * BARS
@@ -187,8 +189,10 @@ def histogram(title: str, values: Sequence[float]) -> Chart:
 
 
 def sweep_charts(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[Chart]:
-    """A chart for each number that was varied and each metric that the scenario expects
-    something of: a line of medians for each combination of the other settings."""
+    """Return a chart for each pair of a varied number and an expected metric.
+
+    A chart has a line of medians for each combination of the other settings.
+    """
     charts = []
     for key in dict.fromkeys(key for row in settings for key in row["changes"]):
         values = [row["changes"].get(key) for row in settings]
@@ -213,7 +217,7 @@ def sweep_charts(settings: Sequence[Mapping[str, Any]], expected: Sequence[str])
 
 
 def seed_charts(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[Chart]:
-    """Where no number was varied: each metric over the seeds, a colour for each setting."""
+    """Return a chart of each metric over the seeds, for sweeps that vary no number."""
     charts = []
     for metric in expected:
         chart, lines = _chart(f"{metric} by seed", "seed"), dict[str, list[Any]]()

@@ -1,4 +1,6 @@
-"""What came of one run: what its JSON holds, and the curves and histograms of its report."""
+"""The result of one run: the content of its JSON, and the curves and histograms of its
+report.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ class Result:
     faults: list[dict[str, Any]]
     """The faults that were played, as a plan that can be replayed."""
     witnessed: Mapping[str, int]
-    """How often each `sometimes` claim held."""
+    """Number of times that each `sometimes` claim held."""
     fired: Mapping[str, int]
-    """How often each `buggify` site misbehaved; 0 if it was reached and never did."""
+    """Number of times that each `buggify` site misbehaved; 0 if it was reached and never
+    did.
+    """
     series: Mapping[str, list[tuple[float, float]]]
     """Curves over virtual seconds, for reports."""
     distributions: Mapping[str, list[float]]
-    """One value per node, for reports."""
+    """Histograms for reports, by name: one value per node."""
     lives: Mapping[str, list[list[float]]] = field(default_factory=dict)
     """Beginning and end of each life of a node, for reports; one that goes on has no end."""
 
@@ -52,8 +56,7 @@ class Result:
 def plain_metrics(
     metrics: Mapping[str, float | int | str],
 ) -> dict[str, float | int | str]:
-    """The metrics as JSON can hold them: it knows no infinity, so what did not happen is
-    ``never``."""
+    """Return the metrics for JSON, which has no infinity: infinite values become ``never``."""
     return {
         name: value if isinstance(value, str) or math.isfinite(value) else "never"
         for name, value in metrics.items()

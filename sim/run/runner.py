@@ -62,8 +62,11 @@ def run_scenario(
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise `ConfigError` for what can be known before a run: no such workload, level or
-    parameter."""
+    """Check that the workload exists and has the scenario's level and parameters.
+
+    Raises:
+        ConfigError: It does not. The message names what is wrong.
+    """
     workload = scenario.open_workload()
     _check_level(scenario, workload)
     _noting_reads(scenario, workload)
@@ -80,8 +83,7 @@ def _check_level(scenario: Scenario, workload: Workload) -> None:
 
 
 def _noting_reads(scenario: Scenario, workload: Workload) -> Parameters:
-    """The scenario's parameters, noting which of them the workload reads: an unread one is an
-    error."""
+    """Return the scenario's parameters, which note each read: an unread one is an error."""
     known = workload.parameters if isinstance(workload, Parametrised) else None
     try:
         return Parameters(scenario.parameters, known)

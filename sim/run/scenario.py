@@ -115,7 +115,11 @@ class Parameters(Mapping[str, Any]):
         return len(self._values)
 
     def check_read(self) -> None:
-        """Raise `ConfigError` for the first parameter that nothing has asked for."""
+        """Check that every parameter was read.
+
+        Raises:
+            ConfigError: A parameter was not read. The message names the first.
+        """
         for key in self._values:
             if self._known is None and key not in self._read:
                 raise ConfigError(
@@ -143,7 +147,9 @@ class Expectation:
             raise ConfigError(f"an expectation of {self.metric} needs at_least or at_most")
 
     def judge(self, metrics: Mapping[str, float | int | str]) -> dict[str, object]:
-        """The expectation and whether it holds, for a result's JSON. A missing metric fails."""
+        """Return the expectation and if it holds, for a result's JSON. A missing metric
+        fails.
+        """
         value = metrics.get(self.metric)
         limit = self.at_least if self.at_least is not None else self.at_most
         assert limit is not None
@@ -190,15 +196,15 @@ class DrawnFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A scenario: what happens, to how many nodes, for how long."""
+    """Events of a simulation, with its number of nodes and its duration."""
 
     name: str
 
     caption: str
-    """One sentence: the question that the scenario answers."""
+    """The question that the scenario answers, in one sentence."""
 
     workload: str
-    """``module:Class`` of a `Workload`."""
+    """The class of the `Workload`, as ``module:Class``."""
 
     nodes: int = 50
     """Number of machines: enough that views are samples, few enough for seconds of CPU."""
@@ -223,12 +229,12 @@ class Scenario:
     """Line of every machine, unless the workload draws its own."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """The workload's own settings."""
+    """Settings of the workload."""
 
     expect: Sequence[Expectation] = ()
 
     faults: Sequence[Fault] = ()
-    """Faults and their times."""
+    """Faults of the scenario, with their times."""
 
     draw: DrawnFaults | None = None
     """Faults drawn from the seed, besides."""
@@ -269,8 +275,11 @@ class Scenario:
             raise ConfigError(f"scenario {self.name}: latency must not be negative")
 
     def parameter(self, key: str, default: float) -> float:
-        """A number from ``[parameters]``, or ``default``. Raises `ConfigError` for what is no
-        number."""
+        """Return a number from ``[parameters]``, or ``default``.
+
+        Raises:
+            ConfigError: The parameter is no number.
+        """
         value = self.parameters.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
@@ -279,7 +288,11 @@ class Scenario:
         return value
 
     def open_workload(self) -> Workload:
-        """Import and make the workload. Raises `ConfigError` naming what is not there."""
+        """Import the workload and return a new one.
+
+        Raises:
+            ConfigError: There is no such module or class.
+        """
         module, _, name = self.workload.partition(":")
         if self.source.endswith(FILE):
             beside = str(Path(self.source).absolute().parent)
@@ -294,25 +307,30 @@ class Scenario:
         return workload
 
     def with_changes(self, **changes: Any) -> Scenario:
-        """A copy with other fields; None leaves a field as it is."""
+        """Return a copy with other fields; None leaves a field as it is."""
         return replace(
             self, **{key: value for key, value in changes.items() if value is not None}
         )
 
 
 def place_of(name: str) -> Path:
-    """The path of a file that a scenario names: as given, or beside the scenarios that come
-    with us."""
+    """Return the path of a file that a scenario names: as given, or beside the built-in
+    scenarios.
+    """
     return Path(name) if Path(name).exists() else FOLDER / name
 
 
 def scenario_names() -> list[str]:
-    """The scenarios that come with the simulator."""
+    """Return the names of the scenarios that come with the simulator."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_scenario(name_or_path: str) -> Scenario:
-    """A scenario by name, or from a TOML file. Raises `ConfigError` that names the key."""
+    """Return a scenario by name, or from a TOML file.
+
+    Raises:
+        ConfigError: A key is wrong. The message names it.
+    """
     path = Path(name_or_path)
     if path.suffix != FILE:
         path = FOLDER / f"{name_or_path}{FILE}"
@@ -329,7 +347,11 @@ def load_scenario(name_or_path: str) -> Scenario:
 
 
 def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
-    """Raises `ConfigError` naming the key that is unknown, missing or wrong."""
+    """Return the scenario that a table describes.
+
+    Raises:
+        ConfigError: A key is unknown, missing or wrong. The message names it.
+    """
     values = dict(table)
     try:
         if "link" in values:
@@ -350,7 +372,7 @@ def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
 
 
 def scenario_to_table(scenario: Scenario) -> dict[str, Any]:
-    """The table that `scenario_from_table` reads: everything but its name and origin."""
+    """Return the table that `scenario_from_table` reads: all fields but name and origin."""
     table = asdict(scenario)
     del table["name"], table["source"]
     table["parameters"] = dict(scenario.parameters)

@@ -24,8 +24,9 @@ from sim.run.result import Result, plain_metrics
 from sim.run.scenario import Scenario, Workload
 
 HASHED_KEYS_FROM: Final = 200
-"""From so many nodes on keyed hashes stand for Ed25519: verifying is most of the time of a
-large simulation, while a small one runs what production runs."""
+"""Number of nodes from which on keyed hashes replace Ed25519: verifying takes most of the time
+of a large simulation, while a small one runs the production code.
+"""
 REPORTS: Final = 200
 """Times that progress is reported in one run: once for each pixel or two of a terminal's
 bar."""

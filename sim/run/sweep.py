@@ -72,8 +72,12 @@ class SweepRun:
 
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario with other fields (``nodes``, ``duration`` ...), another line (``link.up``
-    ...) or other ``parameters``. Raises `ConfigError` for a line that cannot be."""
+    """Return the scenario with other fields (``nodes``, ``duration`` ...), another line
+    (``link.up`` ...) or other ``parameters``.
+
+    Raises:
+        ConfigError: There can be no such line.
+    """
     own = {key: value for key, value in changes.items() if key in FIELDS}
     line = {
         key.removeprefix(LINK): value for key, value in changes.items() if key.startswith(LINK)
@@ -108,7 +112,9 @@ def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepR
 
 
 def describe(error: BaseException) -> str:
-    """The innermost reason, in one line; of a bug, with the file and line that raised it."""
+    """Return the innermost reason in one line; for a bug, with the file and line that raised
+    it.
+    """
     *around, reason = _chain(error)
     where = "".join(
         f"node {e.node} at {e.seconds:g} s: " for e in around if isinstance(e, NodeFailed)
@@ -118,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first exception, without the groups and the node around it."""
+    """Return the first exception, without the groups and the node around it."""
     return list(_chain(error))[-1]
 
 
@@ -263,7 +269,7 @@ def _order(run: SweepRun) -> tuple[list[tuple[bool, Any]], int]:
 
 
 def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of each count, by name; counts of 0 are kept."""
+    """Return the sum of each count, by name; counts of 0 are kept."""
     totals: dict[str, int] = {}
     for count in counts:
         for name, times in count.items():

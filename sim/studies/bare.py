@@ -14,7 +14,7 @@ from sim.run.simulated import Metrics, options_for, result_of
 
 
 class BareWorkload(Protocol):
-    """A workload whose ``levels`` has 0."""
+    """A workload that runs on level 0, without trio."""
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Metrics:
         """Set up, let ``simulation.queue`` run, and return metrics."""

@@ -143,8 +143,9 @@ class Broadcast:
                     self._feed(number, self._by_peer[self._rng.choice(peers)], node)
 
     def _connect_two_tiers(self, relays: int, mbit: float) -> None:
-        """The reference's design: an origin, fixed relay servers, and clients spread over
-        them."""
+        """Connect the reference's design: an origin, fixed relay servers, and clients spread
+        over them.
+        """
         for node in self._nodes[:relays]:
             node.endpoint.set_link(LinkSpec(up=mbit, down=mbit))
             self._feed(0, self._origin, node)
@@ -207,7 +208,7 @@ class Broadcast:
         )
 
     def _adopt(self, dead: FlowNode) -> None:
-        """The next living relay above feeds what the dead node fed."""
+        """Let the next living relay above take over the dead node's feeds."""
         peers, positions = self._forest.roster.peers, self._forest.roster.positions
         for stripe, feeds in dead.feeds.items():
             above = self._origin

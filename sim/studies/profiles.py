@@ -42,7 +42,7 @@ MAX_SEQUENCES: Final = 256
 DISK_RATE: Final = 2 * GB
 """Estimate: bytes per second from a solid state disk into the device, checksums included."""
 BYTES_PER_WEIGHT: Final = 2
-"""bf16."""
+"""Bytes of a weight in bf16."""
 TRAINING_FLOPS: Final = 6
 """Flops per parameter and token of forward and backward (Kaplan et al., arXiv 2001.08361)."""
 PREFILL_FLOPS: Final = 2
@@ -59,7 +59,7 @@ class Device:
 
     name: str
     memory: float
-    """Bytes."""
+    """Memory in bytes."""
     bandwidth: float
     """Peak bytes per second of its memory."""
     flops: float
@@ -140,7 +140,11 @@ class Machine:
         )
 
     def check_generates(self, model: ModelSize, context: float) -> None:
-        """Raise `ValueError` unless the weights and one sequence of ``context`` tokens fit."""
+        """Check that the weights and one sequence of ``context`` tokens fit into memory.
+
+        Raises:
+            ValueError: They do not.
+        """
         if not self.sequences(model, context):
             raise ValueError(
                 f"{self} has {self.usable / GB:.1f} GB to use, and {model.name} needs"
@@ -150,7 +154,11 @@ class Machine:
             )
 
     def check_trains(self, model: ModelSize) -> None:
-        """Raise `ValueError` unless weights, gradients and optimiser fit."""
+        """Check that weights, gradients and optimiser fit into memory.
+
+        Raises:
+            ValueError: They do not.
+        """
         needed = TRAINING_BYTES * model.parameters
         if self.usable < needed:
             raise ValueError(
@@ -175,7 +183,7 @@ class Machine:
         return batch / max(by_memory, by_compute)
 
     def score_rate(self, model: ModelSize) -> float:
-        """Replayed tokens per second."""
+        """Return the tokens replayed per second."""
         return self.flops * COMPUTE_EFFICIENCY / (PREFILL_FLOPS * model.parameters)
 
     def step_seconds(self, model: ModelSize, tokens: float, *, recompute: bool = True) -> float:
@@ -212,7 +220,11 @@ class Machine:
 
 
 def machine_named(name: str) -> Machine:
-    """``"4x3090"`` as a machine. Raises `ValueError` for a device that is not listed."""
+    """Return the machine with a name such as ``"4x3090"``.
+
+    Raises:
+        ValueError: The device is not listed.
+    """
     count, _, device = name.rpartition("x")
     if device not in DEVICES or not (count or "1").isdecimal():
         raise ValueError(f"no machine is called {name!r}; devices are: {', '.join(DEVICES)}")

@@ -94,7 +94,7 @@ class MembershipChurn:
     def _replay(
         self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]
     ) -> None:
-        """A few nodes stay, the others do what the recording says."""
+        """Let a few nodes stay, and the others live as the recording says."""
         for number in range(BOOTSTRAP):
             swarm.add(f"n{number}", self._live, link=scenario.link)
         recorded = {session.node: None for session in sessions}
@@ -176,7 +176,9 @@ class MembershipChurn:
                 self._lose_view(node.name, membership)
 
     def _lose_view(self, name: str, membership: Membership) -> None:
-        """A process has ended. Its machine's next may be here already."""
+        """Forget the view of a process that has ended, unless the machine's next one is here
+        already.
+        """
         if self._views.get(name) is membership:
             del self._views[name], self._since[name]
             self._watch.blind(name)
@@ -225,7 +227,7 @@ class DeathWatch:
     """Measures how soon the nodes that have a peer in view learn of its death."""
 
     def __init__(self, views: Mapping[str, Membership]) -> None:
-        """``views`` holds the membership of every node that runs."""
+        """Begin without deaths; ``views`` holds the membership of every node that runs."""
         self._views = views
         self._dying: dict[PeerId, tuple[float, dict[str, None]]] = {}
         self._delays: Counter[int] = Counter()
@@ -233,19 +235,19 @@ class DeathWatch:
         thousands."""
 
     def changed(self, holder: str, event: MemberEvent, now: float) -> None:
-        """``holder`` has learnt something."""
+        """Note an event that ``holder`` has learnt."""
         dying = self._dying.get(event.member.peer)
         if dying is not None and event.change in GONE and holder in dying[1]:
             del dying[1][holder]
             self._delays[round(1000 * (now - dying[0]))] += 1
 
     def blind(self, name: str) -> None:
-        """A node's process has ended: it holds no peer any more."""
+        """Note that a node's process has ended: it holds no peer any more."""
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
 
     def died(self, name: str, peer: PeerId, now: float) -> None:
-        """A node is about to die."""
+        """Note that a node is about to die."""
         self.blind(name)
         self._dying[peer] = (
             now,
@@ -253,7 +255,9 @@ class DeathWatch:
         )
 
     def returned(self, peer: PeerId) -> None:
-        """The peer lives again: holders that have not noticed need not any more."""
+        """Note that the peer lives again: holders that have not noticed its death need not any
+        more.
+        """
         self._dying.pop(peer, None)
 
     def metrics(self, now: float) -> dict[str, float | int | str]:

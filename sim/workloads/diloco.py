@@ -38,7 +38,7 @@ from sim.workloads.supervision import supervise
 
 RUN: Final = b"simulated pre-training run, 32 b"
 WAYS: Final = 5
-"""Hostile behaviours."""
+"""Number of hostile behaviours."""
 BOUNDED: Final = (1, 4)
 """Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
@@ -46,7 +46,7 @@ LOOK: Final = 1.0
 
 
 def nan(piece: bytes) -> bytes:
-    """A piece whose first scale is NaN."""
+    """Return the piece with NaN as its first scale."""
     return b"\xc0\x7f" + piece[2:]
 
 
@@ -54,7 +54,6 @@ class NanBlob(Blob):
     """An update whose first piece differs from what is on disk."""
 
     async def read(self, index: int) -> bytes:
-        """See `Blob`."""
         piece = await self.file.read(index)
         return piece if index else nan(piece)
 
@@ -90,7 +89,6 @@ class ThousandfoldInner(FakeInner):
     """Sends updates a thousand times as large as computed."""
 
     def update(self) -> Values:
-        """See `FakeInner`."""
         return np.float32(1000) * super().update()
 
 
@@ -98,7 +96,6 @@ class HarmfulInner(FakeInner):
     """Sends updates in the wrong direction, smaller than the others' in the right one."""
 
     def update(self) -> Values:
-        """See `FakeInner`."""
         return np.float32(-0.3) * super().update()
 
 
@@ -118,7 +115,7 @@ class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
     history: bytes
-    """History of its session."""
+    """The history that the session's signatures are bound to."""
 
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
         """Offer pieces only after the lie is complete."""
@@ -273,7 +270,7 @@ class Pretraining:
                 self._moved = max(self._moved, self._moved_by(session.past_exchange.readys))
 
     def _moved_by(self, readys: Sequence[Ready]) -> float:
-        """The most that a hostile site's update counts in the mean, in median norms."""
+        """Return the largest weight of a hostile site's update in the mean, in median norms."""
         norms = {one.author: total_norm(one.norms) for one in readys}
         by, usual = shares_of(readys), usual_norm(norms)
         liars = [self._peers[int(name.removeprefix("site-"))] for name in self._hostile]

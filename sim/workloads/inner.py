@@ -44,13 +44,11 @@ class FakeInner(InnerEngine):
         self._inner = self._sent = self._outer
 
     async def begin(self, state: str) -> list[bytes]:
-        """See `InnerEngine`."""
         data = self.arithmetic.begun(np.zeros(self.size, np.float32)).tobytes()
         await self._world.disk.replace(state, data)
         return digests_of(self.arithmetic.state_grid, data)
 
     async def digests(self, path: str, *, is_state: bool) -> list[bytes]:
-        """See `InnerEngine`."""
         grid = self.arithmetic.state_grid if is_state else self.arithmetic.grid
         return digests_of(grid, await self._world.disk.read(path))
 
@@ -61,14 +59,12 @@ class FakeInner(InnerEngine):
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> list[bytes]:
-        """See `InnerEngine`."""
         cost = 4 * self.arithmetic.grid.piece * len(parts[0]) / SUM_RATE
         return await self._world.run_blocking(
             self.arithmetic.summed, first, parts, norms, by, cost=cost
         )
 
     async def advance(self, before: str, mean: str, after: str, step: int) -> list[bytes]:
-        """See `InnerEngine`."""
         disk, arithmetic = self._world.disk, self.arithmetic
         values = np.frombuffer(await disk.read(before), "<f4").copy()
         await self._world.run_blocking(
@@ -79,14 +75,13 @@ class FakeInner(InnerEngine):
         return digests_of(arithmetic.state_grid, values.tobytes())
 
     async def load(self, state: str, span: slice, *, is_ahead: bool) -> None:
-        """See `InnerEngine`."""
         values = np.frombuffer(await self._world.disk.read(state), "<f4")
         self._outer, self._inner = values[: self.size], self._inner.copy()
         ahead = self._inner[span] - self._sent[span] if is_ahead else np.float32(0)
         self._inner[span] = self._outer[span] + ahead
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
-        """See `InnerEngine`; each step goes a hundredth of the way."""
+        """Take inner steps, each of which goes a hundredth of the way."""
         await self._world.sleep(steps * self._config.profile.step_seconds)
         noise = np.random.Generator(np.random.PCG64(window)).standard_normal(
             self.size, np.float32
@@ -106,7 +101,6 @@ class FakeInner(InnerEngine):
         return self._outer - self._inner
 
     async def encode(self, update: str, step: int) -> tuple[list[bytes], list[float]]:
-        """See `InnerEngine`."""
         self._sent = self._inner
         pieces, norms = await self._world.run_blocking(
             self.arithmetic.encoded, self.update(), step,
@@ -116,15 +110,13 @@ class FakeInner(InnerEngine):
         return list(map(digest_of, pieces)), norms
 
     async def loss(self) -> float:
-        """See `InnerEngine`."""
         return self._distance()
 
     async def write(self, count: int) -> tuple[str, str]:
-        """See `InnerEngine`."""
         return "", "shoal"[:count]
 
     async def restore(self, step: int) -> None:
-        """See `InnerEngine`; there is nothing to keep."""
+        """Do nothing: this engine has no state to restore."""
 
     async def export(self, folder: str) -> None:
-        """See `InnerEngine`; there is nothing to write."""
+        """Do nothing: this engine has no model to write."""

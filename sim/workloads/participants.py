@@ -69,7 +69,7 @@ PARTICIPANT_PARAMETERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """How one node takes part."""
+    """One node's part in a scenario."""
 
     link: LinkSpec
 
@@ -77,7 +77,7 @@ class Participant:
     """Mbit/s of upload that the roster says it has."""
 
     joins: float = 0.0
-    """Virtual second."""
+    """Virtual second at which the node joins."""
 
     lies: float = 0.0
     """Share of the chunks it sends that it corrupts."""
@@ -159,7 +159,9 @@ def _draw(scenario: Scenario, rng: Random) -> LinkSpec:
 def dishonest_host(
     host: Host, world: World, participant: Participant, chunk_bytes: int
 ) -> Host:
-    """``host`` itself for the honest; one whose bulk streams lie or drip for the others."""
+    """Return ``host`` itself for an honest participant, else a host whose bulk streams lie or
+    drip.
+    """
     return (
         host
         if participant.honest

@@ -288,8 +288,9 @@ class Policies:
         }
 
     def _bound(self, receivers: Sequence[SimNode]) -> float:
-        """The least seconds in which a policy can be brought to all (Kumar and Ross, HotWeb
-        2006)."""
+        """Return the least seconds in which all receivers can get a policy (Kumar and Ross,
+        HotWeb 2006).
+        """
         links = [self._participants[node.name].link for node in receivers]
         origin = self._participants[ORIGIN].link.up
         total = origin + sum(link.up for link in links)
@@ -365,7 +366,9 @@ def depth_of(forest: Forest) -> int:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The smallest value that ``percent`` of all do not exceed; infinite if there are none."""
+    """Return the smallest value that ``percent`` of all do not exceed; infinity if there are
+    none.
+    """
     return ordered[math.ceil(percent / 100 * len(ordered)) - 1] if ordered else math.inf
 
 
@@ -374,7 +377,7 @@ def _hear(service: Shardcast, peer: PeerId, data: bytes) -> None:
 
 
 def make_weights(rng: Random, size: int) -> bytes:
-    """A safetensors file of about ``size`` bytes that does not compress."""
+    """Return a safetensors file of about ``size`` bytes that does not compress."""
     header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (size, size)
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + rng.randbytes(size)

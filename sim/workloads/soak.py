@@ -99,13 +99,13 @@ class Table:
         self.limit = None if limit is None or self.limit is None else max(self.limit, limit)
 
     def most(self, quarter: int) -> float:
-        """The largest size in a quarter of the run, counted from 0."""
+        """Return the largest size in a quarter of the run, counted from 0."""
         length = len(self.sizes)
         return max(self.sizes[quarter * length // 4 : (quarter + 1) * length // 4], default=0.0)
 
     @property
     def halves(self) -> tuple[float, float]:
-        """The largest size in either half."""
+        """Return the largest size in either half."""
         return max(self.most(0), self.most(1)), max(self.most(2), self.most(3))
 
     def grows(self, least: float) -> bool:
@@ -192,7 +192,7 @@ class Soak:
                     del self._nodes[machine.name], self._hosts[machine.name]
 
     async def _publish(self, machine: SimNode, node: Node) -> None:
-        """A small policy every few hours, for as long as the run goes on."""
+        """Publish a small policy every few hours, as long as the run goes on."""
         every = self._scenario.parameter("publish", 6 * HOUR)
         version = 0
         while True:
@@ -271,7 +271,7 @@ class Soak:
 
 
 def limit_of(table: Collection[object]) -> int | None:
-    """The most entries that the type of ``table`` lets it have, or None."""
+    """Return the most entries that the type of ``table`` lets it have, or None."""
     if isinstance(table, BoundedDict):
         return table.limit
     return table.maxlen if isinstance(table, deque) else None

@@ -40,7 +40,7 @@ CAST: Final[Mapping[str, str]] = {
     "cheat-1": "roles.demo.cheats:Cheat",
 }
 TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
-"""A short run's, as the demo's: a newcomer owes little, and more is looked at."""
+"""Trust terms of a short run, as in the demo: a newcomer owes little, and more is checked."""
 LOOK: Final = 0.5
 """Virtual seconds between looks at the swarm."""
 
@@ -58,8 +58,11 @@ class Spine:
     )
 
     def __init__(self, cast: Mapping[str, str] = CAST) -> None:
-        """``cast`` gives every node's role; the first only relays, and knows the run. Every
-        further node of a larger scenario is an honest inference node."""
+        """Begin with the role of every node in ``cast``; its first node only relays, and knows
+        the run.
+
+        Every further node of a larger scenario is an honest inference node.
+        """
         self._cast = dict(cast)
         self._open: dict[str, tuple[Node, Sequence[Role]]] = {}
         self._run: Run | None = None

@@ -60,8 +60,8 @@ async def _each(
 
 
 async def _stay(peer: RawPeer) -> None:
-    """Hold the connection; who reads nothing does not see its end, and comes again after a
-    while.
+    """Hold the connection; a peer that reads nothing does not see its end, and comes again
+    later.
     """
     with trio.move_on_after(20):
         await peer.gone.wait()

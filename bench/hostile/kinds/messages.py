@@ -34,7 +34,9 @@ MESSAGES: tuple[ProtocolId, ...] = (HEARTBEAT, KAD, MESHSUB, SHARDCAST)
 
 
 async def _strangers(attack: Attack, count: int, info: Callable[[KeyPair], bytes]) -> None:
-    """Identities that come, identify themselves as ``info`` says, stay a moment and go."""
+    """Attack by strangers that come, identify themselves as ``info`` says, stay a moment and
+    go.
+    """
 
     async def one(number: int) -> None:
         key = attack.key()
@@ -52,7 +54,7 @@ async def _writers(
     *,
     rest: float = 0.0,
 ) -> None:
-    """Identities that write messages to ``protocol`` for as long as they are let."""
+    """Attack by peers that write messages to ``protocol`` for as long as they may."""
 
     async def one(number: int) -> None:
         async with open_peer(attack, source=attack.somewhere(number)) as peer:

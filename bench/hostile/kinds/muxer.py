@@ -43,7 +43,7 @@ cipher.
 async def _peers(
     attack: Attack, count: int, one: Callable[[RawPeer], Awaitable[None]], *, reads: bool = True
 ) -> None:
-    """``count`` connections of fresh identities from different addresses, each doing
+    """Open ``count`` connections of fresh identities from different addresses, each doing
     ``one``.
     """
 

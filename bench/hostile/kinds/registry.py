@@ -13,16 +13,16 @@ Run = Callable[[Attack], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """An attack."""
+    """A kind of attack."""
 
     name: str
     about: str
-    """What the attacker does, in a sentence."""
+    """Description of the attack in a sentence."""
     run: Run
     descriptors: int | None = None
-    """The limit of open files that the node is started under, if the attack needs a low one."""
+    """Limit of open files that the node is started under, if the attack needs a low one."""
     honest: bool = False
-    """True if nothing of it is an attack: then the node is to blame nobody."""
+    """True if the traffic is no attack: then the node must blame nobody."""
 
 
 KINDS: Final[dict[str, Kind]] = {}

@@ -67,7 +67,7 @@ async def _members(
     *,
     rest: float = 0.0,
 ) -> None:
-    """Members that have paid for a stamp and then say what ``messages`` makes."""
+    """Attack by members that have paid for a stamp and then send what ``messages`` makes."""
     keys = [minted(number) for number in range(members)]
     _stamps.update({key.peer_id: stamp_of(key.peer_id) for key in keys})
 

@@ -1,4 +1,4 @@
-"""What members of a DiLoCo run decide and compute without I/O.
+"""Decisions and arithmetic of a DiLoCo run's members, without I/O.
 
 Read `round` first: how members agree on each outer step. `election` has its majorities,
 `hearing` says who is heard, as most members say, `messages` what is said and signed, `events`

@@ -19,7 +19,9 @@ from roles.diloco.core.messages import Outcome, Promise
 def is_majority(
     voters: Collection[PeerId], members: Sequence[PeerId], anchor: PeerId | None
 ) -> bool:
-    """Whether ``voters`` decide for ``members``."""
+    """Return True if ``voters`` are a majority of ``members``; in a tie the anchor's side
+    wins.
+    """
     count = sum(1 for peer in members if peer in voters)
     half = 2 * count == len(members)
     return 2 * count > len(members) or (half and anchor in members and anchor in voters)

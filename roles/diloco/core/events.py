@@ -1,4 +1,4 @@
-"""What happens to a member's round, and what it asks for then."""
+"""Events of a member's round, and the effects that it asks for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class ReduceFailed:
-    """It could not be computed: these peers did not give what they had to."""
+    """The proposed step could not be computed: these peers did not give their pieces."""
 
     view: int
     suspects: tuple[PeerId, ...]
@@ -65,7 +65,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time is ``next_deadline``."""
+    """The time ``next_deadline`` has come."""
 
 
 Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Leave | Stay | Tick
@@ -85,7 +85,7 @@ class Keep:
 
     step: int
     view: int
-    """Below it nothing is signed any more."""
+    """The view below which this member signs nothing any more."""
     proposed: int
     """The last view in which a proposal was made; -1: none."""
     ready: Ready | None
@@ -102,9 +102,11 @@ class Reduce:
     plan: Plan
     readys: tuple[Ready, ...]
     carried: Outcome | None
-    """If set, all sums exist already, at those who voted."""
+    """The outcome of an earlier view that the step repeats: its voters hold all sums
+    already.
+    """
     holders: tuple[PeerId, ...]
-    """Who voted for ``carried``."""
+    """Peers that voted for ``carried``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Convict:
-    """A member is proven to lie: its membership is over."""
+    """A member is proven to have lied: its membership is over."""
 
     fault: Fault
 

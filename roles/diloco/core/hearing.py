@@ -1,4 +1,4 @@
-"""Who is heard, who leaves and who wants to join: what most members say, not what one hears.
+"""Which members are heard, leave or want to join, by the reports of most members.
 
 Theory of operation
 -------------------
@@ -25,7 +25,9 @@ from p2p.identity import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one member says of the others."""
+    """One member's statement about the others: which it hears, which leave, which want to
+    join.
+    """
 
     of: Sequence[PeerId]
     """The members that it speaks of."""
@@ -40,11 +42,11 @@ class Tally:
     """Counts of reports."""
 
     asked: Counter[PeerId] = field(default_factory=Counter)
-    """How many reports are about a member."""
+    """Maps each member to the number of reports about it."""
     heard: Counter[PeerId] = field(default_factory=Counter)
     leaving: Counter[PeerId] = field(default_factory=Counter)
     on_joiners: int = 0
-    """How many reports say who wants to join."""
+    """Number of reports that name joiners."""
     joiners: Counter[PeerId] = field(default_factory=Counter)
 
     @classmethod
@@ -62,13 +64,13 @@ class Tally:
         return made
 
     def is_heard(self, peer: PeerId) -> bool:
-        """Whether half of the reports say so."""
+        """Return True if at least half of the reports about ``peer`` say that it is heard."""
         return 2 * self.heard[peer] >= self.asked[peer] > 0
 
     def leaves(self, peer: PeerId) -> bool:
-        """Whether more than half of the reports say that it wants to leave."""
+        """Return True if more than half of the reports say that ``peer`` wants to leave."""
         return 2 * self.leaving[peer] > self.asked[peer]
 
     def wants_to_join(self, peer: PeerId) -> bool:
-        """Whether more than half of the reports say so."""
+        """Return True if more than half of the reports say that ``peer`` wants to join."""
         return 2 * self.joiners[peer] > self.on_joiners

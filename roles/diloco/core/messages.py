@@ -1,4 +1,4 @@
-"""What members of a DiLoCo run say to each other, and what they sign.
+"""Messages between the members of a DiLoCo run, and the statements that they sign.
 
 Messages are msgpack lists that begin with their kind. How a field travels and is checked is
 said with its type; what ties fields to each other is checked by `check`. A *statement* is a
@@ -46,7 +46,7 @@ _MASK_BYTES: Final = MAX_MEMBERS // 8
 _ITEMS: Final = 640 * MAX_MEMBERS
 """Values in a message: a proposal carries a promise of each member, each with a plan."""
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
-"""Where there is nothing to have a digest: what came before the first step."""
+"""The digest that stands for nothing: the first step has no step before it."""
 
 Signed_ = TypeVar("Signed_", bound="Statement")
 
@@ -102,7 +102,7 @@ def _pair(first: Field, second: Field) -> Field:
 
 
 def _optional(inner: Field) -> Field:
-    """An empty list, or empty bytes, for None."""
+    """Return a field that may be None, written as an empty list or as empty bytes."""
     return Field(
         inner.kind,
         lambda value: inner.kind() if value is None else inner.write(value),
@@ -115,7 +115,7 @@ def _nested(cls: type[_Fielded]) -> Field:
 
 
 def split_digests(digests: bytes) -> tuple[bytes, ...]:
-    """Digests that lie end to end. Raises `BadMessage`."""
+    """Return the digests that lie end to end in ``digests``. Raises `BadMessage`."""
     if len(digests) % DIGEST_BYTES or not 0 < len(digests) <= MAX_PIECES * DIGEST_BYTES:
         raise BadMessage(f"there are digests of 1 to {MAX_PIECES} pieces")
     return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
@@ -170,7 +170,11 @@ class _Fielded:
 
     @classmethod
     def from_wire_untrusted(cls, value: Any) -> Self:
-        """Raise `BadMessage`."""
+        """Return the message that a msgpack list from a peer holds.
+
+        Raises:
+            BadMessage: The list is not this message.
+        """
         name, table = cls.__name__, _table(cls)
         if cls.KIND:
             if _kind_untrusted(value) != cls.KIND:
@@ -187,14 +191,18 @@ class _Fielded:
         return made
 
     def check(self) -> None:
-        """Raise `BadMessage` if the fields contradict each other."""
+        """Check that the fields agree with each other.
+
+        Raises:
+            BadMessage: The fields contradict each other.
+        """
 
 
 _TABLES: Final[dict[type[Any], dict[str, Field]]] = {}
 
 
 def _table(cls: type[Any]) -> dict[str, Field]:
-    """How each field of a message travels, in order."""
+    """Return how each field of a message travels, in order."""
     if cls not in _TABLES:
         hints = get_type_hints(cls, include_extras=True)
         names = sorted(fields(cls), key=lambda one: bool(one.kw_only))
@@ -204,7 +212,7 @@ def _table(cls: type[Any]) -> dict[str, Field]:
 
 @dataclass(frozen=True, slots=True)
 class Plan(_Fielded):
-    """What a step is to be: whose contributions are summed, and who is a member after it."""
+    """A proposed step: the contributions that are summed, and the members after the step."""
 
     step: Step
     """Outer step that the plan leads to."""
@@ -227,7 +235,6 @@ class Plan(_Fielded):
             raise ValueError("a plan leaves no member")
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if not self.contributors:
             raise BadMessage("a plan sums somebody's contribution")
 
@@ -244,7 +251,7 @@ class Plan(_Fielded):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(_Fielded):
-    """A plan and what came of it. Votes and records are about an outcome."""
+    """A plan and its result. Votes and records are about an outcome."""
 
     plan: Annotated[Plan, _nested(Plan)]
     sum_root: Digest
@@ -297,7 +304,7 @@ class Ready(Statement):
     previous: Digest
     """Digest of the record that the inner steps began from."""
     tokens: Step
-    """Tokens learnt from."""
+    """Number of tokens that the inner steps learnt from."""
     rate: Annotated[float, Field(float, _same, _rate)]
     """Bytes a second that this member sent lately, as it measured; 0 if it does not know."""
     norms: Annotated[tuple[float, ...], _NORMS]
@@ -306,7 +313,6 @@ class Ready(Statement):
     """Digests of the pieces."""
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if len(self.norms) != len(self.digests) or self.view:
             raise BadMessage("a contribution has a norm of each piece, and view 0")
 
@@ -320,7 +326,6 @@ class Vote(Statement):
     outcome: Annotated[Outcome, _nested(Outcome)]
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.outcome.plan.step != self.step:
             raise BadMessage("a vote is for another step than its plan's")
 
@@ -337,7 +342,6 @@ class Promise(Statement):
     """Peers from which the author got nothing."""
 
     def check(self) -> None:
-        """See `_Fielded`."""
         vote = self.vote
         if vote is not None and (vote.author, vote.step) != (self.author, self.step):
             raise BadMessage("a promise carries a vote of its author for its step")
@@ -350,12 +354,11 @@ class Propose(Statement):
     KIND = 4
     plan: Annotated[Plan, _nested(Plan)]
     carried: Annotated[Outcome | None, _optional(_nested(Outcome))]
-    """What may have been decided in an earlier view, and is proposed again as it was."""
+    """The outcome that an earlier view may have decided, proposed again unchanged."""
     promises: Annotated[tuple[Promise, ...], _many(_nested(Promise))]
     """Promises of a majority for this view; none for view 0."""
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.plan.step != self.step:
             raise BadMessage("a proposal is for another step than its plan's")
         if self.carried is not None and self.carried.plan != self.plan:
@@ -378,11 +381,10 @@ class Sum(Statement):
 
     @property
     def span(self) -> range:
-        """The numbers of the pieces."""
+        """Numbers of the pieces that were summed."""
         return range(self.first, self.first + len(self.digests))
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.first + len(self.digests) > MAX_PIECES:
             raise BadMessage(f"a vector has at most {MAX_PIECES} pieces")
 
@@ -397,13 +399,11 @@ class Record(_Fielded):
     signatures: Annotated[tuple[tuple[PeerId, bytes], ...], _many(_pair(_PEER, _SIGNATURE))]
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if len({peer for peer, _ in self.signatures}) < len(self.signatures):
             raise BadMessage("a record has two signatures of one member")
 
     @property
     def step(self) -> int:
-        """The outer step."""
         return self.outcome.plan.step
 
     @property
@@ -457,7 +457,6 @@ class Beat(_Fielded):
     """Peers that it hears, and that hold the newest state and want to be members."""
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.held > self.step:
             raise BadMessage("a beat holds a later state than its record")
         if len({*self.joiners}) < len(self.joiners):
@@ -483,7 +482,6 @@ class Doubled(_Fielded):
     other: Annotated[Statement, _STATEMENT]
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.one.slot != self.other.slot or self.one.digest == self.other.digest:
             raise BadMessage("two statements that may both be made are no fault")
         if isinstance(self.one, Promise):
@@ -507,7 +505,6 @@ class BadPart(_Fielded):
     piece: Piece
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.index >= len(self.ready.digests):
             raise BadMessage("a bad part is of a contribution")
 
@@ -531,7 +528,6 @@ class BadSum(_Fielded):
     """Pieces of the plan's contributors, in order."""
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if len(self.parts) != len(self.readys) or self.index not in self.told.span:
             raise BadMessage("a bad sum is of a piece that it has, with all contributions")
 
@@ -552,7 +548,6 @@ class Unreadable(_Fielded):
     piece: Piece
 
     def check(self) -> None:
-        """See `_Fielded`."""
         if self.index not in self.told.span:
             raise BadMessage("what cannot be read is a piece of a sum")
 
@@ -585,8 +580,11 @@ def fits(message: RoundMessage) -> bool:
 
 
 def decode_message_untrusted(data: bytes) -> RoundMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are judged by who
-    needs them."""
+    """Decode a peer's message. Signatures are checked by the callers that need them.
+
+    Raises:
+        BadMessage: The bytes are not a message. Nothing else is raised, whatever the bytes.
+    """
     value = unpack_untrusted(data, max_items=_ITEMS, max_list=2 * MAX_MEMBERS, max_depth=9)
     kind = _kind_untrusted(value)
     if kind not in _OTHERS:
@@ -596,7 +594,11 @@ def decode_message_untrusted(data: bytes) -> RoundMessage:
 
 
 def decode_statement_untrusted(value: object) -> Statement:
-    """Raise `BadMessage`."""
+    """Return the statement that a msgpack value from a peer holds.
+
+    Raises:
+        BadMessage: The value is not a statement.
+    """
     found = _STATEMENTS.get(_kind_untrusted(value))
     if found is None:
         raise BadMessage("that is no message of a round")

@@ -55,10 +55,10 @@ as its rate, whatever the gradient."""
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """How a model is parted."""
+    """The division of a model into fragments, of which each outer step changes one."""
 
     size: int
-    """Weights of the model."""
+    """Number of weights in the model."""
     count: int = 1
 
     @property
@@ -67,13 +67,13 @@ class Fragments:
         return -(-self.size // self.count)
 
     def span(self, step: int) -> slice:
-        """The weights that the outer step ``step`` changes."""
+        """Return the weights that the outer step ``step`` changes."""
         start = (step - 1) % self.count * self.length
         return slice(min(start, self.size), min(start + self.length, self.size))
 
 
 class OuterAlgorithm(Protocol):
-    """What takes the outer steps of a run."""
+    """The rule that computes a run's outer steps."""
 
     @property
     def moments(self) -> int:
@@ -94,7 +94,7 @@ class Nesterov:
     decay: float
     fragments: int = 1
     moments: ClassVar[int] = 1
-    """The momentum."""
+    """One vector is kept beside the weights: the momentum."""
 
     def advance(self, state: Rows, parts: Parts, step: int) -> None:
         """v <- m v + g; theta <- theta - r (g + m v), as torch's ``SGD(nesterov=True)``."""
@@ -112,10 +112,12 @@ class DataParallel:
 
     terms: DilocoTerms
     moments: ClassVar[int] = 2
-    """Adam's two."""
+    """Two vectors are kept beside the weights: Adam's moments."""
 
     def advance(self, state: Rows, parts: Parts, step: int) -> None:
-        """As one machine with the whole batch would (`roles.diloco.pretrain`)."""
+        """Take the step of AdamW that one machine with the whole batch would
+        (`roles.diloco.pretrain`).
+        """
         terms, (early, late) = self.terms, self.terms.betas
         one = np.float32
         length = math.sqrt(sum(_folded(np.square(part, dtype=np.float64)) for part in parts()))
@@ -131,14 +133,14 @@ class DataParallel:
 
 
 def algorithm_of(terms: DilocoTerms) -> OuterAlgorithm:
-    """The one that a run's owner chose."""
+    """Return the outer algorithm that the run's owner chose."""
     if terms.outer is Outer.PARALLEL:
         return DataParallel(terms)
     return Nesterov(terms.outer_rate, terms.outer_momentum, terms.fragments)
 
 
 def _beside(state: Rows, parts: Iterable[Values]) -> Iterator[tuple[Rows, Values]]:
-    """Each part with the columns that it is about; what lies behind the last is padding."""
+    """Yield each part with the columns of ``state`` that it changes, without the padding."""
     at = 0
     for part in parts:
         rows = state[:, at : at + part.size]
@@ -152,7 +154,7 @@ def _flushed(values: Values) -> Values:
 
 
 def _folded(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """The sum, by halves: the same on all machines."""
+    """Return the sum, added by halves so that all machines get the same bits."""
     while values.size > 1:
         half = values.size // 2
         folded = values[:half] + values[half : 2 * half]
@@ -162,7 +164,7 @@ def _folded(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 
 class BadPiece(Exception):
-    """A piece cannot be used: its number, and which of several members' it is."""
+    """A piece cannot be used. The error carries its number and its contributor's rank."""
 
     def __init__(self, index: int, rank: int = 0) -> None:
         super().__init__(f"piece {index} of member {rank} cannot be used")
@@ -170,35 +172,43 @@ class BadPiece(Exception):
 
 
 class Arithmetic:
-    """What the members of a run compute alike: how vectors are cut, encoded, summed, applied.
+    """The arithmetic that all members of a run share: how vectors are cut, encoded, summed,
+    applied.
 
     It holds no vector, so that a node may have one as well as its worker.
     """
 
     def __init__(self, terms: DilocoTerms, size: int) -> None:
-        """``size``: weights of the model."""
+        """Prepare the arithmetic of a model with ``size`` weights."""
         self.size = size
         self.outer = algorithm_of(terms)
         self.fragments = Fragments(size, terms.fragments)
         self.grid = PieceGrid.of(self.fragments.length, terms.codec)
-        """Of an update, and of a mean."""
+        """Cuts an update, and a mean."""
         self.state_grid = PieceGrid.of((1 + self.outer.moments) * size, Codec.FP32)
-        """Of weights and moments, one behind the other, as joiners fetch them."""
+        """Cuts weights and moments, which lie one behind the other, as joiners fetch them."""
 
     def rows(self, values: Values) -> Rows:
-        """A state as it lies in a file, by rows: the same memory. Raises `ValueError` if it is
-        another model's."""
+        """Return a state file's values as rows that share their memory.
+
+        Raises:
+            ValueError: The state is of a model with another size.
+        """
         return values.reshape(1 + self.outer.moments, self.size)
 
     def begun(self, weights: Values) -> Rows:
-        """The state before the first step."""
+        """Return the state before the first step."""
         state = np.zeros((1 + self.outer.moments, self.size), np.float32)
         state[0] = weights
         return state
 
     def encoded(self, update: Values, step: int) -> tuple[list[bytes], list[float]]:
-        """The pieces of an update as they travel at a step, and the norm of each as it decodes.
-        Raises `ValueError` if they cannot be sent: the inner steps have diverged."""
+        """Return an update's pieces, encoded for a step, and the norm of each piece as it
+        decodes.
+
+        Raises:
+            ValueError: The update cannot be encoded: the inner steps have diverged.
+        """
         part = update[self.fragments.span(step)]
         pieces, norms = [], []
         for index in range(self.grid.pieces):
@@ -221,7 +231,7 @@ class Arithmetic:
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> list[bytes]:
-        """The pieces of the mean from ``first`` on.
+        """Return the encoded pieces of the mean from ``first`` on.
 
         Args:
             first: The number of the first piece.
@@ -246,8 +256,11 @@ class Arithmetic:
         ]
 
     def advance(self, state: Rows, mean: bytes | memoryview, step: int) -> None:
-        """Take an outer step in place; ``mean`` has its pieces end to end. Raises `BadPiece`,
-        when the state is spoilt."""
+        """Take an outer step in place; ``mean`` has its pieces end to end.
+
+        Raises:
+            BadPiece: A piece cannot be decoded. The state is then only partly changed.
+        """
         pieces = self.grid.cut(mean)
 
         def parts() -> Iterator[Values]:
@@ -261,7 +274,9 @@ class Arithmetic:
 
 
 def digests_of(grid: PieceGrid, data: bytes | memoryview) -> list[bytes]:
-    """Of pieces that lie end to end; none if they are not as long as the grid's."""
+    """Return the digests of pieces that lie end to end; none if the length is not the
+    grid's.
+    """
     if len(data) != grid.total_bytes:
         return []
     return [digest_of(piece) for piece in grid.cut(data)]

@@ -39,39 +39,45 @@ PIECES: Final = 64
 """Pieces that a small vector is cut into: enough that shares by bandwidth come out within a few
 per cent, and that no piece is shorter than a packet."""
 MAX_PIECE_BYTES: Final = 512 * KI
-"""As a piece travels. It fits into a message of a mebibyte, as evidence does."""
+"""Most bytes of an encoded piece: evidence with a piece fits into a message of a mebibyte."""
 MAX_PIECES: Final = 16 * KI
-"""Of one vector: with a digest and a norm of each, the head of a contribution fits into a
-message. 17 billion values in four bits, two billion in float32."""
+"""Most pieces of one vector. With a digest and a norm for each, the head of a contribution fits
+into a message. That is 17 billion values in four bits, or two billion in float32.
+"""
 DIGEST_BYTES: Final = 32
-"""SHA-256."""
+"""Bytes of a SHA-256 digest."""
 SPREAD: Final = 8.0
 """Times the median that a measured bandwidth counts at most, and a fraction at least: one that
 boasts would else own all pieces, and the round would wait for it."""
 MAX_NORM: Final = 1e15
-"""Of one piece of a contribution. No update of a model that learns is as long, and a million of
-them, with momentum, stay below what the codecs refuse (`quant.MAX_SCALE`)."""
+"""Largest norm of one piece of a contribution. No update of a model that learns is as long, and
+a million of them, with momentum, stay below what the codecs refuse (`quant.MAX_SCALE`).
+"""
 MAX_RATE: Final = 2.0**40
 """Bytes a second that a contributor may claim: a TiB, which no line carries."""
 NORM_SLACK: Final = 1.001
-"""A norm counts as told right within a thousandth: float32 has been added up in some order."""
+"""Tolerance of a claimed norm, as a factor: the sum in float32 depends on its order."""
 SMALLEST_NORM: Final = 2.0**-126
-"""Below it float32 has few digits, or none: an honest norm may be off by half."""
+"""Norms below this have few digits in float32, or none, so an honest one may be off by half."""
 
 
 @dataclass(frozen=True, slots=True)
 class PieceGrid:
-    """How vectors of one length are cut."""
+    """The division of vectors of one length into pieces."""
 
     count: int
-    """Values in the vector."""
+    """Number of values in the vector."""
     piece: int
     """Values in a piece; the last may be shorter."""
     codec: Codec
 
     @classmethod
     def of(cls, count: int, codec: Codec) -> PieceGrid:
-        """The grid for ``count`` values. Raises `ValueError` if they are too many."""
+        """Return the grid for ``count`` values.
+
+        Raises:
+            ValueError: The vector has too many values.
+        """
         bits = 32 * encoded_bytes(codec, ALIGNMENT) // (4 * ALIGNMENT)
         most = MAX_PIECE_BYTES * 8 // (bits + 1) // ALIGNMENT * ALIGNMENT
         wanted = -(-count // PIECES)
@@ -86,25 +92,25 @@ class PieceGrid:
 
     @property
     def pieces(self) -> int:
-        """How many there are."""
+        """Number of pieces."""
         return -(-self.count // self.piece)
 
     def span(self, index: int) -> slice:
-        """Where a piece is."""
+        """Return the slice of the vector that a piece covers."""
         return slice(index * self.piece, min(self.count, (index + 1) * self.piece))
 
     def values(self, index: int) -> int:
-        """How many values a piece has."""
+        """Return the number of values in a piece."""
         span = self.span(index)
         return int(span.stop - span.start)
 
     def length(self, index: int) -> int:
-        """How long a piece is as it travels."""
+        """Return the bytes of a piece when encoded."""
         return encoded_bytes(self.codec, self.values(index))
 
     @property
     def total_bytes(self) -> int:
-        """Of all pieces."""
+        """Bytes of all pieces together, encoded."""
         return (self.pieces - 1) * self.length(0) + self.length(self.pieces - 1)
 
     def cut(self, data: bytes | memoryview) -> list[bytes | memoryview]:
@@ -113,33 +119,40 @@ class PieceGrid:
         return [data[one * each : (one + 1) * each] for one in range(self.pieces)]
 
     def decode_untrusted(self, index: int, data: bytes | memoryview) -> Values:
-        """One piece. Raises `BadMessage`."""
+        """Decode one piece from a peer.
+
+        Raises:
+            BadMessage: The bytes are not that piece.
+        """
         return decode_untrusted(self.codec, data, self.values(index))
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """What a piece is known by."""
+    """Return the SHA-256 digest of a piece."""
     return hashlib.sha256(data).digest()
 
 
 def root_of(digests: Sequence[bytes]) -> bytes:
-    """What a list of pieces is known by."""
+    """Return the digest that names a list of pieces."""
     return hashlib.sha256(b"".join(digests)).digest()
 
 
 def norm_of(values: Values) -> float:
-    """The length of a piece, as its contributor and its owner compute it."""
+    """Return the Euclidean norm of a piece. Contributor and owner compute the same number."""
     return float(np.sqrt(np.sum(np.square(values, dtype=np.float64))))
 
 
 def total_norm(norms: Sequence[float]) -> float:
-    """The length of a vector of its pieces'."""
+    """Return the norm of a vector, given the norms of its pieces."""
     return math.sqrt(math.fsum(one * one for one in norms))
 
 
 def owners(pieces: int, rates: Mapping[PeerId, float]) -> list[PeerId]:
-    """Who sums each piece, one behind the other in the order of ids; a rate of 0 is unknown and
-    counts as the median."""
+    """Return the owner that sums each piece.
+
+    An owner's pieces lie together, in the order of ids. A rate of 0 is unknown and counts as
+    the median.
+    """
     known = sorted(rate for rate in rates.values() if rate > 0)
     middle = statistics.median(known) if known else 1.0
     peers = sorted(rates)
@@ -156,13 +169,16 @@ def owners(pieces: int, rates: Mapping[PeerId, float]) -> list[PeerId]:
 
 
 def usual_norm(norms: Mapping[PeerId, float]) -> float:
-    """The median; of an even number the lower, so that one of two cannot raise it."""
+    """Return the median norm; of an even number the lower one, so that one of two cannot raise
+    it.
+    """
     return statistics.median_low(norms.values())
 
 
 def shares(tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]) -> dict[PeerId, float]:
-    """What each contribution is multiplied by before it is added: its part of the tokens, less
-    if its norm is too large."""
+    """Return each contribution's weight: its share of the tokens, less if its norm is too
+    large.
+    """
     total = sum(tokens.values())
     limit = CLIP * usual_norm(norms)
     return {
@@ -174,8 +190,10 @@ def shares(tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]) -> dict[
 def sum_piece(
     grid: PieceGrid, index: int, parts: Iterable[Values], by: Iterable[float]
 ) -> bytes:
-    """The mean of one piece, encoded: ``parts`` in the order of their members' ids, each times
-    what it counts."""
+    """Return the encoded mean of one piece.
+
+    ``parts`` are in the order of their members' ids; ``by`` has the weight of each.
+    """
     total = np.zeros(grid.values(index), np.float32)
     for part, share in zip(parts, by, strict=True):
         total += part * np.float32(share)

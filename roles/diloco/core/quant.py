@@ -1,4 +1,4 @@
-"""How a contribution travels: float32 values as fewer bits, in blocks that each have a scale.
+"""Encodings of a contribution: float32 values as fewer bits, in blocks that each have a scale.
 
 Theory of operation
 -------------------
@@ -27,7 +27,7 @@ from p2p.errors import BadMessage
 from roles.contract.core.diloco import Codec
 
 Values: TypeAlias = NDArray[np.float32]
-"""One dimension, float32."""
+"""A float32 vector."""
 
 INT8_BLOCK: Final = 256
 """Values that share a scale. 8.06 bits a value; a tail of Student's t with 3 degrees of freedom
@@ -55,8 +55,11 @@ def encoded_bytes(codec: Codec, count: int) -> int:
 
 
 def encode(codec: Codec, values: Values) -> bytes:
-    """Encode ``values`` for the wire. Raises `ValueError` if one of them is not finite, or too
-    large for its scale."""
+    """Encode ``values`` for the wire.
+
+    Raises:
+        ValueError: A value is not finite, or too large for its scale.
+    """
     if values.size and not np.isfinite(values).all():
         raise ValueError("a value that is NaN or infinite cannot be encoded")
     if codec is Codec.FP32:

@@ -116,7 +116,11 @@ def genesis(run: bytes, founders: Sequence[PeerId]) -> Record:
 def check_record(
     record: Record, before: Record, run: bytes, verify: Verify, anchor: PeerId | None
 ) -> None:
-    """Raise `BadMessage` unless ``record`` follows ``before``, by a majority's signatures."""
+    """Check that ``record`` follows ``before`` and that a majority has signed it.
+
+    Raises:
+        BadMessage: It does not.
+    """
     if record.step != before.step + 1 or record.outcome.plan.previous != before.digest:
         raise BadMessage(f"a record of step {record.step} does not follow {before.step}")
     voters = [
@@ -129,48 +133,48 @@ def check_record(
 
 
 class Round:
-    """What is known of the step that is under way."""
+    """All that this member knows about the step that is under way."""
 
     def __init__(self, now: float) -> None:
         self.view = 0
         self.is_promised = False
-        """Whether this view began with a promise of ours."""
+        """True if this view began with a promise of ours."""
         self.proposed = -1
         self.began = now
-        """When this view, or the wait for its proposal, began."""
+        """The time at which this view, or the wait for its proposal, began."""
         self.majority_ready = math.inf
-        """Since when."""
+        """The time since which a majority is ready; infinity if it is not."""
         self.readys: dict[PeerId, Ready] = {}
         self.ready_at: dict[PeerId, float] = {}
-        """When those of others came."""
+        """Maps each peer to the time at which its `Ready` came."""
         self.votes: dict[PeerId, Vote] = {}
         """The newest of each member."""
         self.promises: dict[PeerId, Promise] = {}
         """The newest of each member."""
         self.proposal: Propose | None = None
-        """That of this view, once accepted."""
+        """The proposal of this view, once it is accepted."""
         self.early: dict[int, Propose] = {}
-        """Of views that we may yet enter."""
+        """Maps later views, which we may yet enter, to their proposals."""
         self.accepted = b""
         """The plan that was accepted in this view, also in an earlier life, by its id."""
         self.refused_since = math.inf
-        """Since when this view has a proposal that we cannot agree to, or not yet."""
+        """The time since which this view has a proposal that we cannot agree to, or not yet."""
         self.unproven: dict[PeerId, int] = {}
         """Evidence that proved nothing, by who brought it."""
         self.reducing = -1
         """The view whose plan is being computed."""
         self.outcome: Outcome | None = None
-        """What we computed last."""
+        """The outcome that we computed last."""
         self.suspects: tuple[PeerId, ...] = ()
         self.vote: Vote | None = None
         self.ready: Ready | None = None
         self.said: dict[tuple[int, int, int, PeerId], Statement] = {}
-        """One statement for each slot, to hold a second against."""
+        """Maps each slot to its first statement, to compare a second one with."""
         self.counts: dict[PeerId, int] = {}
 
 
 class RoundCore:
-    """One node's part, as a state machine: `handle`, `next_deadline`."""
+    """One node's part in the rounds, as a state machine: `handle`, `next_deadline`."""
 
     def __init__(  # noqa: PLR0913 - what a life begins with
         self,
@@ -187,8 +191,13 @@ class RoundCore:
         anchor: PeerId | None,
         now: float,
     ) -> None:
-        """``records`` are those on disk, from record 0 on; ``held`` is the step whose state is
-        on disk, -1 for none; ``kept`` what was last made durable."""
+        """Begin a life of this node.
+
+        Args:
+            records: The records on disk, from record 0 on.
+            held: The step whose state is on disk; -1 for none.
+            kept: The `Keep` that was last made durable.
+        """
         self.me = signer.peer_id
         self.records = list(records)
         self.held = held
@@ -197,7 +206,7 @@ class RoundCore:
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
         self._ever = {peer for one in self.records for peer in one.members}
-        """Who is or was a member: evidence is about these."""
+        """All present and former members: evidence may be about these."""
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
@@ -206,7 +215,7 @@ class RoundCore:
         self._tallied: tuple[list[tuple[PeerId, Report]], Tally] = [], Tally()
         """The last count of them, and what it was of."""
         self._tallied_at = math.nan
-        """When that was the newest."""
+        """The time of the last count."""
         self._leaving = False
         self._next_beat = now
         self._began = now
@@ -216,9 +225,11 @@ class RoundCore:
         self.past: Round | None = None
         """The step before: what comes of it late may contradict what its author said."""
         self._is_new = kept is None
-        """Whether this life knows of nothing that it has signed."""
+        """True if this life knows of nothing that it has signed."""
         self.sits_out = -1
-        """Up to this step nothing is signed: an earlier life may have, and forgotten it."""
+        """The last step of which nothing is signed: an earlier life may have signed, and
+        forgotten it.
+        """
         if kept is not None and kept.step == self.record.step + 1:
             self._remember(kept)
         elif kept is not None and kept.step > self.record.step:  # records are lost
@@ -227,8 +238,10 @@ class RoundCore:
             self._sit_out()
 
     def _sit_out(self) -> None:
-        """A member without a memory of what it signed: its disk was wiped, or damaged. At
-        record 0 it is one that begins."""
+        """Sign nothing of this step if this member has lost its memory of what it signed.
+
+        Its disk was wiped or damaged. A member at record 0 has signed nothing yet.
+        """
         if self.me in self.members:
             self.sits_out = self.record.step + 1
         self._is_new = False
@@ -250,22 +263,22 @@ class RoundCore:
 
     @property
     def record(self) -> Record:
-        """The newest."""
+        """The newest record."""
         return self.records[-1]
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """Of the newest record."""
+        """Members after the newest record."""
         return self.record.members
 
     @property
     def is_member(self) -> bool:
-        """Whether this node is one, with the state to train from."""
+        """True if this node is a member and holds the state to train from."""
         return self.me in self.members and self.held == self.record.step
 
     @property
     def next_deadline(self) -> float:
-        """When to deliver the next `Tick`."""
+        """The time at which to deliver the next `Tick`."""
         return self._own_time.deadline(self._next_beat)
 
     def live(self, now: float) -> list[PeerId]:
@@ -338,7 +351,7 @@ class RoundCore:
         return self._out
 
     def _on_resume(self, now: float) -> None:
-        """This process was stopped: the others are to hear of us at once."""
+        """Send a beat at once, since this process was stopped for a while."""
         self._next_beat = now
 
     @property
@@ -463,7 +476,7 @@ class RoundCore:
             self._out += [ev.Send(peer, record) for peer in sorted(told)]
 
     def _is_promise(self, promise: Promise) -> bool:
-        """Whether a promise counts: for this round, and its vote its author's own."""
+        """Return True if a promise is of this round and the vote in it is genuine."""
         vote = promise.vote
         return promise.previous == self.record.digest and (
             vote is None
@@ -531,8 +544,11 @@ class RoundCore:
             self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
 
     def _is_proof(self, fault: Fault) -> bool:
-        """Whether evidence from a peer proves what it says; a false one proves nothing about
-        who brought it, who may have it from another."""
+        """Return True if a peer's evidence proves its claim.
+
+        False evidence proves nothing about the peer that brought it: it may have it from
+        another.
+        """
         run, verify = self._run, self._verify
         match fault:
             case Doubled(one, other):
@@ -625,8 +641,10 @@ class RoundCore:
             self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
     def _lacking(self, peer: PeerId, beat: Beat, now: float) -> Iterator[RoundMessage]:
-        """What a member of the same round has not, of ours; a proposer helps with others'
-        contributions."""
+        """Yield our messages of this round that ``peer`` lacks.
+
+        While this node's proposal stands, it also passes on the `Ready` of other members.
+        """
         this, place = self.round, self.members.index(self.me)
         if peer not in self.members:
             return
@@ -651,9 +669,13 @@ class RoundCore:
     def _lacking_of_others(
         self, peer: PeerId, beat: Beat, now: float
     ) -> Iterator[RoundMessage]:
-        """What a peer lacks of members that it does not hear, and what the proposer lacks of
-        members that told it less than they told this one: who says something to some alone
-        would be waited for by the rest. Half of the members pass on at a time, by turns."""
+        """Yield statements of other members that ``peer`` lacks and may not get from their
+        authors.
+
+        A peer may not hear a member. A member may also tell the proposer less than it told this
+        node; all others would then wait for it. Half of the members pass statements on at a
+        time, by turns.
+        """
         this, members = self.round, self.members
         turn = members.index(self.me) + int(now / self._config.beat)
         is_proposer = self._proposer(this.view) == peer
@@ -709,8 +731,10 @@ class RoundCore:
         return Report(self.members, heard, leaving, joiners)
 
     def _tally(self, now: float) -> Tally:
-        """What this node and all members that it hears itself say; looked at once an event, and
-        counted anew only if somebody says something else."""
+        """Return the counts of what this node and all members that it hears report.
+
+        They are looked up once an event, and counted anew only if a report has changed.
+        """
         if self._tallied_at == now:
             return self._tallied[1]
         self._tallied_at = now
@@ -732,7 +756,7 @@ class RoundCore:
         return is_free and self._may_join(peer)
 
     def _hears(self, peer: PeerId, now: float) -> bool:
-        """Whether this node has heard a peer of late, itself."""
+        """Return True if this node itself has heard ``peer`` lately."""
         if peer == self.me:
             return True
         heard = self._heard.get(peer)
@@ -789,8 +813,11 @@ class RoundCore:
                 return
 
     def _proposer(self, view: int) -> PeerId:
-        """Those that have just joined have no turn yet: as a rule they sit their first step
-        out, and would be waited for."""
+        """Return the member whose turn it is to propose in ``view``.
+
+        Members that have just joined have no turn yet: as a rule they sit their first step out,
+        and the others would wait for them.
+        """
         before = self.records[-2].members if self.record.step else self.members
         peers = [peer for peer in self.members if peer in before] or self.members
         return peers[(self.record.step + view) % len(peers)]
@@ -831,7 +858,9 @@ class RoundCore:
         self._tell(proposal)
 
     def _is_time(self, now: float) -> bool:
-        """Whether all that are heard are ready, or those that are not were waited for."""
+        """Return True if all heard members are ready, or the late ones were waited for long
+        enough.
+        """
         this, live = self.round, self._live(now)
         late = [peer for peer in live if peer not in this.readys]
         if not is_majority({*live} - {*late}, self.members, self._anchor):
@@ -884,7 +913,9 @@ class RoundCore:
             self._begin(current)
 
     def _is_acceptable(self, proposal: Propose) -> bool:
-        """Whether the plan is its proposer's to make, and bound by what it carries."""
+        """Return True if the proposal comes from the right member and honours what it
+        carries.
+        """
         plan, view = proposal.plan, proposal.view
         if self._proposer(view) != proposal.author or plan.previous != self.record.digest:
             return False
@@ -910,8 +941,11 @@ class RoundCore:
         return found == ([] if proposal.carried is None else [proposal.carried])
 
     def _can_agree(self, proposal: Propose, now: float) -> bool:
-        """Whether most see what a plan changes: no convict is in it, who joins holds the state,
-        and who is left out is gone, leaves or lied. What may have been decided stands."""
+        """Return True if most members see the reasons for the plan's changes.
+
+        No convicted member is in it, joiners hold the state, and members that are left out are
+        gone, leave or lied. A plan that may have been decided already is always agreed to.
+        """
         plan, members = proposal.plan, self.members
         if proposal.carried is not None:
             return True
@@ -996,7 +1030,7 @@ class RoundCore:
             self._next_view(this.view + 1, now)
 
     def _is_in_vain(self, now: float) -> bool:
-        """Whether this view waits for the dead."""
+        """Return True if this view waits for members that are gone."""
         this = self.round
         if this.proposal is None:
             if now >= this.refused_since + self._config.silence:
@@ -1045,15 +1079,18 @@ class RoundCore:
 
 
 def _contradicts(vote: Vote, record: Record) -> bool:
-    """Whether a vote is for another outcome than its view decided. Its author may have told
-    others what was decided: if so, that is proof where both are known."""
+    """Return True if a vote is for another outcome than its view decided.
+
+    Its author may have told others what was decided. Then the two votes are proof where both
+    are known.
+    """
     return (vote.step, vote.view) == (record.step, record.view) and (
         vote.outcome != record.outcome
     )
 
 
 def is_unreadable(grid: PieceGrid, index: int, piece: bytes) -> bool:
-    """Whether a piece that exists cannot be decoded."""
+    """Return True if a piece of the grid cannot be decoded."""
     return index < grid.pieces and not _passes(grid.decode_untrusted, index, piece)
 
 
@@ -1066,7 +1103,7 @@ def _passes(check: Callable[..., object], *arguments: object) -> bool:
 
 
 def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
-    """Whether an owner's piece differs from what the contributions in evidence give."""
+    """Return True if an owner's piece differs from the sum of the contributions in evidence."""
     plan, readys, index = fault.plan, fault.readys, fault.index
     named = tuple((one.author, one.digest) for one in readys)
     if plan.id != fault.told.plan or plan.contributors != named:
@@ -1091,12 +1128,12 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
 
 
 def owners_of(grid: PieceGrid, readys: Sequence[Ready]) -> list[PeerId]:
-    """Who sums each piece of a plan with these contributions."""
+    """Return the owner of each piece of a plan with these contributions."""
     return owners(grid.pieces, {one.author: one.rate for one in readys})
 
 
 def shares_of(readys: Sequence[Ready]) -> dict[PeerId, float]:
-    """What each contribution counts, in the order of ids."""
+    """Return the weight of each contribution, in the order of ids."""
     return shares(
         {one.author: one.tokens for one in readys},
         {one.author: total_norm(one.norms) for one in readys},

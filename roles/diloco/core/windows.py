@@ -25,10 +25,11 @@ from p2p.identity import PeerId
 from roles.diloco.core.messages import Record
 
 _ROUNDS: Final = 4
-"""Of the Feistel network: with four, a good round function gives a good permutation (Luby and
-Rackoff)."""
+"""Rounds of the Feistel network: four rounds of a good round function give a good permutation
+(Luby and Rackoff).
+"""
 _MIX: Final = np.uint64(0xFF51AFD7ED558CCD)
-"""MurmurHash's finalizer."""
+"""A multiplier of MurmurHash's finalizer."""
 
 
 def dealt(records: Sequence[Record], phase_windows: int) -> int:
@@ -37,7 +38,7 @@ def dealt(records: Sequence[Record], phase_windows: int) -> int:
 
 
 def part_of(record: Record, member: PeerId, before: int, phase_windows: int) -> int:
-    """Where the member's part of the round after ``record`` begins."""
+    """Return the first window of a member's part of the round after ``record``."""
     return before + record.members.index(member) * phase_windows
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm is given, and the formulas that algorithms share.
+"""The inputs of an algorithm, and the formulas that algorithms share.
 
 Log-probs are those of softmax(logits / temperature) at the sampling temperature, one for each
 drawn token. A step is cut into minibatches, and a minibatch into batches that fit the memory;
@@ -37,7 +37,7 @@ class Group:
     ended: tuple[bool, ...]
     """False for a completion that was cut at ``limit``."""
     limit: int
-    """Most tokens that a completion of this run may have."""
+    """Most tokens of a completion in this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,9 @@ class Tokens:
     reference: Tensor | None
     """Under the frozen base; None unless `kl_reference` is set."""
     entropy: Tensor
-    """Of the distribution that each token was drawn from, in nats; carries the gradient."""
+    """Entropy of the distribution that each token was drawn from, in nats; carries the
+    gradient.
+    """
     advantages: Tensor
     """The advantage of each token's completion."""
     weights: Tensor
@@ -73,7 +75,7 @@ class Sequences:
     total: float
     """Completions of the whole minibatch."""
     limit: int
-    """Most tokens that a completion of this run may have."""
+    """Most tokens of a completion in this run."""
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of ``values`` (tokens,) over each completion: (sequences,)."""
@@ -82,7 +84,7 @@ class Sequences:
 
 
 class Algorithm(Protocol):
-    """Two pure functions; its options are the fields of its dataclass."""
+    """An algorithm: two pure functions, whose options are the fields of the dataclass."""
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Return one advantage for each completion of each group."""
@@ -147,6 +149,10 @@ def clipped(
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise `ValueError` unless an option is a number from ``low`` to ``high``."""
+    """Check that an option is a number from ``low`` to ``high``.
+
+    Raises:
+        ValueError: It is not.
+    """
     if not low <= value <= high:
         raise ValueError(f"{name} is from {low:g} to {high:g}, not {value!r:.40}")

@@ -25,7 +25,7 @@ class Cispo:
     """-min(ratio, cap) A log-prob, where the ratio carries no gradient."""
 
     cap: float = 5.0
-    """Most that a ratio counts: TRL's ``epsilon_high``, ScaleRL's 5."""
+    """Upper bound of a ratio: TRL's ``epsilon_high``, ScaleRL's 5."""
 
     advantage_epsilon: float = 1e-6
     """Added to a group's standard deviation."""

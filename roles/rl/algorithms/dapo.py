@@ -32,7 +32,7 @@ class Dapo:
     """A higher upper clip leaves room for unlikely tokens to grow."""
 
     clip_low: float = 0.2
-    """How far below 1 the ratio may fall."""
+    """Distance below 1 to which the ratio may fall."""
     clip_high: float = 0.28
     """The ratio is clipped to 1 - ``clip_low`` and 1 + ``clip_high``."""
 

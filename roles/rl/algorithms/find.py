@@ -23,11 +23,7 @@ ENTRY_POINTS: Final = "shoal.algorithms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """What every algorithm may be given beside its own options.
-
-    Each term is a mean over the tokens of the minibatch, however the algorithm divides its
-    loss.
-    """
+    """Options of every algorithm, beside its own."""
 
     importance_cap: float = 2.0
     """Cap of the weight exp(old - sampler) by which a token of a stale sampler counts
@@ -77,8 +73,11 @@ class Objective:
 
     @contextmanager
     def _blamed(self, method: str) -> Iterator[None]:
-        """Raise `ConfigError` for whatever a package's program raises in the block: it would
-        end the process, and the next one at the same step, as if memory were short."""
+        """Turn any error of a package's program in the block into `ConfigError`.
+
+        It would otherwise end the process, and the next one at the same step, like a lack of
+        memory.
+        """
         try:
             yield
         except (MemoryError, RuntimeError):  # torch's own: the device may have no room

@@ -32,7 +32,7 @@ class Gspo:
     """Each completion's ratio to the policy before the step, clipped."""
 
     clip_low: float = 3e-4
-    """How far below 1 the ratio may fall."""
+    """Distance below 1 to which the ratio may fall."""
     clip_high: float = 4e-4
     """The ratio is clipped to 1 - ``clip_low`` and 1 + ``clip_high``."""
 

@@ -211,9 +211,9 @@ class Seen:
     members: int = 0
     loss: float | None = None
     unready_at: float = 0.0
-    """When some member was last seen to have no update for it yet."""
+    """The last time at which some member was seen without an update for the round."""
     held_at: float = math.inf
-    """When its state was first seen in force."""
+    """The first time at which the round's state was seen in force."""
     digests: set[str] = field(default_factory=set)
 
     @property

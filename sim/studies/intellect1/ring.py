@@ -15,7 +15,9 @@ Costs = Sequence[Sequence[float]]
 
 
 def bottleneck_ring(costs: Costs) -> tuple[float, list[int]]:
-    """The dearest edge of the best ring through all nodes, and its order from node 0."""
+    """Return the largest edge cost of the best ring through all nodes, and its order from node
+    0.
+    """
     size = len(costs)
     if size < 2:
         raise ValueError("a ring has two nodes or more")
@@ -27,7 +29,7 @@ def bottleneck_ring(costs: Costs) -> tuple[float, list[int]]:
 
 
 def _ring(costs: Costs, most: float) -> list[int] | None:
-    """A ring of edges of at most ``most``, if there is one."""
+    """Return a ring of edges that cost at most ``most``, or None."""
     size = len(costs)
     into = [
         sum(1 << a for a in range(size) if a != b and costs[a][b] <= most) for b in range(size)

@@ -28,7 +28,7 @@ DETOUR: Final = 1.4
 _LIGHT: Final = 200_000.0
 """Kilometres a second in glass."""
 _EARTH: Final = 6371.0
-"""Kilometres of radius."""
+"""Radius of the Earth in kilometres."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ the cities are ours: eight in the United States, four in Europe, two in Asia."""
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the run that has figures of its own."""
+    """A part of the run with published figures of its own."""
 
     name: str
     sites: int
@@ -80,7 +80,7 @@ STAGES: Final = (
 
 
 def round_trip(one: City, other: City) -> float:
-    """Seconds there and back."""
+    """Return the round trip time between two cities, in seconds."""
     a, b = math.radians(one.north), math.radians(other.north)
     turn = math.radians(one.east - other.east)
     angle = math.acos(
@@ -90,7 +90,7 @@ def round_trip(one: City, other: City) -> float:
 
 
 def connection(one: City, other: City, carried: float = CARRIED) -> float:
-    """Mbit/s of one connection."""
+    """Return the rate of one connection, in Mbit/s."""
     return min(LINE, carried / max(1e-9, round_trip(one, other)))
 
 

@@ -46,7 +46,9 @@ FAILURE_RATE: Final = 30.0
 """Rate in MB/s that a failed download counts as. The package records its timeout, a time, in
 the place of the rate."""
 REQUEST_LATENCIES: Final = 4
-"""A connection and a request: two round trips; the last half of them brings the answer."""
+"""Latencies of a connection and a request: two round trips. The last half of them brings the
+answer.
+"""
 CHECK_PASSES: Final = 3
 """Times a client reads or writes the whole policy before it can load it: join the files (two),
 hash (one)."""

@@ -56,8 +56,9 @@ CLAIM: Final = 0.9
 
 
 class Payload(bytes):
-    """A chunk by reference: the few bytes it is known by, and the length of what it stands
-    for."""
+    """Stands for a chunk in the simulation: the bytes that identify it, and the chunk's
+    length.
+    """
 
     def __len__(self) -> int:
         return MAX_SPAN

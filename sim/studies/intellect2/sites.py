@@ -120,8 +120,7 @@ class Sites:
         return self.queue.now / SECOND
 
     def version_at(self, when: float) -> int:
-        """The newest version published at ``when``: the first at 0; one before it was there
-        already."""
+        """Return the newest version published at ``when``. The first one is published at 0."""
         return min(self.versions, int(when // self.interval) + 1)
 
     def _add(self, name: str, link: LinkSpec) -> Site:
@@ -266,9 +265,9 @@ class Output:
     """Rollouts that one worker generated, and what became of them."""
 
     delivered: list[tuple[float, int, int]]
-    """(virtual second, version, rollouts)."""
+    """Each delivery as (virtual second, version, rollouts)."""
     busy: float
-    """Seconds of decoding."""
+    """Seconds spent decoding."""
     died_with: int
     """Rollouts that were under way when the machine died."""
 

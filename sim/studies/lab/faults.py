@@ -46,7 +46,11 @@ def play_faults(emulation: Emulation, plan: Sequence[Fault]) -> None:
 
 
 def check_faults(plan: Sequence[Fault]) -> None:
-    """Raises `ConfigError` naming the first fault that level 3 does not know."""
+    """Check that level 3 knows all faults of a plan.
+
+    Raises:
+        ConfigError: It does not. The message names the first unknown fault.
+    """
     for fault in plan:
         if fault.kind not in KINDS:
             raise ConfigError(f"level 3 has no fault {fault.kind!r}, only {', '.join(KINDS)}")

@@ -63,7 +63,7 @@ LAST_WORDS: Final = 500
 Hear = Callable[[dict[str, Any]], None]
 """Given each JSON object that a program prints."""
 Progress = Callable[[float, str], None]
-"""Told how far a scenario is: its seconds, and what is being done."""
+"""A callback that is told the scenario's seconds and the present activity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,11 @@ class Program:
             self._process.send_signal(number)
 
     async def attend(self, name: str, hear: Hear) -> None:
-        """Hear it to its end. Raises `LabError` unless it was killed by `kill`."""
+        """Read the program's output to its end.
+
+        Raises:
+            LabError: The program ended, and not by `kill`.
+        """
         assert self._process.stdout is not None
         unread = b""
         while data := await self._process.stdout.receive_some():
@@ -174,13 +178,11 @@ class LabMachine:
 
     @property
     def address(self) -> str:
-        """IP address."""
         return address_of(self.number)
 
     @property
     def entered(self) -> tuple[str, ...]:
-        """The start of a command line that runs here, for a process that the emulation does not
-        own."""
+        """The beginning of a command line that runs in this machine's namespace."""
         return "nsenter", "--target", str(self._keeper.pid), "--net"
 
     @property
@@ -189,7 +191,11 @@ class LabMachine:
         return self._program is not None and self._program.alive
 
     async def open(self) -> None:
-        """Furnish it and lay its line. Raises `LabError`."""
+        """Prepare the machine's folder and lay its line.
+
+        Raises:
+            LabError: The line could not be laid.
+        """
         self.wipe()
         await wait_ready(self._keeper)
         await self._emulation.hub.connect(self._keeper.pid, self.number, self.link)
@@ -238,7 +244,11 @@ class LabMachine:
             self._program.signal(signal.SIGCONT)
 
     async def reshape(self, link: LinkSpec) -> None:
-        """Give the machine another line from now on. Raises `LabError`."""
+        """Give the machine another line from now on.
+
+        Raises:
+            LabError: The line could not be changed.
+        """
         await self._emulation.hub.reshape(self._keeper.pid, self.number, link)
 
 
@@ -267,7 +277,11 @@ class Emulation:
     async def add(
         self, name: str, link: LinkSpec, furnish: Callable[[Path], None]
     ) -> LabMachine:
-        """Build one more machine; ``furnish`` fills a new disk's folder. Raises `LabError`."""
+        """Build one more machine and return it; ``furnish`` fills a new disk's folder.
+
+        Raises:
+            LabError: The machine could not be built.
+        """
         if len(self.machines) >= MAX_MACHINES:
             raise LabError(f"more than {MAX_MACHINES} machines do not fit on one bridge")
         keeper = await self.stack.enter_async_context(open_process(["cat"]))
@@ -300,7 +314,11 @@ class Emulation:
         await self.world.sleep(second - self.now())
 
     async def sent_bytes(self) -> dict[str, int]:
-        """Bytes that each machine has sent so far, headers included. Raises `LabError`."""
+        """Return the bytes that each machine has sent so far, headers included.
+
+        Raises:
+            LabError: The counters could not be read.
+        """
         sent = await self.hub.sent_bytes()
         return {machine.name: sent[machine.number] for machine in self.machines.values()}
 
@@ -309,10 +327,7 @@ class Emulation:
 async def open_emulation(
     config: EmulationConfig, progress: Progress | None = None
 ) -> AsyncIterator[Emulation]:
-    """An emulation for the length of the block; ``progress`` is called with how far things are.
-
-    Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
-    """
+    """Open an emulation for the length of the block; ``progress`` is told how far it is."""
     require_lab()
     sweep_leftovers()
     async with AsyncExitStack() as stack:

@@ -79,7 +79,11 @@ def reason_to_skip() -> str | None:
 
 
 def require_lab() -> None:
-    """Raises `LabUnavailable` where `reason_to_skip` has one."""
+    """Check that this machine can run level 3.
+
+    Raises:
+        LabUnavailable: `reason_to_skip` has a reason.
+    """
     reason = reason_to_skip()
     if reason is not None:
         raise LabUnavailable(
@@ -88,7 +92,7 @@ def require_lab() -> None:
 
 
 def _missing_capabilities(status: str) -> list[str]:
-    """The `CAPABILITIES` that ``/proc/self/status`` does not list as effective."""
+    """Return the `CAPABILITIES` that ``/proc/self/status`` does not list as effective."""
     sets = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     effective = int(sets.get("CapEff", "0").strip(), 16)
     return [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
@@ -141,7 +145,11 @@ class Hub:
         )
 
     async def reshape(self, pid: int, number: int, link: LinkSpec) -> None:
-        """Give machine ``number`` another line from now on. Raises `LabError`."""
+        """Give machine ``number`` another line from now on.
+
+        Raises:
+            LabError: The line could not be changed.
+        """
         await self._reshape_down(number, link.down)
         await within(pid, self._shape("change", "eth0", link.up))
 
@@ -158,8 +166,11 @@ class Hub:
         await within(self._process.pid, self._shape("change", f"m{number}", down))
 
     async def sent_bytes(self) -> dict[int, int]:
-        """Bytes that each machine's line has carried up so far, headers included. Raises
-        `LabError`."""
+        """Return the bytes that each machine's line has carried up so far, headers included.
+
+        Raises:
+            LabError: The counters could not be read.
+        """
         links = json.loads(await within(self._process.pid, "ip -s -j link show type veth"))
         return {int(link["ifname"][1:]): link["stats64"]["rx"]["bytes"] for link in links}
 
@@ -201,17 +212,23 @@ class DelayingHub(Hub):
         await self._ask(f"{number} {down * MBIT / 8}")
 
     async def sent_bytes(self) -> dict[int, int]:
-        """Bytes that each machine has sent so far, headers included. Raises `LabError`."""
+        """Return the bytes that each machine has sent so far, headers included.
+
+        Raises:
+            LabError: The switch is gone.
+        """
         sent = json.loads(await self._ask("sent"))
         return {int(number): size for number, size in sent.items()}
 
 
 @asynccontextmanager
 async def open_hub(queue: float = QUEUE, delay: float = 0.0) -> AsyncIterator[Hub]:
-    """A bridge in a namespace of its own, or a switch on which every frame takes ``delay``
-    seconds, for the length of the block. Raises `LabError`.
+    """Open a bridge in a namespace of its own, for the length of the block.
 
-    ``queue`` is how many seconds a full queue in front of any line takes to empty.
+    With a ``delay`` it is a switch on which every frame takes that many seconds.
+
+    Raises:
+        LabError: The namespace could not be set up.
     """
     if delay:
         program = [sys.executable, "-I", str(switch.__file__), str(delay), str(queue)]
@@ -228,7 +245,7 @@ async def open_hub(queue: float = QUEUE, delay: float = 0.0) -> AsyncIterator[Hu
 
 
 def address_of(number: int) -> str:
-    """The IP address of machine ``number``."""
+    """Return the IP address of machine ``number``."""
     return f"10.77.0.{number}"
 
 
@@ -248,8 +265,11 @@ async def within(pid: int, *commands: str) -> str:
 
 
 async def wait_ready(echo: trio.Process) -> None:
-    """Return once a ``cat`` of `open_process` runs, which is in its namespace by then. Raises
-    `LabError`."""
+    """Wait until a ``cat`` of `open_process` runs, which is in its namespace by then.
+
+    Raises:
+        LabError: The process ended instead.
+    """
     assert echo.stdin is not None
     assert echo.stdout is not None
     try:
@@ -264,8 +284,10 @@ async def wait_ready(echo: trio.Process) -> None:
 async def open_process(
     command: Sequence[str], *, of: int | None = None, stderr: IO[bytes] | None = None
 ) -> AsyncIterator[trio.Process]:
-    """A process in a new network namespace, or in that ``of`` a process; killed at the end of
-    the block."""
+    """Open a process in a new network namespace, or in that of the process ``of``.
+
+    The process is killed at the end of the block.
+    """
     entered = ["unshare", "--net"] if of is None else ["nsenter", "--target", str(of), "--net"]
     process = await trio.lowlevel.open_process(
         [*entered, *command],

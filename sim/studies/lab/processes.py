@@ -33,15 +33,20 @@ STATUS: Final = 0.5
 START_SECONDS: Final = 60.0
 """Seconds for the nodes to start and find each other, plus `SECONDS_A_NODE` for each."""
 SECONDS_A_NODE: Final = 5.0
-"""More seconds for each node: importing takes a second of CPU, and a busy machine of two cores
-gives less than half of one."""
+"""Additional seconds for each node: importing takes a second of CPU, and a busy machine of two
+cores gives less than half of one.
+"""
 
 
 class NodeProcesses:
     """All nodes of a run, as processes."""
 
     def __init__(self, emulation: Emulation, scenario: Scenario) -> None:
-        """Raises `ConfigError` if the scenario needs what no emulation has."""
+        """Prepare the processes of a scenario's nodes.
+
+        Raises:
+            ConfigError: The scenario needs what no emulation has.
+        """
         self._emulation = emulation
         self._scenario = scenario
         self._deployment = deployment = Deployment(
@@ -216,7 +221,7 @@ def _multiaddr(machine: LabMachine) -> str:
 
 
 def toml_of(table: Mapping[str, Any], name: str = "") -> str:
-    """A table of numbers and tables as TOML."""
+    """Return a table of numbers and tables as TOML."""
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     lines = [f"[{name}]"] if plain and name else []
     lines += [f"{key} = {value!r}" for key, value in plain.items()]

@@ -88,8 +88,11 @@ async def _play(
 
 
 def check(scenario: Scenario) -> None:
-    """Raises `ConfigError` naming the first thing of ``scenario`` that level 3 does not
-    have."""
+    """Check that level 3 can play a scenario.
+
+    Raises:
+        ConfigError: It cannot. The message names the first obstacle.
+    """
     link = scenario.link
     lacks = {
         f"more than {MAX_NODES} nodes": scenario.nodes > MAX_NODES,

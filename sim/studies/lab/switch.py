@@ -61,7 +61,7 @@ MAC_PREFIX: Final = bytes((2, 0, 0, 0, 0))
 
 
 def mac_of(number: int) -> str:
-    """The Ethernet address of the machine at port ``number``, 1 to 255."""
+    """Return the Ethernet address of the machine at port ``number``, 1 to 255."""
     return ":".join(f"{byte:02x}" for byte in (*MAC_PREFIX, number))
 
 
@@ -90,8 +90,11 @@ class Downlink:
         self._rate = rate
 
     def queue(self, arrives: float, size: int, longest: float) -> float | None:
-        """When the last of ``size`` bytes that come to the queue at ``arrives`` is through;
-        None if there are more than ``longest`` seconds of others before them."""
+        """Return the time at which the last of ``size`` bytes that arrive at ``arrives`` is
+        through.
+
+        None if more than ``longest`` seconds of other bytes are before them.
+        """
         begins = max(arrives, self._free_at)
         if begins - arrives > longest:
             return None
@@ -100,7 +103,7 @@ class Downlink:
 
 
 class Port:
-    """Device of a machine."""
+    """The network device of one machine."""
 
     def __init__(self, number: int) -> None:
         self.downlink = Downlink()
@@ -112,12 +115,15 @@ class Port:
         fcntl.ioctl(self.fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
 
     def count(self, size: int) -> None:
-        """The machine has sent ``size`` bytes."""
+        """Count ``size`` bytes that the machine has sent."""
         self.sent += size
 
     def read(self) -> list[bytes]:
-        """Frames that the machine has sent, `AT_ONCE` at most. Raises `OSError` if it is gone,
-        and its device with it."""
+        """Return frames that the machine has sent, `AT_ONCE` at most.
+
+        Raises:
+            OSError: The machine is gone, and its device with it.
+        """
         frames: list[bytes] = []
         with contextlib.suppress(BlockingIOError):  # that was the last
             while len(frames) < AT_ONCE:

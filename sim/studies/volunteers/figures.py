@@ -49,7 +49,7 @@ class Journal:
         self.roles: dict[str, list[Role]] = {}
         """Timesheet of each life that had one."""
         self.published: dict[int, float] = {}
-        """When each version was on its way."""
+        """Maps each version to the time at which it was published."""
         self.arrivals: dict[str, list[tuple[float, int]]] = {}
         """Pairs (time, version) of complete versions, by node."""
         self.submitted: list[tuple[float, str]] = []
@@ -60,15 +60,15 @@ class Journal:
         self._clock = clock
 
     def volunteers(self) -> list[str]:
-        """Their names, whether they run now or not."""
+        """Return the names of all volunteers, running or not."""
         return [name for name in self.sheets if name.startswith(VOLUNTEER)]
 
     def validators(self) -> list[str]:
-        """Their names, whether they run now or not."""
+        """Return the names of all validators, running or not."""
         return [name for name in self.sheets if name.startswith(VALIDATOR)]
 
     def note_birth(self, name: str, roles: list[Role]) -> None:
-        """A life of ``name`` begins, with these roles."""
+        """Note that a life of ``name`` begins with these roles."""
         self.sheets[name].begin_life()
         self.lives.setdefault(name, []).append([self._clock(), math.inf])
         self.roles.setdefault(name, []).extend(roles)
@@ -80,7 +80,7 @@ class Journal:
         self.lives[name][-1][1] = self._clock()
 
     def note_arrival(self, name: str, version: int) -> None:
-        """A version is whole at a node."""
+        """Note that a node has a whole version."""
         self.arrivals.setdefault(name, []).append((self._clock(), version))
 
     def note(self, name: str, event: str, fields: Mapping[str, Any]) -> None:

@@ -48,14 +48,15 @@ class Freight:
     """The freight lines of all machines of a swarm."""
 
     def __init__(self, swarm: Swarm, scales: Mapping[ProtocolId, Weigh]) -> None:
-        """``scales`` weighs the streams of some protocols; all others are charged as they
-        are."""
+        """Begin without lines; ``scales`` weighs the streams of some protocols, and all others
+        are charged as they are.
+        """
         self.scales = dict(scales)
         self._swarm = swarm
         self._lines: dict[PeerId, Endpoint] = {}
 
     def line(self, node: SimNode) -> Endpoint:
-        """The freight line of a machine, made if need be."""
+        """Return the freight line of a machine, which is made if there is none yet."""
         line = self._lines.get(node.peer_id)
         if line is None:
             fabric, name = self._swarm.fabric, f"{node.name}/freight"
@@ -64,7 +65,9 @@ class Freight:
         return line
 
     def direction(self, node: SimNode, peer: PeerId) -> Direction | None:
-        """The line from ``node`` to ``peer``; None if that is no machine with freight."""
+        """Return the line from ``node`` to ``peer``; None if ``peer`` is no machine with
+        freight.
+        """
         source, target = self.line(node), self._lines.get(peer)
         if target is None:
             return None

@@ -33,7 +33,7 @@ SAMPLE: Final = 256
 CHUNK_BYTES: Final = 4 * KI
 """Bytes of a simulated chunk: the least that a run file allows."""
 MANY_STEPS: Final = 1_000_000
-"""More than any scenario has time for."""
+"""A number of steps that no scenario has time for."""
 HEADER: Final = 512
 """Bytes left in the last chunk for the header of the safetensors file."""
 SHARE: Final = "share_"
@@ -73,13 +73,13 @@ class Plan:
     validator: Machine
     validators: int
     relays: int
-    """Servers that only relay."""
+    """Number of servers that only relay."""
     mix: Mapping[Machine, float]
     """Share of the volunteers by machine."""
     answer: float
     """Tokens of a mean answer."""
     prompt: float
-    """Tokens of a task."""
+    """Tokens of a task's prompt."""
     policy_bytes: float
     """Bytes of a policy on the lines."""
     chunks: int
@@ -130,7 +130,7 @@ class Plan:
         return self.answer / statistics.fmean(len(task.answer) for task in tasks)
 
     def role_table(self, machine: Machine, learning: float, skill: float) -> dict[str, Any]:
-        """``[role.*]`` of a node with this machine."""
+        """Return the tables ``[role.*]`` of a node with this machine."""
         speeds = machine.engine_table(
             self.model,
             context=self.context,
@@ -147,10 +147,10 @@ class Plan:
 
 
 def plan_of(scenario: Scenario) -> Plan:
-    """Read the scenario's parameters. Raises `ConfigError` if a machine cannot do its job.
+    """Return the plan that the scenario's parameters describe.
 
-    Batch, trainer, validators and relay servers are those of a run with ``sized_for``
-    volunteers; with another number of them all four are in proportion.
+    Raises:
+        ConfigError: A machine cannot do its job.
     """
     mix = _mix(scenario)
     share = scenario.nodes / scenario.parameter("sized_for", scenario.nodes)
@@ -187,7 +187,9 @@ def plan_of(scenario: Scenario) -> Plan:
 
 
 def _shrunk(trainer: Machine, model: ModelSize, share: float) -> Machine:
-    """A ``share`` of a trainer, but no less than what still fits if the whole does."""
+    """Return a ``share`` of a trainer, but no less than the model needs if the whole trainer
+    fits it.
+    """
     fitting = math.ceil(trainer.count * TRAINING_BYTES * model.parameters / trainer.usable)
     count = max(1, round(share * trainer.count), min(fitting, trainer.count))
     return replace(trainer, count=count)
@@ -237,8 +239,10 @@ def _mix(scenario: Scenario) -> dict[Machine, float]:
 
 
 def deal_machines(plan: Plan, count: int, rng: Random) -> list[Machine]:
-    """A machine for each of ``count`` volunteers: shares as exact as whole numbers allow, in
-    any order."""
+    """Return a machine for each of ``count`` volunteers, in any order.
+
+    The shares are as exact as whole numbers allow.
+    """
     dealt: list[Machine] = []
     total = 0.0
     for machine, share in plan.mix.items():
@@ -249,13 +253,13 @@ def deal_machines(plan: Plan, count: int, rng: Random) -> list[Machine]:
 
 
 def draw_line(scenario: Scenario, rng: Random) -> LinkSpec:
-    """A line for one more volunteer, drawn between ``up_low`` and ``up_high``."""
+    """Return a random line for one more volunteer, drawn between ``up_low`` and ``up_high``."""
     uplinks = scenario.parameter("up_low", 200), scenario.parameter("up_high", 2000)
     return drawn_link(rng, uplinks, scenario.parameter("down_factor", 2))
 
 
 def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list[str]) -> Run:
-    """The run, signed by an owner who takes no part."""
+    """Return the run, signed by an owner who takes no part."""
 
     def peer(name: str) -> PeerId:
         return simulation.keys.signer(name).peer_id

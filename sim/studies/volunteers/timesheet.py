@@ -25,7 +25,7 @@ BESIDE: Final = frozenset((DECODING,))
 """Activities that keep no engine from working."""
 
 Note = Callable[[str, Mapping[str, object]], None]
-"""Told of each trace event of a node: its name and fields."""
+"""A callback that is told each trace event of a node: its name and fields."""
 
 
 class Timesheet:
@@ -40,13 +40,13 @@ class Timesheet:
         self._life = 0
 
     def begin_life(self) -> None:
-        """The machine runs, and waits for something to load."""
+        """Note that the machine runs, and waits for something to load."""
         self._alive_since = self._clock()
         self._life += 1
         self._begin(WAITING)
 
     def end_life(self) -> None:
-        """The machine is gone: what it was doing ends here."""
+        """Note that the machine is gone; all its activities end now."""
         for activity in list(self._begun):
             self._end(activity)
         if self._alive_since is not None:
@@ -110,7 +110,9 @@ class TimedWorld:
     """A simulated world that keeps a timesheet; everything else is the real one's."""
 
     def __init__(self, world: SimWorld, sheet: Timesheet, scale: float, note: Note) -> None:
-        """``scale`` is how many bytes of a policy each byte of the simulated one stands for."""
+        """Wrap ``world``; each byte of the simulated policy stands for ``scale`` bytes of a
+        real one.
+        """
         self._world = world
         self._sheet = sheet
         self._scale = scale

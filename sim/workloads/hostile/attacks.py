@@ -53,7 +53,7 @@ by then."""
 
 
 class Attacker:
-    """A hostile member: it knows what its membership knew, and signs what it likes."""
+    """A hostile member: it has its membership's knowledge, and signs any statement."""
 
     def __init__(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         self._node = node
@@ -62,7 +62,7 @@ class Attacker:
         self._numbers = count(int(node.world.wall() * 1000) + 2**20)
 
     def alive(self, interval: float = 5.0) -> SignedHeartbeat:
-        """Return a new heartbeat of this member, signed with its own key."""
+        """Return a new heartbeat of the attacker's own."""
         wall, addrs = self._node.world.wall(), self._host.addrs
         return say_alive(
             self._node.world.signer, next(self._numbers), wall, interval=interval, addrs=addrs
@@ -74,7 +74,7 @@ class Attacker:
         self._membership._driver._is_running = False
 
     def words(self) -> list[SignedHeartbeat]:
-        """Return the newest heartbeat of every member that it knows."""
+        """Return the newest statement that it holds of every member."""
         view = self._membership._core._members
         entries = (view.get(member.peer) for member in self._membership.members())
         return [entry.signed for entry in entries if entry is not None]
@@ -231,11 +231,8 @@ class AddressFlush(HostileWorkload):
 
 
 class _LateHost:
-    """A host that hands over the messages of some peers later, also when they have gone
+    """A host that hands over some peers' messages later, even if the peers have gone
     meanwhile.
-
-    The production host does: RPCs that have come and wait for their turn are handled after the
-    disconnection. Here each waits for ``delay`` seconds.
     """
 
     def __init__(

@@ -28,11 +28,7 @@ def say_alive(
     run: bytes = b"",
     stamp: bytes = b"",
 ) -> SignedHeartbeat:
-    """A heartbeat with a number, an interval and addresses of its author's choice.
-
-    Every heartbeat of every attack is made here: what honest nodes must bring along (a work
-    stamp), hostile ones bring along as well, since they have paid for it.
-    """
+    """Return a heartbeat with any number, interval and addresses."""
     paid: dict[str, Any] = (
         {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
     )

@@ -107,7 +107,7 @@ class Squatters:
         return {record.publisher for record in records}, sum(located)
 
     async def _member(self, machine: SimNode) -> None:
-        """A whole honest node: the relay, an officer, or a member."""
+        """Run a whole honest node: the relay, an officer, or a member."""
         assert self._run is not None
         first = machine.siblings[0]
         document = self._run.document if machine is first else None

@@ -80,7 +80,7 @@ class HostileWorkload:
     # What a scenario adds.
 
     def configure(self) -> MembershipConfig:
-        """The membership configuration of every node, honest or hostile."""
+        """Return the membership configuration of every node, honest or hostile."""
         return MembershipConfig(interval=self.scenario.parameter("interval", 5.0))
 
     def before_attack(self, swarm: Swarm) -> None:
@@ -172,7 +172,7 @@ class HostileWorkload:
         return peer not in self.hostile
 
     def honest_names(self, swarm: Swarm) -> list[str]:
-        """The honest nodes that run."""
+        """Return the names of the honest nodes that run."""
         return [
             name for name in self.views if name.startswith(HONEST) and swarm.nodes[name].alive
         ]

@@ -34,14 +34,18 @@ LINGER: Final = 2.0
 """Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
 levels."""
 NEVER: Final = 2**32 - 1
-"""When the run file expires: clocks differ between levels."""
+"""Expiry of the run file: clocks differ between levels."""
 
 
 class Deployment:
     """The nodes of one scenario and seed."""
 
     def __init__(self, scenario: Scenario, seed: int, keys: KeyRing) -> None:
-        """Raises `ConfigError` if the scenario wants nodes that are not whole and honest."""
+        """Draw the participants of a scenario.
+
+        Raises:
+            ConfigError: The scenario wants nodes that are not whole and honest.
+        """
         self.participants = draw_participants(scenario, derived_rng(seed, "swarm", "links"))
         if not all(participant.honest for participant in self.participants.values()):
             raise ConfigError(
@@ -58,7 +62,7 @@ class Deployment:
 
     @property
     def receivers(self) -> list[str]:
-        """All nodes but the origin."""
+        """Names of all nodes but the origin."""
         return [name for name in self.participants if name != ORIGIN]
 
     @property
@@ -68,7 +72,6 @@ class Deployment:
         return max([participant.joins for participant in self.participants.values()] + faults)
 
     def peer(self, name: str) -> PeerId:
-        """A node's peer id."""
         return self._keys.signer(name).peer_id
 
     def participant(self, name: str) -> Participant:
@@ -76,11 +79,11 @@ class Deployment:
         return self.participants[name]
 
     def roles(self, name: str) -> tuple[str, ...]:
-        """A node's roles, as the command line wants them."""
+        """Return a node's roles, as the command line wants them."""
         return (PUBLISHER,) if name == ORIGIN else (WITNESS,)
 
     def table(self, name: str) -> Mapping[str, Mapping[str, object]]:
-        """A node's configuration, as its TOML file has it."""
+        """Return a node's configuration, as its TOML file has it."""
         role: dict[str, object] = {
             "witness": {"upload": round(self.participants[name].claim * MBIT / 8)}
         }
@@ -93,7 +96,7 @@ class Deployment:
         }
 
     def config(self, name: str) -> NodeConfig:
-        """A node's configuration, read from its `table` as production reads its file."""
+        """Return a node's configuration, read from its `table` as production reads its file."""
         return read_table(NodeConfig, self.table(name), f"the configuration of {name}")
 
     def _schedule(self) -> dict[str, object]:

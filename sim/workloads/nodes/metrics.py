@@ -62,8 +62,9 @@ class HealthLog:
         return int(self._lives[-1].get("newest", -1)) if self._lives else -1
 
     def total(self, count: str) -> int:
-        """A counter of `ShardcastStats` over all lives. What a killed life had not yet said is
-        lost."""
+        """Return a counter of `ShardcastStats` over all lives; the last counts of a killed life
+        are lost.
+        """
         return sum(int(life.get(count, 0)) for life in self._lives)
 
 
@@ -88,7 +89,7 @@ def seconds_to_whole(
 def measure(
     deployment: Deployment, logs: Mapping[str, HealthLog], alive: Sequence[str]
 ) -> dict[str, float | int | str]:
-    """The metrics of one run; ``alive`` are the nodes that live at its end."""
+    """Return the metrics of one run; ``alive`` are the nodes that live at its end."""
     published = sorted(logs[ORIGIN].published)
     by_version = [seconds_to_whole(deployment, logs, alive, version) for version in published]
     delays = [delay for delays in by_version for delay in delays]
@@ -114,8 +115,9 @@ def _typical(by_version: Sequence[Sequence[float]], percent: int) -> float:
 
 
 def bound_seconds(deployment: Deployment, receivers: Sequence[str]) -> float:
-    """The least seconds in which a policy can be brought to all, headers included: Kumar and
-    Ross, HotWeb 2006."""
+    """Return the least seconds in which all nodes can get a policy, headers included (Kumar and
+    Ross, HotWeb 2006).
+    """
     links = [deployment.participant(name).link for name in receivers]
     origin = deployment.participant(ORIGIN).link.up
     total = origin + sum(link.up for link in links)

@@ -31,7 +31,7 @@ LOOK: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessConfig:
-    """The table ``[role.witness]``."""
+    """Settings from the table ``[role.witness]``."""
 
     upload: int
     """Bytes per second that heartbeats claim we can send."""
@@ -48,7 +48,11 @@ class Witness:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
+        """Return the role of a node with this table.
+
+        Raises:
+            ConfigError: A key is wrong. The message names it.
+        """
         return cls(read_table(WitnessConfig, table, "role.witness").upload)
 
     async def run(self, node: Node) -> None:
@@ -61,16 +65,16 @@ class Witness:
             newest = await node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     def health(self) -> dict[str, object]:
-        """``arrivals``: pairs of version and wall clock time."""
+        """Return the ``arrivals`` of policies: pairs of version and wall clock time."""
         return {"arrivals": list(self._arrivals.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig:
-    """The table ``[role.publisher]``."""
+    """Settings from the table ``[role.publisher]``."""
 
     seed: int
-    """Seed of the weights."""
+    """Seed of the random weights."""
 
     receivers: int
     """Witnesses that must be there before the first policy goes out."""
@@ -99,7 +103,11 @@ class ScheduledPublisher:
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
-        """The role of a node with this table. Raises `ConfigError` naming the wrong key."""
+        """Return the role of a node with this table.
+
+        Raises:
+            ConfigError: A key is wrong. The message names it.
+        """
         return cls(read_table(PublisherConfig, table, "role.publisher"))
 
     async def run(self, node: Node) -> None:
@@ -139,6 +147,7 @@ class ScheduledPublisher:
         )
 
     def health(self) -> dict[str, object]:
-        """``zero``: the wall clock time of second 0, once it is known; ``published``: as
-        `Witness.health`."""
+        """Return ``zero``, the wall clock time of second 0 once it is known, and ``published``,
+        pairs of version and wall clock time.
+        """
         return {"zero": self._zero, "published": list(self._published.items())}

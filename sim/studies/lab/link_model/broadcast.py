@@ -21,8 +21,9 @@ class TreeBroadcast:
 
     def __init__(self, chunks: int, chunk_bytes: int, now: Callable[[], float]) -> None:
         self.whole_at: float | None = None
-        """When the last chunk was there, on the clock ``now``; at the root, when it began to
-        send."""
+        """The time, by the clock ``now``, at which the last chunk came; at the root, at which
+        it began to send.
+        """
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         self._now = now

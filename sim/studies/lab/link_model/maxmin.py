@@ -36,7 +36,9 @@ class Flow:
 def fair_rates(
     flows: Sequence[Flow], up: Mapping[str, float], down: Mapping[str, float]
 ) -> list[float]:
-    """The max-min fair rate of each flow, in the unit of the capacities ``up`` and ``down``."""
+    """Return the max-min fair rate of each flow, in the unit of the capacities ``up`` and
+    ``down``.
+    """
     rates = [math.inf] * len(flows)
     links = _links(flows, up, down)
     left = [capacity for capacity, _ in links]

@@ -41,7 +41,11 @@ class RelayProcess:
         return self._process.pid
 
     async def ask(self, order: str) -> str:
-        """Send an order and return its answer. Raises `LabError` if the process is gone."""
+        """Send an order and return its answer.
+
+        Raises:
+            LabError: The process is gone.
+        """
         assert self._process.stdin is not None
         try:
             await self._process.stdin.send_all(order.encode() + b"\n")
@@ -50,7 +54,11 @@ class RelayProcess:
         return await self.answer()
 
     async def answer(self) -> str:
-        """The next line it says. Raises `LabError` if it ends instead."""
+        """Return the next line that the process prints.
+
+        Raises:
+            LabError: The process ended instead.
+        """
         assert self._process.stdout is not None
         while b"\n" not in self._unread:
             piece = await self._process.stdout.receive_some(MAX_LINE)
@@ -99,7 +107,11 @@ class Lab:
         return {name: float(answers[name]) - start for name in others}
 
     async def ask_all(self, orders: dict[str, str]) -> dict[str, str]:
-        """Give every machine its order at once, and collect the answers. Raises `LabError`."""
+        """Give every machine its order at once, and return the answers.
+
+        Raises:
+            LabError: A machine's process is gone.
+        """
         answers: dict[str, str] = {}
         failures: list[LabError] = []
 

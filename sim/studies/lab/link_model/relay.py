@@ -30,8 +30,9 @@ class TreeRelay:
     """A machine: its listening socket, and the streams of the current broadcast."""
 
     def __init__(self, congestion: bytes) -> None:
-        """``congestion`` is the kernel's name of a congestion control, empty for its
-        default."""
+        """Begin without streams; ``congestion`` is the kernel's name of a congestion control,
+        or empty for its default.
+        """
         self._congestion = congestion
         self._listener: trio.SocketListener
         self._up: trio.SocketStream | None = None
@@ -70,7 +71,7 @@ class TreeRelay:
 
 
 def _now() -> float:
-    """A clock that all processes of this machine share."""
+    """Return the time of a clock that all processes of this machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 

@@ -35,7 +35,7 @@ class Topology:
     name: str
     caption: str
     members: tuple[TreeMember, ...]
-    """Parents before their children."""
+    """The machines, parents before their children."""
     chunks: int = CHUNKS
     chunk_bytes: int = CHUNK_BYTES
 
@@ -63,7 +63,7 @@ class Topology:
         return {member.name: member.link for member in self.members}
 
     def children(self, name: str) -> list[str]:
-        """The machines to which ``name`` passes chunks on."""
+        """Return the machines to which ``name`` passes chunks on."""
         return [member.name for member in self.members if member.parent == name]
 
 
