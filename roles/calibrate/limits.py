@@ -238,13 +238,15 @@ def sum_rates(rates: Sequence[Rate]) -> Rate:
 
 
 def rejected_groups(evidence: Sequence[Evidence], limits: Limits) -> Rate:
-    """Groups that are rejected by themselves."""
+    """Return the rate of groups that are rejected by themselves."""
     verdicts = [judge(one, limits).verdict for one in evidence]
     return Rate(verdicts.count(Verdict.REJECTED), len(verdicts))
 
 
 def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POOL) -> Rate:
-    """Submissions of ``size`` groups that are rejected, for a group or as a whole."""
+    """Return the rate of submissions of ``size`` groups that are rejected, for a group or as a
+    whole.
+    """
     starts = range(0, len(evidence) - size + 1, size)
     return _rejected([evidence[at : at + size] for at in starts], limits)
 
@@ -252,7 +254,7 @@ def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POO
 def resampled(
     evidence: Sequence[Evidence], limits: Limits, size: int, count: int = RESAMPLED
 ) -> Rate:
-    """Return the rejected share of ``count`` submissions of ``size`` different groups, drawn
+    """Return the rejected rate of ``count`` submissions of ``size`` different groups, drawn
     from these.
     """
     rng = Random(0)
@@ -348,7 +350,7 @@ def record_to_toml(record: Calibration) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Three digits, upwards: a limit says no more."""
+    """Return the number rounded up to three digits, as limits are written."""
     if value == 0:
         return "0.0"
     scale = 10.0 ** (2 - math.floor(math.log10(value)))

@@ -139,8 +139,10 @@ class InnerEngine:
         return found
 
     async def digests(self, path: str, *, is_state: bool) -> list[bytes]:
-        """The digests of the pieces in a file: of a state, or of an update or a mean. None if
-        it is not as long as these."""
+        """Return the digests of the pieces in a file: of a state, or of an update or a mean.
+
+        None are returned if the file has another length.
+        """
         found: list[bytes] = await self._repeat("digests", self._path(path), is_state)
         return found
 
@@ -194,7 +196,7 @@ class InnerEngine:
         return digests, norms
 
     async def loss(self) -> float:
-        """Nats a token of the weights that were loaded, on windows that are held out."""
+        """Return the loss of the loaded weights on held-out windows, in nats a token."""
         return float(await self._call("loss"))
 
     async def write(self, count: int) -> tuple[str, str]:

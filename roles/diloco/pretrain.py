@@ -230,7 +230,9 @@ class Pretrainer(TrainedModel):
         return whole_total / sum(map(self._objective.size, batches))
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
-        """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
+        """Return the tokens that the outer weights would write after these, at a temperature of
+        0.7.
+        """
         generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
         with torch.no_grad(), self._outer_model() as model:

@@ -190,7 +190,7 @@ class TeachingEnvironment(Environment, Protocol):
         ...
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Fresh clean examples for supervised learning, never held-out ones."""
+        """Return fresh clean examples for supervised learning, never held-out ones."""
         ...
 
 

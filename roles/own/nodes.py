@@ -171,7 +171,6 @@ class LocalNodes:
 
     @property
     def bootstrap(self) -> str:
-        """The one address that every node gets."""
         greeting = self.children[next(iter(self.cast))].greeting
         assert greeting is not None
         return str(greeting["addrs"][0])

@@ -58,7 +58,7 @@ _PROBE = (
 
 
 def reason_to_skip() -> str | None:
-    """Why there can be no lab on this machine; None if there can."""
+    """Return the reason why there can be no lab on this machine; None if there can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     missing = [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]

@@ -212,8 +212,7 @@ class AddressFlush(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def _reachable(self, swarm: Swarm) -> float:
-        """Share of the honest members known, over all honest nodes, for which there is an
-        address."""
+        """Return the share of known honest members with an address, over all honest nodes."""
         pairs = found = 0
         for name in self.honest_names(swarm):
             for member in self.views[name].members():
