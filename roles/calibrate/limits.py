@@ -93,6 +93,9 @@ class Rate:
 def check_enough(honest: Sequence[Evidence]) -> None:
     """Check that there is enough honest work to fit limits to.
 
+    Where nothing is off by more than rounding there is no tail to fit: the limits are those of
+    float32, and any number of tokens will do.
+
     Raises:
         ConfigError: There is too little.
     """
@@ -214,6 +217,10 @@ def loosest(found: Sequence[Limits]) -> Limits:
     """Return limits that accept everything that any of ``found`` accepts.
 
     They are for a run whose nodes compute with several engines.
+
+    There are no limits by pair of engines, since a worker's engine is what it says it is: a
+    cheat would claim the one whose limits are widest. So those must find cheats out anyway, and
+    narrower ones for others would only refuse more honest work (figures: docs/design.md).
     """
     steps = [dict(one.off) for one in found]
     # A step that one of them does not hold against anything is held against nothing.

@@ -83,7 +83,13 @@ async def open_inner(
 
 
 class InnerEngine:
-    """The process that takes the inner steps and computes everything as large as the model."""
+    """The process that takes the inner steps and computes everything as large as the model.
+
+    Files are named as on the node's disk. A call that gives the model something to go on with,
+    or takes something of it, may raise `WorkerDied`: then its weights are gone, and `restore`
+    and `load` begin anew. Whatever needs files alone is done again by itself. All may raise
+    `StorageError`.
+    """
 
     def __init__(self, world: World, remote: Remote, nursery: trio.Nursery) -> None:
         self._world, self._remote, self._nursery = world, remote, nursery

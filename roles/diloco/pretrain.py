@@ -210,7 +210,11 @@ class Pretrainer(TrainedModel):
         return len(batches), count, total / max(1, count)
 
     def _share(self, batch: Any) -> tuple[Any, float]:
-        """Return this process's part of a batch, and the share of the batch that it is."""
+        """Return this process's part of a batch, and the share of the batch that it is.
+
+        All processes make a pass, since each gathers what the others keep; one without a part
+        repeats the first row, which counts nothing.
+        """
         if self._rank.mesh is None:
             return batch, 1.0
         mine = batch[self._rank.number :: self._rank.size]

@@ -217,6 +217,8 @@ def environment_digest(name: str) -> bytes:
 def check_pins(run: Run) -> None:
     """Check that the environments of ``run`` are installed here with the same source.
 
+    Nothing is imported.
+
     Raises:
         ConfigError: An environment is missing, or has other source.
     """

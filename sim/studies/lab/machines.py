@@ -327,7 +327,10 @@ class Emulation:
 async def open_emulation(
     config: EmulationConfig, progress: Progress | None = None
 ) -> AsyncIterator[Emulation]:
-    """Open an emulation for the length of the block; ``progress`` is told how far it is."""
+    """Open an emulation for the length of the block; ``progress`` is told how far it is.
+
+    Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
+    """
     require_lab()
     sweep_leftovers()
     async with AsyncExitStack() as stack:

@@ -227,6 +227,8 @@ async def open_hub(queue: float = QUEUE, delay: float = 0.0) -> AsyncIterator[Hu
 
     With a ``delay`` it is a switch on which every frame takes that many seconds.
 
+    ``queue`` is how many seconds a full queue in front of any line takes to empty.
+
     Raises:
         LabError: The namespace could not be set up.
     """

@@ -230,6 +230,9 @@ class AddressFlush(HostileWorkload):
 class _LateHost:
     """A host that hands over some peers' messages later, even if the peers have gone
     meanwhile.
+
+    The production host does: RPCs that have come and wait for their turn are handled after the
+    disconnection. Here each waits for ``delay`` seconds.
     """
 
     def __init__(
