@@ -85,7 +85,7 @@ def gloo(rank: int, count: int, values: int, folder: Path) -> None:
 
 
 async def shoal(codec: Codec, rank: int, count: int, values: int, folder: Path) -> None:
-    """The product's exchange of one round, audit included."""
+    """Run the product's exchange of one round, audit included."""
     terms = DilocoTerms(codec=codec)
     arithmetic = Arithmetic(terms, values)
     keys = [KeyPair(bytes([1 + one]) * 32) for one in range(count)]

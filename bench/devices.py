@@ -158,7 +158,7 @@ def take_turns(
 
 
 def learn(report: Report, name: str, device: torch.device, options: argparse.Namespace) -> None:
-    """Steps of GRPO on random answers."""
+    """Measure steps of GRPO on random answers."""
     shape = SHAPES[name]
     sampling = SamplingTerms(steps=1, group_size=GROUP, max_new_tokens=options.new)
     rules = LearnerConfig(groups=LEARNT, rate=8e-4)

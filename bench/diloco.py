@@ -236,7 +236,7 @@ def _complaints(cases: list[Case], losses: dict[str, dict[int, float]]) -> Itera
 
 
 def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
-    """Data parallel: one batch of all members' windows a step."""
+    """Return the held-out loss of data parallel: one batch of all members' windows a step."""
     terms = setting.terms
     trainer = Pretrainer(terms, None, None, setting.config(seed))
     rows = terms.sequences * setting.members

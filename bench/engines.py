@@ -275,7 +275,7 @@ def record(
 def compare(
     report: Report, workshop: Workshop, sides: tuple[Side, Side], options: argparse.Namespace
 ) -> None:
-    """Both engines write the same batch, by turns."""
+    """Compare both engines, which write the same batch by turns."""
     tasks = make_tasks(options.model, options.tasks, range(options.batch))
     case = f"{SIZE * options.batch} rows"
     pairs = [[workshop.rate(side, tasks) for side in sides] for _ in range(options.rounds)]

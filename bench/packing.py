@@ -99,7 +99,7 @@ def draw_groups(vocabulary: int) -> list[TrainingGroup]:
 def cost(
     model: TransformerModel, groups: list[TrainingGroup], subject: str, bf16: bool
 ) -> float:
-    """CPU seconds of one step's gradients."""
+    """Return the CPU seconds of one step's gradients."""
     advantages = [np.array([1.0 - 2 * (one % 2) for one in range(SIZE)], np.float32)] * GROUPS
     aim = Aim(
         objective=find_algorithm("grpo"),

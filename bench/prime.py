@@ -14,7 +14,7 @@ from roles.diloco.core.quant import Values
 
 
 def prime_encode(values: Values) -> tuple[NDArray[np.uint8], Values]:
-    """Codes, and the table that they are looked up in."""
+    """Return codes, and the table in which they are looked up."""
     total = np.sum(np.square(values, dtype=np.float64))
     if not total:
         return np.zeros(values.size, np.uint8), np.zeros(256, np.float32)

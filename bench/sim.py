@@ -49,7 +49,7 @@ def kernel(nodes: int) -> Figures:
 
 
 def bare_heap(nodes: int) -> Figures:
-    """Timers that set timers, no trio."""
+    """Measure the heap with timers that set timers, without trio."""
 
     def main(simulation: Simulation) -> None:
         worlds = [SimWorld(simulation, f"n{number}") for number in range(nodes)]
@@ -68,7 +68,7 @@ def bare_heap(nodes: int) -> Figures:
 
 
 def whole_nodes(nodes: int, seconds: float = 120.0) -> Figures:
-    """Membership with churn at L1, for ``seconds`` of virtual time."""
+    """Measure membership with churn at L1, for ``seconds`` of virtual time."""
     before = _resident()
     scenario = replace(load_scenario("thousand"), nodes=nodes, duration=seconds)
     result = run_scenario(scenario, 1)

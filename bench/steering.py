@@ -181,7 +181,7 @@ class Worker:
         return self._tokenizer.decode(tokens[:-1] if has_ended else tokens), has_ended
 
     def _verdict(self, pool: Sequence[Evidence]) -> str:
-        """Why it is refused; empty if it is not."""
+        """Return the reason why a submission is refused; empty if it is accepted."""
         judged = [*(judge(one, self._limits) for one in pool), judge_pool(pool, self._limits)]
         if all(one.verdict is Verdict.ACCEPTED for one in judged):
             judged.append(self.history.judge(WORKER, pool, self._limits))

@@ -257,7 +257,7 @@ class BenchProcess:
         self.process.kill()
 
     def kill(self) -> list[dict[str, Any]]:
-        """kill -9; gives the lines that it had said."""
+        """Kill the process with SIGKILL and return the lines that it had printed."""
         if self.process.stdin is None or self.process.stdin.closed:
             return []
         self.process.kill()
@@ -324,14 +324,14 @@ def spread(folder: Path, size: int, receivers: int, *, noise: bool = False) -> d
 
 
 def _cpu(node: BenchProcess) -> float:
-    """CPU seconds of a process so far."""
+    """Return the CPU seconds of a process so far."""
     fields = Path(f"/proc/{node.process.pid}/stat").read_text(encoding="ascii").split(") ")[1]
     user, system = fields.split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _used(folder: Path) -> int:
-    """Bytes that files below ``folder`` occupy."""
+    """Return the bytes that files below ``folder`` occupy."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 

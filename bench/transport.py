@@ -88,11 +88,11 @@ class Bench:
     port: int
 
     async def other(self, question: bytes = b"") -> float:
-        """The other process's CPU seconds, or its resident bytes."""
+        """Return the other process's CPU seconds, or its resident bytes."""
         return float(json.loads(await p2p.request(self.host, self.peer, CPU, question)))
 
     async def cpu(self, work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
-        """CPU seconds of both sides for ``work``."""
+        """Return the CPU seconds of both sides for ``work``."""
         theirs, ours = await self.other(), time.process_time()
         await work()
         ours = time.process_time() - ours

@@ -93,6 +93,9 @@ class Rate:
 def check_enough(honest: Sequence[Evidence]) -> None:
     """Check that there is enough honest work to fit limits to.
 
+    Where nothing is off by more than rounding there is no tail to fit: the limits are those of
+    float32, and any number of tokens will do.
+
     Raises:
         ConfigError: There is too little.
     """
@@ -214,6 +217,10 @@ def loosest(found: Sequence[Limits]) -> Limits:
     """Return limits that accept everything that any of ``found`` accepts.
 
     They are for a run whose nodes compute with several engines.
+
+    There are no limits by pair of engines, since a worker's engine is what it says it is: a
+    cheat would claim the one whose limits are widest. So those must find cheats out anyway, and
+    narrower ones for others would only refuse more honest work (figures: docs/design.md).
     """
     steps = [dict(one.off) for one in found]
     # A step that one of them does not hold against anything is held against nothing.
@@ -238,13 +245,15 @@ def sum_rates(rates: Sequence[Rate]) -> Rate:
 
 
 def rejected_groups(evidence: Sequence[Evidence], limits: Limits) -> Rate:
-    """Groups that are rejected by themselves."""
+    """Return the rate of groups that are rejected by themselves."""
     verdicts = [judge(one, limits).verdict for one in evidence]
     return Rate(verdicts.count(Verdict.REJECTED), len(verdicts))
 
 
 def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POOL) -> Rate:
-    """Submissions of ``size`` groups that are rejected, for a group or as a whole."""
+    """Return the rate of submissions of ``size`` groups that are rejected, for a group or as a
+    whole.
+    """
     starts = range(0, len(evidence) - size + 1, size)
     return _rejected([evidence[at : at + size] for at in starts], limits)
 
@@ -252,7 +261,7 @@ def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POO
 def resampled(
     evidence: Sequence[Evidence], limits: Limits, size: int, count: int = RESAMPLED
 ) -> Rate:
-    """Return the rejected share of ``count`` submissions of ``size`` different groups, drawn
+    """Return the rejected rate of ``count`` submissions of ``size`` different groups, drawn
     from these.
     """
     rng = Random(0)
@@ -348,7 +357,7 @@ def record_to_toml(record: Calibration) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Three digits, upwards: a limit says no more."""
+    """Return the number rounded up to three digits, as limits are written."""
     if value == 0:
         return "0.0"
     scale = 10.0 ** (2 - math.floor(math.log10(value)))

@@ -66,7 +66,9 @@ class WorkBench:
     def cheats(
         self, tasks: Sequence[GroupTask], others: Sequence[tuple[str, Path]]
     ) -> Iterator[Measured]:
-        """Every way to cheat; ``others`` are weights that are not the policy's."""
+        """Yield the evidence about every way to cheat; ``others`` are weights that are not the
+        policy's.
+        """
         for name, temperature in (("temperature 0.9", 0.9), ("greedy", 0.0)):
             yield self._measure(name, tasks, self._policy, self._at(temperature))
         yield self._measure("other seed", tasks, self._policy, self._with_other_seeds)

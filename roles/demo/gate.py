@@ -37,7 +37,15 @@ class Promise:
 
 
 SORTING_PROMISE: Final = Promise(start_below=0.65, rise=0.25)
-"""Promise of the demo that sorts digits."""
+"""Promise of the demo that sorts digits.
+
+Of 20 demos with seeds 1 to 20, eighteen rose by 0.42 to 0.68 greedy, one by 0.37 (its warm-up
+came out best and left least to learn: 0.58 to 0.95) and one by 0.34 (its warm-up came out
+weakest, at 0.08, and has further to go). The controls (``bench rl-controls``: permuted
+advantages, the best of eight temperatures) rise by less. With fewer steps nothing is promised:
+ten gain 0.15, or nothing. Runs end at 0.95 at most: from above 0.7 no such rise is left. The
+warm-up alone comes to 0.08 to 0.58 (mean 0.28).
+"""
 ARITHMETIC_PROMISE: Final = Promise(start_below=0.35, rise=0.3, end=(0.65, 0.6), is_hope=True)
 """Promise of the demo with two-digit addition by a chat model of 135 M parameters: a hope,
 since nobody has played it with 20 seeds. It starts at 0.25 greedy and 0.11 sampled; with five

@@ -463,7 +463,11 @@ class PieceClient:
 
 @dataclass(slots=True)
 class _Pull:
-    """A download from several sources at once, which share a list of batches."""
+    """A download from several sources at once, which share a list of batches.
+
+    When it is empty, a source that is done takes one that another has still under way. So a
+    source that drips costs its batch a second time, and no time.
+    """
 
     digests: Sequence[bytes]
     take: Take

@@ -83,7 +83,13 @@ async def open_inner(
 
 
 class InnerEngine:
-    """The process that takes the inner steps and computes everything as large as the model."""
+    """The process that takes the inner steps and computes everything as large as the model.
+
+    Files are named as on the node's disk. A call that gives the model something to go on with,
+    or takes something of it, may raise `WorkerDied`: then its weights are gone, and `restore`
+    and `load` begin anew. Whatever needs files alone is done again by itself. All may raise
+    `StorageError`.
+    """
 
     def __init__(self, world: World, remote: Remote, nursery: trio.Nursery) -> None:
         self._world, self._remote, self._nursery = world, remote, nursery
@@ -139,8 +145,10 @@ class InnerEngine:
         return found
 
     async def digests(self, path: str, *, is_state: bool) -> list[bytes]:
-        """The digests of the pieces in a file: of a state, or of an update or a mean. None if
-        it is not as long as these."""
+        """Return the digests of the pieces in a file: of a state, or of an update or a mean.
+
+        None are returned if the file has another length.
+        """
         found: list[bytes] = await self._repeat("digests", self._path(path), is_state)
         return found
 
@@ -194,7 +202,7 @@ class InnerEngine:
         return digests, norms
 
     async def loss(self) -> float:
-        """Nats a token of the weights that were loaded, on windows that are held out."""
+        """Return the loss of the loaded weights on held-out windows, in nats a token."""
         return float(await self._call("loss"))
 
     async def write(self, count: int) -> tuple[str, str]:

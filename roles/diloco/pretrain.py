@@ -210,7 +210,11 @@ class Pretrainer(TrainedModel):
         return len(batches), count, total / max(1, count)
 
     def _share(self, batch: Any) -> tuple[Any, float]:
-        """Return this process's part of a batch, and the share of the batch that it is."""
+        """Return this process's part of a batch, and the share of the batch that it is.
+
+        All processes make a pass, since each gathers what the others keep; one without a part
+        repeats the first row, which counts nothing.
+        """
         if self._rank.mesh is None:
             return batch, 1.0
         mine = batch[self._rank.number :: self._rank.size]
@@ -230,8 +234,9 @@ class Pretrainer(TrainedModel):
         return whole_total / sum(map(self._objective.size, batches))
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
-        """Return ``count`` tokens that the outer weights write after ``tokens``, at a
-        temperature of 0.7."""
+        """Return the tokens that the outer weights would write after these, at a temperature of
+        0.7.
+        """
         generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
         with torch.no_grad(), self._outer_model() as model:

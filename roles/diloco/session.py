@@ -150,7 +150,9 @@ class RunMembers:
         return self._node.may(peer, self._capability)
 
     def why_not(self, peer: PeerId) -> str:
-        """Why ``peer`` may not be one, with the remedy; empty if it may."""
+        """Return the reason why ``peer`` may not be a member, with the remedy; empty if it
+        may.
+        """
         return self._node.book.why_not(peer, self._capability)
 
 
@@ -561,8 +563,10 @@ class DilocoSession:
         return state
 
     async def _caught_up(self, record: Record, sources: Sequence[PeerId]) -> Blob | None:
-        """The state by the mean of the step, which is an eighth of it or less; None if that is
-        not enough."""
+        """Return the state computed from the step's mean, which is an eighth of it or less.
+
+        None if the mean is not enough.
+        """
         if self.core.held != record.step - 1 or not record.step:
             return None
         mean = self._store.mean_file(record.step, FETCHED)
@@ -641,7 +645,9 @@ class DilocoSession:
         return self.core.record is record
 
     async def _phase(self, record: Record) -> None:
-        """The inner steps of a round, and its update; given up when the round is over."""
+        """Take the inner steps of a round and encode its update; give up when the round is
+        over.
+        """
         ahead, span = self._ahead, slice(0, self._engine.size)
         if self._continues == record.step and not self.is_over:
             span = self._arithmetic.fragments.span(record.step)

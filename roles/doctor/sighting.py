@@ -290,7 +290,7 @@ def ask_torch(python: str = sys.executable) -> Torch:
 
 
 def try_port(port: int) -> str:
-    """Why a node cannot listen at TCP ``port``; empty if it can."""
+    """Return the reason why a node cannot listen at TCP ``port``; empty if it can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -302,7 +302,7 @@ def try_port(port: int) -> str:
 
 
 def try_folder(folder: Path) -> str:
-    """Why a node cannot keep its data in ``folder``; empty if it can."""
+    """Return the reason why a node cannot keep its data in ``folder``; empty if it can."""
     place = _existing(folder)
     if not place.is_dir():
         return f"{place} is no folder"

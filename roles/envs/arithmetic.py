@@ -152,12 +152,16 @@ class ArithmeticEnvironment:
         return _draw(rng, kind, held_out=held_out)
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """1 if the model stopped by itself and the last number that it said is right."""
+        """Return 1 if the model stopped by itself and the last number of its answer is
+        right.
+        """
         said = _NUMBER.findall(spoken(text))
         return 1.0 if ended and said and _plain(said[-1]) == task.answer else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Held-out questions of every kind, also of those that the run does not train."""
+        """Return held-out questions of every kind, also of those that the run does not
+        train.
+        """
         return [task for kind, count in EVALUATION_TASKS.items() for task in _held(kind, count)]
 
 
@@ -181,7 +185,7 @@ def _draw(rng: Random, kind: str, *, held_out: bool) -> TextTask:
 
 
 def _held(kind: str, count: int) -> list[TextTask]:
-    """Different held-out questions of a kind, ``count`` of them or all that there are."""
+    """Return ``count`` different held-out questions of a kind, or all that there are."""
     rng, found = Random(f"{EVALUATION_SEED} {kind}"), dict[str, TextTask]()
     for _ in range(EVALUATION_DRAWS * count):
         if len(found) < count:

@@ -190,7 +190,7 @@ class TeachingEnvironment(Environment, Protocol):
         ...
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Fresh clean examples for supervised learning, never held-out ones."""
+        """Return fresh clean examples for supervised learning, never held-out ones."""
         ...
 
 
@@ -216,6 +216,8 @@ def environment_digest(name: str) -> bytes:
 
 def check_pins(run: Run) -> None:
     """Check that the environments of ``run`` are installed here with the same source.
+
+    Nothing is imported.
 
     Raises:
         ConfigError: An environment is missing, or has other source.

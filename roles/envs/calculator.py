@@ -75,18 +75,18 @@ class CalculatorEnvironment:
         return _draw(Random(seed), held_out=held_out)
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
-        """The result of the first formula of the last turn; None where there is none."""
+        """Return the result of the first formula of the last turn; None if there is none."""
         call = _CALL.search(spoken(said[-1]))
         return None if call is None else calculate(call[1])
 
     async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
-        """1 if the last number of the last turn, outside of calls, is right."""
+        """Return 1 if the last number of the last turn, outside of calls, is right."""
         words = _WORDS.sub(" ", spoken(said[-1]))
         numbers = re.findall(r"[0-9]+", words.replace(",", ""))
         return 1.0 if ended and numbers and numbers[-1] == task.answer else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Held-out products, drawn once for all."""
+        """Return held-out products, drawn once for all."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, held_out=True) for _ in range(EVALUATION_TASKS)]
 

@@ -122,7 +122,7 @@ class CodeEnvironment:
         return _task_of(side[number % len(side)])
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """1 if the model stopped by itself, and its program passes every test."""
+        """Return 1 if the model stopped by itself, and its program passes every test."""
         return 1.0 if ended and all(self.results(task, text)) else 0.0
 
     def results(self, task: TextTask, text: str) -> list[bool]:
@@ -134,7 +134,7 @@ class CodeEnvironment:
         return run_tests(self._python, blocks[-1], tests)
 
     def evaluation(self) -> list[TextTask]:
-        """Held-out problems, drawn once for all."""
+        """Return held-out problems, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
         return [_task_of(one) for one in Random(EVALUATION_SEED).sample(held, count)]

@@ -49,7 +49,7 @@ class GuessEnvironment:
         return LOWER if int(task.source) < guess else HIGHER
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """1 if the last guess is the number."""
+        """Return 1 if the last guess is the number."""
         return 1.0 if _guesses(tokens)[-1:] == [int(task.source)] else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -57,12 +57,12 @@ class GuessEnvironment:
         raise ValueError(f"nobody knows the number of {decode(prompt)!r}")
 
     def evaluation(self) -> list[Task]:
-        """Held-out ranges, each with a number."""
+        """Return held-out ranges, each with a number."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, held_out=True) for _ in range(EVALUATION_TASKS)]
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Single guesses behind up to three earlier ones."""
+        """Return single guesses after up to three earlier ones."""
         return [_example(rng) for _ in range(count)]
 
 

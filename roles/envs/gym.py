@@ -152,7 +152,7 @@ class GymEnvironment:
         return min(1.0, max(0.0, float(dataset.score_answer(said, deepcopy(entry)))))
 
     def evaluation(self) -> list[TextTask]:
-        """Held-out tasks of the families of this run."""
+        """Return held-out tasks of the families of this run."""
         tasks = []
         for family in self._families:
             rng = Random(f"{EVALUATION_SEED} {family}")

@@ -90,6 +90,9 @@ def _digest_of(files: Mapping[str, Path], what: str) -> bytes:
 def require(packages: Mapping[str, str], *, extra: str, what: str) -> None:
     """Check that exactly these versions are installed, without importing them.
 
+    For environments that stand on other packages: the digest of an environment covers its own
+    files, these names and versions among them.
+
     Raises:
         ConfigError: A package is missing, or has another version.
     """

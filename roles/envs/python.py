@@ -51,7 +51,7 @@ class PythonMathEnvironment:
         return self._python.run(blocks[-1], fuel=FUEL, output=OUTPUT).text.strip() or "nothing"
 
     async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
-        """1 if the last turn has the right answer, and is no program."""
+        """Return 1 if the last turn has the right answer, and is no program."""
         if FENCE.search(spoken(said[-1])):
             return 0.0
         return await self._questions.reward(task, said[-1], ended)

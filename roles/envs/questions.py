@@ -90,11 +90,11 @@ class ExactEnvironment:
         return TextTask((Message("user", question + _INSTRUCTION),), "", self._asked(answer))
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """1 if the model stopped by itself and its final answer is right."""
+        """Return 1 if the model stopped by itself and its final answer is right."""
         return 1.0 if ended and self._is_right(unboxed(task.answer), text) else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Held-out questions, drawn once for all."""
+        """Return held-out questions, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
         return [self.task_of(*one) for one in Random(EVALUATION_SEED).sample(held, count)]

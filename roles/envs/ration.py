@@ -18,7 +18,12 @@ from roles.envs.base import Ration
 
 
 def begin_call(ration: Ration) -> None:
-    """Let the system end this process after ``ration.cpu`` more seconds of CPU."""
+    """Let the system end this process after ``ration.cpu`` more seconds of CPU.
+
+    CPU seconds, so that a busy machine fails no task. What waits instead of computing is ended
+    by the node, by the clock on its wall; should the node be gone, by the system, at twice
+    that.
+    """
     signal.setitimer(signal.ITIMER_PROF, ration.cpu)
     signal.setitimer(signal.ITIMER_REAL, 2 * ration.patience)
 

@@ -58,7 +58,7 @@ class SortEnvironment:
         return _draw(rng, rng.randint(*span), held_out=held_out)
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """1 for exactly the answer and its end token, else 0."""
+        """Return 1 for exactly the answer and its end token, else 0."""
         return 1.0 if tuple(tokens) == task.answer else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -74,13 +74,17 @@ class SortEnvironment:
         return [_draw(rng, rng.randint(*LONG), held_out=True) for _ in range(EVALUATION_TASKS)]
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Clean examples, nearly all of them short."""
+        """Return clean examples, nearly all of them short."""
         spans = (LONG if rng.random() < WARM_UP_LONG_SHARE else SHORT for _ in range(count))
         return [_draw(rng, rng.randint(*span), held_out=False) for span in spans]
 
 
 def encode(text: str) -> tuple[int, ...]:
-    """Token ids of ``text``. Raises KeyError on a character outside the vocabulary."""
+    """Return the token ids of ``text``.
+
+    Raises:
+        KeyError: A character is not in the vocabulary.
+    """
     return tuple(_IDS[character] for character in text)
 
 

@@ -136,7 +136,12 @@ class TextEnvironment(Protocol):
         ...
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """Return the reward of a completion, 0 to 1, whatever the text: a stranger wrote it."""
+        """Return the reward of a completion, 0 to 1, whatever the text: a stranger wrote it.
+
+        ``text`` is what the model said behind the prefill, with its thoughts, whose beginning
+        is there also where the chat template wrote it (`roles.envs.answers.spoken` leaves them
+        out). ``ended`` says that the model stopped by itself, before the limit.
+        """
         ...
 
     def evaluation(self) -> list[TextTask]:
@@ -309,6 +314,10 @@ class TokenizedEnvironment:
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """Return the task of ``seed``; if its prompt is too long, of the seed's SHA-256, and so
         on.
+
+        Raises ValueError, with the numbers, if `DRAWS` in a row are. Without the other draws
+        one long question in a file of thousands would stop each node whose turn it is until the
+        next policy, and if it stopped all, for good.
         """
         for _ in range(DRAWS - 1):
             try:

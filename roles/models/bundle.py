@@ -241,7 +241,7 @@ def read_spans(path: Path) -> dict[str, TensorSpan]:
 
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model, under Hugging Face's names, with its shape."""
+    """Return the shape of every tensor of the model, under Hugging Face's names."""
     width, head = shape.width, shape.head_width
     rows = {"q": shape.query_heads * head, "k": shape.key_heads * head}
     rows["v"] = rows["k"]

@@ -328,6 +328,9 @@ def _calibration(table: object, where: str) -> object:
 def check_calibrated(terms: Terms) -> None:
     """Check that the limits were measured, if the run must have measured ones.
 
+    In float32 honest errors are rounding errors, whatever the model, and the preset is
+    measured. In bfloat16 they depend on model, task and engines.
+
     Raises:
         ConfigError: They were not.
     """

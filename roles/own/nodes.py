@@ -171,7 +171,6 @@ class LocalNodes:
 
     @property
     def bootstrap(self) -> str:
-        """The one address that every node gets."""
         greeting = self.children[next(iter(self.cast))].greeting
         assert greeting is not None
         return str(greeting["addrs"][0])
@@ -180,6 +179,9 @@ class LocalNodes:
     def join_command(self) -> str:
         """The command with which a second shell takes part, with a folder of its own for each
         run.
+
+        The folder is in the home folder, and not in the working directory: in a checkout ``git
+        add .`` would take the node's private key along.
         """
         folder = f"~/shoal-{self.run.id.hex()[:6]}"
         return f"shoal node --role inference --data {folder} --bootstrap {self.bootstrap}"

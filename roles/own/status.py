@@ -64,7 +64,7 @@ class SwarmStatus:
 
     @property
     def learner(self) -> str:
-        """Digest of the numbers that the trainer learns by; empty if it has not said."""
+        """Digest of the trainer's learning settings; empty if it has not sent one."""
         return str(self.trainer.get("learner", ""))
 
     @property

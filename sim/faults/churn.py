@@ -243,7 +243,7 @@ class Churn:
         self._after(self._pause(), self._return, name)
 
     def _pause(self) -> float:
-        """Time away: drawn, and spent slowly while people sleep."""
+        """Return the time away: drawn, and spent slowly while people sleep."""
         away = self.model.down.draw(self._rng)
         return (
             self.model.return_after(self._swarm.simulation.now, away)

@@ -224,7 +224,7 @@ class Wire:
             self.forget()
 
     def forget(self) -> None:
-        """Both sides are done with it."""
+        """Forget the wire: both sides are done with it."""
         for direction in self.directions:
             direction.src.wires.pop(self, None)
 
@@ -335,7 +335,7 @@ class Fabric:
         return sent
 
     def _mishap(self, direction: Direction) -> int:
-        """Nanoseconds lost to jitter, retransmission and clogs."""
+        """Return the nanoseconds lost to jitter, retransmission and clogs."""
         delay = self._clogs.get((direction.src.name, direction.dst.name), 0)
         rng = direction.src.rng
         for spec in (direction.src.spec, direction.dst.spec):
@@ -353,7 +353,9 @@ class Fabric:
         deliver: Callable[..., None],
         args: tuple[Any, ...],
     ) -> None:
-        """Bring a transfer that has reached the receiver's line through it."""
+        """Bring a transfer that has reached the receiver's line through it, or keep it while it
+        is held.
+        """
         if not direction.open:
             return
         if direction.held is not None:
@@ -512,4 +514,4 @@ def _default_latency(one: Endpoint, other: Endpoint) -> float:
 
 
 def _ignore() -> None:
-    """Stands in until a stream or a host asks to be told."""
+    """Do nothing, in place of a stream or a host that has not asked to be told."""

@@ -69,7 +69,7 @@ class LinkSpec:
 
 
 def cost_per_byte(mbit: float) -> float:
-    """Nanoseconds that one payload byte occupies a line of ``mbit`` Mbit/s."""
+    """Return the nanoseconds that one payload byte occupies a line of ``mbit`` Mbit/s."""
     return 8e9 / (mbit * MBIT * PAYLOAD_SHARE) if mbit != math.inf else 0.0
 
 

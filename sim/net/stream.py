@@ -124,7 +124,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         return 0
 
     def keep_short(self, low_water: int) -> None:
-        """Ignored: a window stays as it is."""
+        """Do nothing: a window stays as it is."""
 
     async def drained(self, at_most: int = 0) -> None:
         """Return once at most ``at_most`` bytes of what was sent wait for this machine's
@@ -247,7 +247,7 @@ class SimStream(trio.abc.HalfCloseableStream):
 
 
 def window_of(direction: Direction) -> int:
-    """Bytes that may be under way: four pieces, and what the path itself holds."""
+    """Return the bytes that may be under way: four pieces, and the path's own capacity."""
     slowest = max(direction.src.up_cost, direction.dst.down_cost)
     in_path = int(direction.latency / slowest) if slowest > 0 else MAX_WINDOW
     return min(MAX_WINDOW, direction.src.rng.choice(WINDOW_PIECES) * SEGMENT + in_path)

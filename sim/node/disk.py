@@ -145,7 +145,7 @@ class SimDisk:
         self.used = sum(len(file.data) for file in self._files.values())
 
     def read_now(self, path: str, offset: int, length: int | None) -> bytes:
-        """Return the bytes of a file, without the disk's time."""
+        """Return bytes of a file, at once."""
         file = self._files.get(path)
         if file is None:
             raise FileNotFoundError(f"{self.node}:{path}")
@@ -231,7 +231,7 @@ class SimDisk:
             self.used -= len(self._files.pop(name).data)
 
     def list_now(self, folder: str) -> list[str]:
-        """Sorted names in a folder; hidden ones, which begin with a dot, are not among them."""
+        """Return the sorted names in a folder, without hidden ones, which begin with a dot."""
         prefix = folder.rstrip("/") + "/" if folder not in {"", "."} else ""
         inside = (name[len(prefix) :] for name in self._files if name.startswith(prefix))
         names = {name.partition("/")[0]: None for name in inside}
@@ -250,7 +250,7 @@ class SimDisk:
         return found[:most]
 
     def size_now(self, path: str) -> int | None:
-        """Bytes of a file, or None."""
+        """Return the number of bytes of a file, or None."""
         file = self._files.get(path)
         return len(file.data) if file is not None else None
 
@@ -287,7 +287,7 @@ class DiskHandle:
             raise StorageError(f"{self._disk.node} is gone")  # and this leaves a shield
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file; shorter than ``length`` only at its end."""
+        """Return bytes of a file, fewer than ``length`` only at its end."""
         self._check(path)
         size = self._disk.size_now(path) or 0
         await self._take(size if length is None else min(length, size))
@@ -346,19 +346,19 @@ class DiskHandle:
         self._disk.remove_now(path)
 
     async def list(self, folder: str) -> list[str]:
-        """Sorted names in ``folder``; empty if it is not there."""
+        """Return the sorted names in ``folder``; none if it is not there."""
         self._check(folder)
         await self._take(0)
         return self._disk.list_now(folder)
 
     async def walk(self, path: str, most: int) -> Sequence[DiskEntry]:
-        """The files at or below ``path``."""
+        """Return the files at or below ``path``."""
         self._check(path)
         await self._take(0)
         return self._disk.walk_now(path, most)
 
     async def size(self, path: str) -> int | None:
-        """Bytes, or None if it is not there."""
+        """Return the number of bytes of a file, or None if it is not there."""
         self._check(path)
         await self._take(0)
         return self._disk.size_now(path)

@@ -192,7 +192,7 @@ class SimHost:
         return self._gater.addrs_of(peer)
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
-        """Bytes sent to and received from ``peer``, over all connections."""
+        """Return the bytes sent to and received from ``peer``, over all connections."""
         sent, received = self._traffic.get(peer, (0, 0))
         end = self._ends.get(peer)
         if end is not None:
@@ -263,7 +263,7 @@ class SimHost:
         return self.fabric.at(number) if number is not None else None
 
     def _delay(self, machine: Endpoint | None, peer: PeerId) -> int:
-        """Seconds until it is known whether ``peer`` is at ``machine``."""
+        """Return the seconds until it is known if ``peer`` is at ``machine``."""
         if machine is None or not self.fabric.reachable(self._endpoint, machine):
             return DIAL_TIMEOUT
         trips = DIAL_ROUND_TRIPS if machine.host is not None else 1
@@ -503,7 +503,7 @@ class SimHost:
         self._gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
-        """Simulated machines are in no networks that limits would know."""
+        """Return no network: simulated machines are in none that limits know."""
         check("peer", peer, PeerId)
         return ""
 

@@ -342,6 +342,8 @@ async def open_swarm(
 ) -> AsyncIterator[Swarm]:
     """Open a swarm for the length of the block. At its end all nodes are cancelled (not
     killed).
+
+    With ``strict`` an exception in a node ends the simulation; without, it counts as a crash.
     """
     async with trio.open_nursery() as nursery:
         swarm = Swarm(simulation, nursery, latency, strict=strict)

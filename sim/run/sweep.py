@@ -221,8 +221,9 @@ def _outcome(future: Future[SweepRun], seed: int, changes: Mapping[str, Any]) ->
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Workers that are started in the block do not hear the terminal's Ctrl-C, not even while
-    they import."""
+    """Keep the terminal's Ctrl-C from workers that are started in the block, even while they
+    import.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -278,7 +279,7 @@ def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _hash_of_all(runs: Sequence[SweepRun]) -> str:
-    """Equal for two sweeps in which every run had the same trace."""
+    """Return a hash that is equal for two sweeps in which every run had the same trace."""
     traces = sorted(
         (str(dict(run.changes)), run.seed, run.result.trace_hash)
         for run in runs

@@ -354,7 +354,7 @@ class Policies:
 
 
 def depth_of(forest: Forest) -> int:
-    """Hops from the origin to the farthest peer of any stripe."""
+    """Return the hops from the origin to the farthest peer of any stripe."""
     return max(
         (
             stripe.depth(place)

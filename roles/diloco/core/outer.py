@@ -77,7 +77,7 @@ class OuterAlgorithm(Protocol):
 
     @property
     def moments(self) -> int:
-        """Vectors that it keeps, beside the weights."""
+        """Number of vectors that the algorithm keeps beside the weights."""
         ...
 
     def advance(self, state: Rows, parts: Parts, step: int) -> None:

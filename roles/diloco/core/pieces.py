@@ -114,7 +114,7 @@ class PieceGrid:
         return (self.pieces - 1) * self.length(0) + self.length(self.pieces - 1)
 
     def cut(self, data: bytes | memoryview) -> list[bytes | memoryview]:
-        """Pieces that lie end to end, as they travel."""
+        """Return the encoded pieces that lie end to end in ``data``."""
         each = self.length(0)
         return [data[one * each : (one + 1) * each] for one in range(self.pieces)]
 

@@ -290,7 +290,9 @@ class RoundCore:
         return self._joiners(self._own_time.at(now, self._next_beat))
 
     def holders(self, step: int, now: float) -> list[PeerId]:
-        """Peers that this one hears, and that hold the state of ``step``, or a later one."""
+        """Return the peers that this one hears and that hold the state of ``step``, or a later
+        one.
+        """
         now = self._own_time.at(now, self._next_beat)
         return [
             peer
@@ -494,7 +496,9 @@ class RoundCore:
         return is_near and (old is None or old.view < promise.view)
 
     def _on_chain(self, records: Sequence[Record], now: float) -> None:
-        """Records that follow ours, each judged; others are old, or of no use yet."""
+        """Check the records that follow ours and append them; skip records that are old or too
+        new.
+        """
         found = list[Record]()
         last = self.record
         for record in records:
@@ -611,7 +615,9 @@ class RoundCore:
         )
 
     def _others(self) -> Iterator[PeerId]:
-        """Members, and peers that are not but were heard of late."""
+        """Yield the members, the first members, and all peers that were heard, without this
+        node.
+        """
         peers = dict.fromkeys((*self.members, *self.records[0].members, *self._heard))
         yield from (peer for peer in peers if peer != self.me)
 
@@ -776,7 +782,7 @@ class RoundCore:
             self._tell(this.ready)
 
     def _advance(self, now: float) -> None:
-        """Whatever the state allows: propose, accept, vote, give up a view."""
+        """Do everything that the state allows: propose, accept, vote, give up a view."""
         self._look_for_majority(now)
         if self.me not in self.members or not self._may_sign:
             return

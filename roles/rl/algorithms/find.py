@@ -23,7 +23,11 @@ ENTRY_POINTS: Final = "shoal.algorithms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """Options of every algorithm, beside its own."""
+    """Options of every algorithm, beside its own.
+
+    Each term is a mean over the tokens of the minibatch, however the algorithm divides its
+    loss.
+    """
 
     importance_cap: float = 2.0
     """Cap of the weight exp(old - sampler) by which a token of a stale sampler counts

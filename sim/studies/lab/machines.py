@@ -116,7 +116,7 @@ class Program:
         return not self._ended.is_set()
 
     async def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the program with SIGKILL, and wait until it is gone."""
         self._wanted = False
         self._process.kill()
         await self._ended.wait()
@@ -218,7 +218,7 @@ class LabMachine:
         self._emulation.nursery.start_soon(self._program.attend, self.name, hear)
 
     async def kill(self) -> None:
-        """kill -9 the program, and wait until it is gone."""
+        """Kill the program with SIGKILL, and wait until it is gone."""
         if self._program is not None:
             await self._program.kill()
 
@@ -327,7 +327,10 @@ class Emulation:
 async def open_emulation(
     config: EmulationConfig, progress: Progress | None = None
 ) -> AsyncIterator[Emulation]:
-    """Open an emulation for the length of the block; ``progress`` is told how far it is."""
+    """Open an emulation for the length of the block; ``progress`` is told how far it is.
+
+    Raises `LabUnavailable` where there can be none, `LabError` if it cannot be made.
+    """
     require_lab()
     sweep_leftovers()
     async with AsyncExitStack() as stack:

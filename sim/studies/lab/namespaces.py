@@ -58,7 +58,7 @@ _PROBE = (
 
 
 def reason_to_skip() -> str | None:
-    """Why there can be no lab on this machine; None if there can."""
+    """Return the reason why there can be no lab on this machine; None if there can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     missing = [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]
@@ -226,6 +226,8 @@ async def open_hub(queue: float = QUEUE, delay: float = 0.0) -> AsyncIterator[Hu
     """Open a bridge in a namespace of its own, for the length of the block.
 
     With a ``delay`` it is a switch on which every frame takes that many seconds.
+
+    ``queue`` is how many seconds a full queue in front of any line takes to empty.
 
     Raises:
         LabError: The namespace could not be set up.

@@ -149,6 +149,9 @@ class Plan:
 def plan_of(scenario: Scenario) -> Plan:
     """Return the plan that the scenario's parameters describe.
 
+    Batch, trainer, validators and relay servers are those of a run with ``sized_for``
+    volunteers; with another number of them all four are in proportion.
+
     Raises:
         ConfigError: A machine cannot do its job.
     """

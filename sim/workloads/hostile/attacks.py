@@ -214,8 +214,7 @@ class AddressFlush(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def _reachable(self, swarm: Swarm) -> float:
-        """Return the share of known honest members, over all honest nodes, that have an
-        address."""
+        """Return the share of known honest members with an address, over all honest nodes."""
         pairs = found = 0
         for name in self.honest_names(swarm):
             for member in self.views[name].members():
@@ -233,6 +232,9 @@ class AddressFlush(HostileWorkload):
 class _LateHost:
     """A host that hands over some peers' messages later, even if the peers have gone
     meanwhile.
+
+    The production host does: RPCs that have come and wait for their turn are handled after the
+    disconnection. Here each waits for ``delay`` seconds.
     """
 
     def __init__(

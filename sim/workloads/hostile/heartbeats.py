@@ -28,7 +28,11 @@ def say_alive(
     run: bytes = b"",
     stamp: bytes = b"",
 ) -> SignedHeartbeat:
-    """Return a heartbeat with any number, interval and addresses."""
+    """Return a heartbeat with any number, interval and addresses.
+
+    Every heartbeat of every attack is made here: what honest nodes must bring along (a work
+    stamp), hostile ones bring along as well, since they have paid for it.
+    """
     paid: dict[str, Any] = (
         {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
     )

@@ -39,7 +39,7 @@ class HealthLog:
         self._lives: list[Mapping[str, Any]] = []
 
     def begin_life(self) -> None:
-        """Another process reports from now on."""
+        """Note that another process reports from now on."""
         self._lives.append({})
 
     def hear(self, health: Mapping[str, Any]) -> None:
