@@ -68,7 +68,8 @@ def sampling_of(steps: int) -> SamplingTerms:
 
 
 def learner_of(rate: float) -> LearnerConfig:
-    """Return a learner that works from weights on the bf16 grid, where 2e-5 is too slow."""
+    """Return the configuration of a learner with the peak learning rate ``rate``. From weights
+    on the bf16 grid, 2e-5 is too slow."""
     return LearnerConfig(groups=16, rate=rate, ramp=3, gradient_norm=1.0)
 
 
@@ -90,7 +91,7 @@ class Question:
 
 
 class Addition:
-    """Questions as prompts, and what an answer earns."""
+    """The task to add two-digit numbers: draws questions, writes prompts, rewards answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

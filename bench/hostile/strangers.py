@@ -122,7 +122,7 @@ def to_come(of: Stranger, newest: int, _: Random) -> bytes:
 
 
 def stale(of: Stranger, _: int, __: Random) -> bytes:
-    """Work under the first policy."""
+    """Send work under the first policy."""
     return of.window(0, of.count)
 
 

@@ -638,7 +638,7 @@ class _Drains:
         return max(0, mark - self.left)
 
     def keep_short(self, burst: int) -> None:
-        """Let the kernel hold no more than is sealed at a time, ``burst`` bytes."""
+        """Limit unsent bytes in the kernel to about ``burst``, the bytes sealed at a time."""
         if self._meter is not None:
             self._meter.keep_short(burst)
 

@@ -121,7 +121,7 @@ class MemberFigures:
     computed: float = 0.0
     """Seconds spent on inner steps."""
     present: float = 0.0
-    """Seconds since the first of them."""
+    """Seconds from the start of the first inner step to the end of the newest."""
     views: int = 0
     """Rounds that were begun again."""
     recovered_from: int = 0
@@ -737,7 +737,8 @@ class DilocoSession:
             turn = max(1, round(count * self._config.turn_seconds / max(seconds, 1e-3)))
 
     async def _encode(self, record: Record, tokens: int) -> Ready:
-        """The update as it travels, durable with the optimiser's state before it is signed."""
+        """Encode the update, offer it to peers, and return its `Ready`. The update and the
+        optimiser's state are on disk before the `Ready` is signed."""
         file = self._store.update_file(record.step + 1)
         encode = partial(self._engine.encode, file.path, record.step + 1)
         digests, norms = await self._durable.insist(encode)

@@ -189,9 +189,9 @@ class MemberStore:
         await self._remove(is_old)
 
     async def forget_views(self, step: int, view: int, voted: Blob | None) -> None:
-        """Remove what was computed for a step in earlier views, which a member that stops each
-        exchange could make as many as it likes: all but what was voted for, and the mean of the
-        last one, for members that are behind."""
+        """Remove the files of earlier views of ``step``, but keep ``voted`` with its mean, and
+        the mean of the previous view for members that are behind. Otherwise a member that stops
+        each exchange could fill the disk with views."""
         kept = {f"mean-{step}-{view - 1}", f"mean-{step}-{view}", f"state-{step}-{view}"}
         if voted is not None:
             name = voted.file.path.removeprefix(f"{FOLDER}/")

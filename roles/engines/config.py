@@ -52,7 +52,8 @@ class Autocast(Enum):
     """Choice of whether a learner multiplies in bfloat16."""
 
     AUTO = "auto"
-    """Train in bfloat16 if the model is large and the CPU has instructions for it."""
+    """Train in bfloat16 if the model is large and the CPU or CUDA GPU has instructions for
+    it."""
     ON = "on"
     OFF = "off"
 

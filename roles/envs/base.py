@@ -149,7 +149,7 @@ class TurnLimits:
     heard: int
     """Tokens that may be inserted in a completion."""
     max_new_tokens: int
-    """Tokens that are drawn in a completion."""
+    """Most tokens that are drawn in a completion."""
     end_tokens: tuple[int, ...]
     """Tokens that each end a turn."""
 

@@ -241,7 +241,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return known or is_variable
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once: jinja2's would print as nothing where it is only printed."""
+        """Raise `SecurityError` at once. The object that jinja2 returns instead raises it only
+        when it is used, and prints as an empty text."""
         raise SecurityError(f"it may not read {attribute!r} of a {type(obj).__name__}")
 
     def wrap_str_format(self, value: Any) -> None:

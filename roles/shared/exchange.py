@@ -48,7 +48,7 @@ def refused(who: str) -> str:
 
 
 def name_of(kind: str, step: int) -> str:
-    """Return the name of what ``kind`` is of ``step``."""
+    """Return the name of the file or folder of ``kind`` for ``step``."""
     ending = {GROUPS: ".msgpack", WEIGHTS: ""}.get(kind, ".json")
     return f"{kind}{step:06d}{ending}"
 

@@ -25,7 +25,8 @@ from roles.workers.calls import (
 )
 
 CAUSED: Final = (ShoalError, OSError, ValueError, RuntimeError, MemoryError)
-"""What a caller or its machine can cause: a file that is missing, a shape that does not fit."""
+"""Errors that a caller or its machine can cause, such as a missing file or a shape that does
+not fit."""
 
 
 def serve(

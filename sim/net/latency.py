@@ -34,7 +34,8 @@ _MILLISECONDS: Final[Sequence[Sequence[int]]] = (
     (220, 95, 175, 110, 130, 160, 7, 195),
     (190, 140, 175, 145, 100, 100, 195, 7),
 )
-"""Rows and columns in the order of `REGIONS`."""
+"""One-way latency between two regions in milliseconds; rows and columns in the order of
+`REGIONS`."""
 
 _SECONDS: Final[Mapping[tuple[str, str], float]] = {
     (one, other): _MILLISECONDS[row][column] / 1000

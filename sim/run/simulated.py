@@ -37,7 +37,7 @@ Metrics = Mapping[str, float | int | str]
 def play_swarm(
     scenario: Scenario, workload: Workload, seed: int, options: SimOptions, observers: Observers
 ) -> Result:
-    """Levels 1 and 2: nodes on trio, with the faults of the scenario."""
+    """Play a scenario of level 1 or 2, with nodes on trio and the scenario's faults."""
 
     async def main(simulation: Simulation) -> Metrics:
         if observers.started is not None:

@@ -401,7 +401,8 @@ class MembershipCore:
         return True
 
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
-        """Add a member that was unknown, and announce it."""
+        """Add a member that was unknown. Announce it to neighbours while the view is far from
+        full, unless another member was evicted for it or ``source`` exceeds its quota."""
         peer, profile = signed.heartbeat.peer, signed.heartbeat.profile
         member = self._members.admit(signed, source, now)
         self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))

@@ -25,8 +25,8 @@ class LocalHeartbeat:
         self.next_beat = -math.inf
         """Time at which the next heartbeat is due."""
         self.refute_at = math.inf
-        """Time at which waiting suspecting peers get a sign of life, if not with the next
-        heartbeat."""
+        """Time at which peers that suspect us get a sign of life, unless a heartbeat is due
+        earlier; infinite if no peer waits for one."""
         self.beats = 0
         """Number of heartbeats that were due so far."""
         self._signer = signer

@@ -98,8 +98,8 @@ def shortest_wait(chunk_bytes: float, stall: float) -> float:
 
 
 def longest_wait(chunk_bytes: float, stall: float) -> float:
-    """Return the seconds that any peer is given at most, however slow it has been. Other peers
-    may have got the chunk meanwhile.
+    """Return the seconds that any peer is given at most, however slow it has been. By then,
+    other peers may have the chunk.
 
     This is 2 s at the usual ``stall``, or 8 chunk times of a slow link.
     """

@@ -457,7 +457,8 @@ class Decoder(nn.Module):
 
 
 class TransformerModel(nn.Module):
-    """Tokens to final-normed hidden states; `logits` turns those into logits."""
+    """A decoder that maps tokens to final-normed hidden states. `logits` maps these states to
+    logits."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class RowSpan:
 
     @property
     def last(self) -> int:
-        """Position of the last of them, after which the next token stands."""
+        """Position of the span's last token. The next token follows it."""
         return self.first + self.count - 1
 
 
