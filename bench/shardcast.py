@@ -165,7 +165,7 @@ class Program:
 
     def __init__(self, *line: object) -> None:
         self.cpu = 0.0
-        """CPU seconds of the machine's programs, once they have ended."""
+        """CPU seconds of the process, once it has ended; 0 until then."""
         self._process = subprocess.Popen(
             [str(word) for word in line],
             stdin=subprocess.PIPE,
@@ -263,7 +263,7 @@ class Course:
             self.began = time.perf_counter()
 
     def wait_up(self, programs: Sequence[Program], word: str) -> None:
-        """Wait on lines until each program has printed ``word``."""
+        """Wait until each program has printed ``word``. Without lines, return at once."""
         for program in programs if self.has_lines else ():
             program.said(word)
 

@@ -92,52 +92,52 @@ Forge = Callable[[Stranger, int, Random], bytes]
 
 
 def in_order(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send the next place under the newest policy; it is taken up to the trainer's limit."""
+    """Return the next place under the newest policy. The trainer takes it up to its limit."""
     return of.window(newest, of.count)
 
 
 def longest(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send all places that fit, again and again."""
+    """Return the same window each time, with as many places as fit."""
     return of.window(newest, 0, places=16)
 
 
 def at_once(of: Stranger, newest: int, rng: Random) -> bytes:
-    """Send one place again and again, each time with another content."""
+    """Return the same place each time, with other content."""
     return of.window(newest, 0, content=rng.randbytes(8))
 
 
 def ahead(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send a place far beyond all that can be filled."""
+    """Return a place far beyond those that the run can fill."""
     return of.window(newest, FAR + of.count)
 
 
 def question(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send no place: ask how much is wanted."""
+    """Return a window without places, which asks how much the trainer wants."""
     return of.window(newest, 0, places=0)
 
 
 def to_come(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send work under a future policy."""
+    """Return a place under a future policy."""
     return of.window(newest + FAR, of.count)
 
 
 def stale(of: Stranger, _: int, __: Random) -> bytes:
-    """Send work under the first policy."""
+    """Return a place under the first policy."""
     return of.window(0, of.count)
 
 
 def other_terms(of: Stranger, newest: int, rng: Random) -> bytes:
-    """Send work under unsigned terms."""
+    """Return a place under terms that nobody signed."""
     return of.window(newest, of.count, terms=rng.randbytes(32).hex())
 
 
 def half(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send the first half of a request."""
+    """Return the beginning of a request, cut off within it."""
     return of.window(newest, of.count)[:120]
 
 
 def unsigned(of: Stranger, newest: int, _: Random) -> bytes:
-    """Send a window with an invalid signature."""
+    """Return a window with an invalid signature."""
     whole = bytearray(of.window(newest, of.count))
     at = len(whole) - 20  # within the signature: a stamp of no bytes follows
     whole[at] ^= 1

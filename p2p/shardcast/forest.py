@@ -427,10 +427,11 @@ def _fair_slots(
     """Divide ``slots`` in proportion to capacity, at most ``most`` to each peer. ``order`` has
     the strongest first.
 
-    Filled like water: what a peer at its ceiling cannot take is shared by the others. Example:
-    one of 200 claims 2^52 bytes per second and is given one stripe's 199 slots. The other seven
-    stripes' are divided among the other 199 as if it was not there; were they cut off instead,
-    each stripe would be a star, and 4 MiB would take 18 s instead of 1.2.
+    The other peers share the slots that a peer at the limit cannot take (water-filling).
+    Example with eight stripes: one of 200 peers claims 2^52 bytes per second and gets 199
+    slots, which is one stripe. The other 199 peers divide the slots of the other seven stripes.
+    If those slots were dropped instead, each stripe would be a star, and 4 MiB would take 18 s
+    instead of 1.2 s.
     """
     weights = {place: 2 ** max(0, roster.classes[place] - 1) for place in order}
     fair, left, total = {}, float(slots), sum(weights.values())

@@ -168,11 +168,11 @@ class PolicyStore:
         return f"PolicyStore({self.folder}, {len(self._entries)} policies)"
 
     def holding(self) -> AbstractContextManager[None]:
-        """Keep other processes from these policies for the length of the block. Two processes
-        that write one ``NAME.part`` would each believe what the other moves away.
+        """Lock the store against other processes for the length of the block. Otherwise one
+        process could rename a ``NAME.part`` that another is still writing.
 
         Raises:
-            StorageError: Another process holds them.
+            StorageError: Another process holds the lock.
         """
         return self._disk.holding(f"{self.folder}/{_LOCK}")
 

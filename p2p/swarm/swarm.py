@@ -2,12 +2,12 @@
 
 Theory of operation
 -------------------
-Connections are dialled, accepted and carried by `connector`. Each incoming stream is served
-in a task that serves nothing else meanwhile (`servers`), behind the one broad `except` of
-the project. Messages travel on lanes (`outbox`): one long-lived stream per peer and
-protocol. With every new connection an identify exchange runs in the background, so that each
-side learns what the other speaks (streams of known protocols open without a round trip) and
-where it listens.
+Connections are dialled, accepted and carried by `connector`. A task serves one incoming stream
+at a time, behind a broad `except` (`SwarmHost._on_behalf`): a bug that one peer triggers costs
+that peer its stream and leaves the others connected. Messages travel on lanes (`outbox`): one
+long-lived stream per peer and protocol. With every new connection an identify exchange runs in
+the background, so that each side learns what the other speaks (streams of known protocols open
+without a round trip) and where it listens.
 
 A peer that breaks a protocol loses its connections and gets penalty points; one that has too
 many is refused for a while (`gater`). Every task lives in the host's nursery: when the

@@ -43,8 +43,9 @@ from roles.contract.core.file import Calibration
 TAIL: Final = 128
 """Least number of largest values that a tail is fitted to: they give its scale within 9 %."""
 RAREST: Final = 1 / 256
-"""Share of all tokens that those are: what is more frequent is body, and falls faster. In
-bfloat16 honest gaps are exponential from 0.1 on, beyond which 1 token in 260 lies."""
+"""Share of all tokens that the tail holds, if that is more than `TAIL`. More frequent values
+belong to the body of the distribution, which falls faster. In bfloat16 honest gaps are
+exponential from 0.1 on, and 1 token in 260 has a larger gap."""
 MIN_TOKENS: Final = round(TAIL / RAREST)
 """32,768 honest tokens to fit to, or no limit of a noisy dtype is written. The hard bound is
 then extrapolated by a factor of a million, and its scale's error is in it."""

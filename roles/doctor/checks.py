@@ -82,7 +82,7 @@ def check_torch(seen: Sighting) -> Said:
 
 
 def check_gpu(seen: Sighting) -> Said:
-    """Check that no graphics card lies idle."""
+    """Warn if the machine has graphics cards and torch can use none of them."""
     if seen.torch.has_mps or seen.torch.cards:
         names = [card.name for card in seen.torch.cards] or ["Apple GPU (MPS)"]
         return OK, f"torch sees {', '.join(names)}"

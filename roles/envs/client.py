@@ -106,11 +106,11 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        """Return the environment's answers within each completion, whole or under way, in
-        order.
+        """Return what the environment has answered within each completion, in order. A
+        completion may be finished or still growing.
 
         Raises:
-            EnvironmentFailed: The environment gave none.
+            EnvironmentFailed: The environment gave no valid reply.
         """
         ...
 

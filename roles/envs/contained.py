@@ -112,8 +112,10 @@ def _checked(task: Task) -> Task:
 def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> float:
     """Return the reward of a completion, from 0 to 1.
 
-    Raises `AnswerFailed` if the environment raises on it, or pays what is no reward;
-    `EnvironmentFailed` if it says itself that no answer is to blame.
+    Raises:
+        AnswerFailed: The environment raised an error, or its reward is not a number from 0
+            to 1.
+        EnvironmentFailed: The environment raised this itself: the answer is not to blame.
     """
 
     def pay() -> float:

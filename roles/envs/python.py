@@ -44,7 +44,8 @@ class PythonMathEnvironment:
         return _offered(self._questions.task(seed, held_out=held_out))
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
-        """Return the output of the last block of the last turn; None if there is no block."""
+        """Run the last code block of the last turn and return its output, or "nothing" if it
+        prints nothing. Return None if there is no block."""
         blocks = FENCE.findall(spoken(said[-1]))
         if not blocks:
             return None

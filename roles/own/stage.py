@@ -244,7 +244,7 @@ def view_of(nodes: LocalNodes, command: str) -> SwarmView:
 
 
 def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what goes on, in a sentence."""
+    """Return a sentence on the progress of the run."""
     trainers = [one["roles"]["trainer"] for one in nodes.values() if "trainer" in one["roles"]]
     trainer: Mapping[str, Any] = max(
         trainers, key=lambda one: int(one.get("step", -1)), default={}

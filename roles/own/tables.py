@@ -38,11 +38,13 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield each row of a file, or of the Parquet files of a folder, with its place for errors.
+    """Yield each row of a file, or of all Parquet files in a folder, after its place (such as
+    "row 7"), which error messages name.
 
     Raises:
-        ConfigError: The file cannot be read, a line is no object, or the columns are others.
-        MissingDependency: The file is Parquet, and there is no pyarrow.
+        ConfigError: A file cannot be read or parsed, a row is too long, or a Parquet file has
+            none of the columns in `BEGINNINGS`.
+        MissingDependency: The file is Parquet, and pyarrow is not installed.
     """
     try:
         if path.is_dir():

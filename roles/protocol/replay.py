@@ -32,8 +32,8 @@ def impossible_reward(rewards: Sequence[float]) -> Finding | None:
 
 
 def wrong_reward(signed: Sequence[float], ours: Sequence[float]) -> Finding | None:
-    """Return a finding with the largest difference between the rewards in a verdict and ours;
-    None if they are equal."""
+    """Compare the rewards in a verdict with ours. Return a finding with the largest difference,
+    or with both lengths if these differ; None if all rewards are equal."""
     if len(signed) != len(ours):
         return Finding(NO_REWARD, len(signed), len(ours))
     furthest = max(

@@ -208,7 +208,8 @@ class SimDisk:
         self._sync_removals(path.rpartition("/")[0])
 
     def rename_now(self, old: str, new: str) -> None:
-        """Move a file over another, or a folder, durably, and without the disk's time."""
+        """Rename a file or a folder durably, and take no simulated time. A file may replace
+        another file; a folder must get a new name."""
         if old not in self._files:
             inside = [name for name in self._files if name.startswith(old + "/")]
             if not inside:

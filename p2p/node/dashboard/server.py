@@ -1,5 +1,5 @@
-"""Who may ask for the dashboard, where, and what is answered. It only shows; at the socket in
-the node's folder, which is its owner's alone, it takes two orders.
+"""HTTP server of the dashboard: its paths, and who may ask for them. All of it is read-only,
+except for two orders that only the node's owner can give, at the socket in the node's folder.
 
 =================  ============================================================================
 ``/``              the page; ``/page.js``, ``/page.css``, ``/uPlot.*`` are its parts
@@ -11,15 +11,17 @@ the node's folder, which is its owner's alone, it takes two orders.
 ``/api/pause``     POST, at the socket only: begin no work; ``/api/resume``: go on
 =================  ============================================================================
 
-What can be taken is what the page shows, and its few seats:
+An attacker could read what the page shows, or use up its few connections. Access depends on
+where the server listens:
 
-* On loopback everybody on this machine may look. A web page that a person has open elsewhere
-  may not: its server can let its own name lead to 127.0.0.1 (DNS rebinding), so the Host header
-  must name this machine by address or as localhost; and what a page of another site asks for in
-  the background is refused by ``Sec-Fetch-Site``, which no page can set.
-* Elsewhere a token is needed, a new one for each start. It comes once in the address that the
-  node prints, and becomes a cookie which scripts cannot read; programs send it as a bearer.
-* A socket in the node's folder is for its owner: the file's mode says so.
+* On loopback every user of this machine may look. A web page of another site may not. Its
+  server can make its own name resolve to 127.0.0.1 (DNS rebinding), so the Host header must
+  name this machine by address or as localhost. Its background requests are refused by
+  ``Sec-Fetch-Site``, which no page can set.
+* On other addresses a token is needed, a new one for each start. The node prints an address
+  with the token, which the browser then keeps as a cookie that scripts cannot read. Programs
+  send the token as a bearer token.
+* The socket in the node's folder has a file mode that admits only the node's owner.
 
 hypercorn takes a third of a second to import. With an address it is imported at the start; for
 the socket, in a thread, when somebody first asks: most nodes are never asked.

@@ -33,7 +33,8 @@ _MIX: Final = np.uint64(0xFF51AFD7ED558CCD)
 
 
 def dealt(records: Sequence[Record], phase_windows: int) -> int:
-    """Windows that the rounds up to the newest of ``records`` have dealt out."""
+    """Return the number of windows dealt out by the rounds that ``records`` close. The round
+    that begins at the newest record is not counted."""
     return sum(len(record.members) for record in records[:-1]) * phase_windows
 
 

@@ -15,5 +15,6 @@ hands both to `instruments`: `proofs` on the CPU, the same arithmetic in torch o
 What computes is a `device`, by which every tensor here is made. A learner may be several
 processes, a GPU each: `ranks` starts them, each is a `rank`, `sharding` spreads the weights.
 
-Only `roles.engines.worker`, `roles.diloco.pretrain` and ``python -m bench alone`` call this.
+The node's own process never imports torch: worker processes (`roles.engines.worker`,
+`roles.diloco.worker`), commands such as ``shoal chat`` and benchmarks import this package.
 """

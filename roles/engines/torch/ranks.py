@@ -57,10 +57,11 @@ _CLOSED: Final = 10.0
 
 
 class Ranks:
-    """The processes of a model that is trained by several, of which this is the first."""
+    """Processes that train one model together. This process is the first of them."""
 
     def __init__(self, config: EngineConfig, make: Make) -> None:
-        """Start them; each makes its part by ``make``, which pickle can carry."""
+        """Start the processes. Each calls ``make``, which must be picklable, for its part of
+        the model."""
         size = config.gpus.ranks
         for number in range(size):  # before any is started: the sentence is a person's
             rank_device(config, number)

@@ -68,10 +68,10 @@ def encode_accusation(accused: PeerId, proof: bytes) -> bytes:
 
 
 def decode_accusation_untrusted(data: bytes) -> tuple[PeerId, bytes]:
-    """Decode who is accused, and the digest of the proof.
+    """Decode an accusation. Return the accused peer and the digest of the proof.
 
     Raises:
-        BadMessage: The bytes say no such thing.
+        BadMessage: The bytes are not an accusation.
     """
     accused, proof = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="accusation")
     return decode_peer_id_untrusted(accused), proof

@@ -77,10 +77,11 @@ class Objective:
 
     @contextmanager
     def _blamed(self, method: str) -> Iterator[None]:
-        """Turn any error of a package's program in the block into `ConfigError`.
+        """Raise errors of the package's code in the block again, as `ConfigError`.
 
-        It would otherwise end the process, and the next one at the same step, like a lack of
-        memory.
+        An unexpected exception would end the worker process, and the next process at the same
+        step. `MemoryError` and `RuntimeError` pass unchanged: torch raises them when the device
+        runs out of memory.
         """
         try:
             yield

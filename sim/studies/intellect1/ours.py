@@ -58,7 +58,7 @@ LOOK: Final = 20.0
 VANISHES: Final = 5
 """City whose site is cut off silently."""
 BASE: Final = 1.0
-"""Nats that no training removes: the pretended loss is a distance beyond them."""
+"""Irreducible loss in nats, added to the simulated loss, which falls towards 0."""
 
 
 class Intellect1:
