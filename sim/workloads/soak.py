@@ -24,8 +24,8 @@ that stands only in the code around a plain dictionary does not count.
 `_traffic` of the simulated host is left out: the simulator's own tally, which no real node has.
 
 Fewer beats than in production: a month of heartbeats every 5 s is 5 * 10^5 beats a node.
-``interval`` (120 s, the longest there is) stands in for membership's 5 s and gossip's 1 s, an
-hour for the minute between looks into the DHT and at the run document. What is forgotten after
+``interval`` (120 s, the longest there is) stands in for membership's 5 s and gossip's 1 s, six
+hours for the minute between looks into the DHT and at the run document. What is forgotten after
 a number of intervals lives 24 times longer here, and what is forgotten after seconds is
 forgotten after fewer beats: both kinds of bound are met.
 """
