@@ -46,7 +46,7 @@ LIMITS = {
     "roles/models": 1878,
     "roles/own": 3578,
     "roles/protocol": 2496,
-    "roles/rl": 663,
+    "roles/rl": 665,
     "roles/shared": 169,
     "roles/trainer": 3513,
     "roles/trl": 360,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2735,
-    "tests": 60409,
+    "tests": 60419,
 }
 
 NO_CODE = {

@@ -137,6 +137,8 @@ LARGE_MODEL: Final = ModelKind(
 """Nobody has trained one with Shoal yet: the numbers are other people's."""
 
 KINDS: Final = (NETWORK, SMALL_MODEL, LARGE_MODEL)
+LORA_TIMES: Final = 10
+"""Factor between the rates of a model's low-rank sums and of its weights."""
 """All kinds of models, the smaller ones first."""
 
 TRAINED: Final[Mapping[str, Mapping[str, float]]] = {
@@ -239,9 +241,10 @@ def check_suits(learner: LearnerConfig, parameters: int, *, has_base: bool) -> N
         ConfigError: The rate would ruin it. The message says what to do.
     """
     kind = kind_of(parameters, has_base=has_base)
-    if learner.kind == BUILT_IN and learner.rate > kind.max_rate:
+    times = 1 if learner.lora is None else LORA_TIMES
+    if learner.kind == BUILT_IN and learner.rate > times * kind.max_rate:
+        works, most = times * kind.learner.rate, times * kind.max_rate
         raise ConfigError(
             f"rate = {learner.rate:g} in {FILE} would ruin {kind.name}, of {parameters:,}"
-            f" parameters: {kind.learner.rate:g} works and {kind.max_rate:g} is the most; set"
-            f" rate = {kind.learner.rate:g}"
+            f" parameters: {works:g} works and {most:g} is the most; set rate = {works:g}"
         )

@@ -85,6 +85,10 @@ def test_what_is_left_out_has_its_usual_value() -> None:
         ('rate = "fast"\n', "rate must be a number"),
         ('rate = 1e-3\nschedule = "step"\n', "one of linear, cosine, wsd"),
         ("rate = 9e-3\n", "rate = 0.009 in learner.toml would ruin"),
+        (
+            "rate = 9e-2\n[lora]\nrank = 1\nalpha = 1.0\n",
+            "rate = 0.09 in learner.toml would ruin",
+        ),
         ("rate 1e-3\n", "learner.toml is not TOML"),
         (f"rate = {'9' * 5000}\n", "learner.toml is not TOML"),
         (f"sinks = {'[' * 5000}\n", "learner.toml is not TOML"),
@@ -96,6 +100,10 @@ def test_a_mistake_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         read(text)
     assert "\n" not in str(raised.value)
+
+
+def test_low_rank_sums_learn_at_ten_times_the_rate() -> None:
+    assert read("rate = 9e-3\n[lora]\nrank = 1\nalpha = 1.0\n").rate == 9e-3
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from roles.engines.adapters import (
     read_adapter,
 )
 from roles.engines.base import EngineError, TrainingGroup
-from roles.engines.config import EngineConfig, memory_needed
+from roles.engines.config import Autocast, EngineConfig, memory_needed
 from roles.engines.torch import sampler
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
@@ -156,6 +156,13 @@ def test_targets_learn_and_nothing_else(base: Path, tmp_path: Path) -> None:
     full.save(tmp_path / "full", None)
     small, large = ((tmp_path / name).stat().st_size for name in ("checkpoint", "full"))
     assert small < large / 2
+
+
+def test_a_cpu_with_bfloat16_instructions_learns_too(base: Path, tmp_path: Path) -> None:
+    """Gradients under autocast were refused by float32 weights."""
+    config = replace(CONFIG, autocast=Autocast.ON)
+    learner = begin(base, tmp_path / "checkpoint", config)
+    assert learner.step(groups_of(learner)).gradient_norm > 0
 
 
 async def test_what_travels_leads_to_the_policy(base: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class Adapter:
             assert weight.grad is not None
             gradient, weight.grad = weight.grad * self._scale, None
             down, up = self.weights[name + DOWN], self.weights[name + UP]
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
                 for one, more in ((down, up.T @ gradient), (up, gradient @ down.T)):
                     one.grad = more if one.grad is None else one.grad + more
 
