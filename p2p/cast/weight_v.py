@@ -57,7 +57,7 @@ class Stored:
 
     @property
     def kind(self) -> tuple[str, tuple[int, ...], int]:
-        """What no version may change."""
+        """Dtype, shape and size, which no version may change."""
         return self.dtype, self.shape, self.end - self.start
 
 

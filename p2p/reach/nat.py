@@ -33,7 +33,7 @@ MAX_OFFERED: Final = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatConfig:
-    """What a host does about routers."""
+    """Configuration of how a host is reached behind routers."""
 
     reach: ReachConfig = field(default_factory=ReachConfig)
     autonat: AutonatConfig = field(default_factory=AutonatConfig)
@@ -96,7 +96,7 @@ class Nat:
 
     @property
     def needs_open_peers(self) -> bool:
-        """Whether only peers that can be dialled have direct connections with this host."""
+        """True if only peers that can be dialled get direct connections with this host."""
         return self.needs_relays and self._host.is_symmetric
 
     @property

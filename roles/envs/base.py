@@ -159,9 +159,9 @@ class TurnEnvironment(Environment, Protocol):
     """An environment that answers the model within a completion (`roles.envs.turns`)."""
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
-        """What the model hears behind ``tokens``, all that it has drawn, of which the last ends
-        a turn: 1 to ``room`` tokens, and no end token among them. None: the completion is
-        over. A function of its arguments: strangers compute it again."""
+        """Return what the model hears after ``tokens``, all that it has drawn, of which the
+        last ends a turn: 1 to ``room`` tokens without an end token, or None for the end of it.
+        The result depends on the arguments only: strangers compute it again."""
         ...
 
 

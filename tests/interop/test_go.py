@@ -22,6 +22,7 @@ from tests.support.foreign_nodes import (
     open_home,
     open_relay,
     talking,
+    try_circuit,
     try_echo,
     until,
 )
@@ -87,9 +88,7 @@ async def test_we_meet_through_a_relay_of_go(tmp_path: Path) -> None:
             open_home(relay) as home,
             p2p.open_host(strict=True) as guest,
         ):
-            peer = await guest.connect_addr(circuit_of(home))
-            await try_echo(guest, peer, LITTLE)
-            assert not guest.is_direct(peer)
+            peer = await try_circuit(guest, circuit_of(home))
             with pytest.RaisesGroup(trio.BrokenResourceError, trio.BrokenResourceError):
                 await try_echo(guest, peer, 2**18)
             # the next stream gets a circuit of its own

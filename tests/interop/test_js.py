@@ -30,6 +30,7 @@ from tests.support.foreign_nodes import (
     open_relay,
     other_machine,
     talking,
+    try_circuit,
     try_echo,
     until,
 )
@@ -103,9 +104,7 @@ async def test_we_meet_through_a_relay_of_js() -> None:
             open_home(relay) as home,
             p2p.open_host(strict=True) as guest,
         ):
-            peer = await guest.connect_addr(circuit_of(home))
-            await try_echo(guest, peer, LITTLE)
-            assert not guest.is_direct(peer)
+            await try_circuit(guest, circuit_of(home))
 
 
 async def test_we_dial_js_behind_our_relay() -> None:
@@ -115,9 +114,7 @@ async def test_we_dial_js_behind_our_relay() -> None:
             js_node("reserve", relay) as addr,
             p2p.open_host(strict=True) as guest,
         ):
-            peer = await guest.connect_addr(addr)
-            await try_echo(guest, peer, LITTLE)
-            assert not guest.is_direct(peer)
+            await try_circuit(guest, addr)
 
 
 @pytest.mark.parametrize("whose", ["js", "ours"])

@@ -22,6 +22,7 @@ from tests.support.foreign_nodes import (
     open_home,
     open_relay,
     talking,
+    try_circuit,
     try_echo,
     until,
 )
@@ -80,9 +81,7 @@ async def test_we_meet_through_a_relay_of_py() -> None:
             open_home(relay) as home,
             p2p.open_host(strict=True) as guest,
         ):
-            peer = await guest.connect_addr(circuit_of(home))
-            await try_echo(guest, peer, LITTLE)
-            assert not guest.is_direct(peer)
+            await try_circuit(guest, circuit_of(home))
 
 
 async def test_we_dial_py_behind_our_relay_and_punch() -> None:

@@ -131,3 +131,11 @@ async def try_echo(host: p2p.SwarmHost, peer: p2p.PeerId, size: int = 2**20) -> 
             assert data
             received += data
     assert received == sent
+
+
+async def try_circuit(host: p2p.SwarmHost, addr: p2p.Multiaddr) -> p2p.PeerId:
+    """Connect to a peer behind a relay, and check that an echo comes back through it."""
+    peer = await host.connect_addr(addr)
+    await try_echo(host, peer, LITTLE)
+    assert not host.is_direct(peer)
+    return peer

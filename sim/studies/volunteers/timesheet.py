@@ -129,8 +129,8 @@ class TimedWorld:
         return getattr(self._world, name)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """Like the real world's, recorded on the sheet. SHARDCAST's work takes as long as for
-        the full size."""
+        """Run the function as the real world does, and record it on the sheet. SHARDCAST's work
+        takes as long as for the full size."""
         if function in fake.ACTIVITIES:
             activity = function.__name__
         elif function.__module__.startswith("p2p.shardcast"):
