@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1172,
     "sim/studies": 3551,
     "sim/workloads": 2735,
-    "tests": 60419,
+    "tests": 60430,
 }
 
 NO_CODE = {

@@ -43,9 +43,7 @@ EVALUATION_TASKS: Final[Mapping[str, int]] = {
 for: the standard error of a share of them is at most 0.031; 0.030 for the five others
 together."""
 EVALUATION_SEED: Final = "arithmetic 4242"
-"""Seed of the evaluation tasks: the same in every evaluation of every run, so that curves can
-be compared.
-"""
+"""Of those tasks: the same in every evaluation of every run, so that curves can be compared."""
 MOST_DRAWS: Final = 1024
 """Draws for one task. One in eight is held out: 1,024 in vain have a probability of 10^-59."""
 EVALUATION_DRAWS: Final = 16
@@ -53,11 +51,11 @@ EVALUATION_DRAWS: Final = 16
 tables, of which 64 are wanted."""
 
 _NUMBER: Final = re.compile(r"(?:[-−]|(?<![\w^]))[0-9]+(?:[.,/:^][0-9]+)*")
-"""Matches a whole number with all its digits: 12.5 is not 5, and 1,009 is not 9."""
+"""All of a number: 12.5 is not 5, and 1,009 not 9."""
 _GROUPS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 
 Question = tuple[str, str, int]
-"""The user's question, the beginning of the answer, and the right number."""
+"""What the user asks, how the answer begins, and the number that is right."""
 
 
 def _addition(rng: Random) -> Question:
@@ -99,7 +97,7 @@ _STORIES: Final[tuple[tuple[str, int], ...]] = (
     ("A bus carries {0} people and {1} get off. How many people are still on the bus?", -1),
     ("A box holds {0} pencils. {1} are taken out. How many pencils are in the box?", -1),
 )
-"""Stories, each with the sign of its second number."""
+"""Each with the sign of its second number."""
 
 
 def _stories(rng: Random) -> Question:
@@ -132,11 +130,7 @@ class ArithmeticEnvironment:
     name = "arithmetic"
 
     def __init__(self, kinds: Mapping[str, float] = MIX) -> None:
-        """Prepare a mix of kinds of questions.
-
-        Raises:
-            ConfigError: There is no such kind.
-        """
+        """Raises `ConfigError` on a kind that there is not."""
         strange = [kind for kind in kinds if kind not in _KINDS]
         if strange:
             raise ConfigError(
@@ -146,22 +140,18 @@ class ArithmeticEnvironment:
         self._weights = list(kinds.values())
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """Return a question of a kind that is drawn by weight."""
+        """A question of a kind that is drawn by weight."""
         rng = Random(seed)
         kind = rng.choices(self._kinds, self._weights)[0]
         return _draw(rng, kind, held_out=held_out)
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """Return 1 if the model stopped by itself and the last number of its answer is
-        right.
-        """
+        """1 if the model stopped by itself and the last number that it said is right."""
         said = _NUMBER.findall(spoken(text))
         return 1.0 if ended and said and _plain(said[-1]) == task.answer else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Return held-out questions of every kind, also of those that the run does not
-        train.
-        """
+        """Held-out questions of every kind, also of those that the run does not train."""
         return [task for kind, count in EVALUATION_TASKS.items() for task in _held(kind, count)]
 
 
@@ -176,7 +166,7 @@ def _plain(number: str) -> str:
 
 
 def _draw(rng: Random, kind: str, *, held_out: bool) -> TextTask:
-    """Return a question, drawn again until it is on the wanted side of the held-out split."""
+    """A question, drawn again until it is on the wanted side."""
     for _ in range(MOST_DRAWS):
         question, prefill, result = _KINDS[kind](rng)
         if is_held_out(question) == held_out:
@@ -185,7 +175,7 @@ def _draw(rng: Random, kind: str, *, held_out: bool) -> TextTask:
 
 
 def _held(kind: str, count: int) -> list[TextTask]:
-    """Return ``count`` different held-out questions of a kind, or all that there are."""
+    """Different held-out questions of a kind, ``count`` of them or all that there are."""
     rng, found = Random(f"{EVALUATION_SEED} {kind}"), dict[str, TextTask]()
     for _ in range(EVALUATION_DRAWS * count):
         if len(found) < count:

@@ -21,11 +21,11 @@ EVALUATION_TASKS: Final = 256
 """Held-out questions: the standard error of a share of them is at most 0.031."""
 EVALUATION_SEED: Final = "calculator 4242"
 FACTORS: Final = (100, 9999)
-"""Least and largest factor of a product."""
+"""Of a product, at least and at most."""
 MAX_FORMULA: Final = 64
 """Characters of a formula."""
 MAX_RESULT: Final = 10**18
-"""Largest number on the way to a result; beyond it the calculator says ``error``."""
+"""Of any number on the way, beyond which the calculator says ``error``."""
 _ASKED: Final = (
     "What is {0} * {1}? You have a calculator: write <calc>{0} * {1}</calc> and stop, and I"
     " tell you the result. Then say the result and nothing else."
@@ -71,22 +71,22 @@ class CalculatorEnvironment:
     name = "calculator"
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """Return a task with two factors of three or four digits."""
+        """Two factors of three or four digits."""
         return _draw(Random(seed), held_out=held_out)
 
     async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
-        """Return the result of the first formula of the last turn; None if there is none."""
+        """The result of the first formula of the last turn; None where there is none."""
         call = _CALL.search(spoken(said[-1]))
         return None if call is None else calculate(call[1])
 
     async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
-        """Return 1 if the last number of the last turn, outside of calls, is right."""
+        """1 if the last number of the last turn, outside of calls, is right."""
         words = _WORDS.sub(" ", spoken(said[-1]))
         numbers = re.findall(r"[0-9]+", words.replace(",", ""))
         return 1.0 if ended and numbers and numbers[-1] == task.answer else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Return held-out products, drawn once for all."""
+        """Held-out products, drawn once for all."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, held_out=True) for _ in range(EVALUATION_TASKS)]
 

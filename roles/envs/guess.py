@@ -19,9 +19,9 @@ from roles.envs.base import Task
 from roles.envs.sort import END, VOCABULARY, decode, encode, is_held_out
 
 LOWEST: Final = (10, 80)
-"""Bounds of the lowest number of a range."""
+"""The least number of a range, at least and at most."""
 WIDTHS: Final = (8, 16)
-"""Sizes of a range of numbers."""
+"""Numbers in a range."""
 WARM_UP_GOOD_SHARE: Final = 0.05
 """Share of the warm-up's guesses that use the hints."""
 EVALUATION_TASKS: Final = 256
@@ -37,7 +37,7 @@ class GuessEnvironment:
     vocabulary = VOCABULARY
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """Return a task with a range, and a number in it."""
+        """A range, and a number in it."""
         return _draw(Random(seed), held_out=held_out)
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
@@ -49,25 +49,25 @@ class GuessEnvironment:
         return LOWER if int(task.source) < guess else HIGHER
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """Return 1 if the last guess is the number."""
+        """1 if the last guess is the number."""
         return 1.0 if _guesses(tokens)[-1:] == [int(task.source)] else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Raise ValueError: no solution is known from the prompt alone."""
+        """None is known from the prompt alone: raises ValueError."""
         raise ValueError(f"nobody knows the number of {decode(prompt)!r}")
 
     def evaluation(self) -> list[Task]:
-        """Return held-out ranges, each with a number."""
+        """Held-out ranges, each with a number."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, held_out=True) for _ in range(EVALUATION_TASKS)]
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Return single guesses after up to three earlier ones."""
+        """Single guesses behind up to three earlier ones."""
         return [_example(rng) for _ in range(count)]
 
 
 def _guesses(tokens: Sequence[int]) -> list[int | None]:
-    """Return the guess of each turn that has ended; None for a turn that is no number."""
+    """The guess of each turn that has ended; None for what is no number."""
     turns = decode(tokens).split(VOCABULARY[END])[:-1]
     return [int(turn) if len(turn) == 2 and turn.isascii() and turn.isdigit() else None
             for turn in turns]  # fmt: skip

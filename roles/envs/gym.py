@@ -28,7 +28,7 @@ from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
 PACKAGES: Final = {"reasoning-gym": "0.1.25"}
-"""The required version, which decides a seed's task: all nodes must have the same."""
+"""Its version decides what a seed's task is: all nodes must have the same."""
 FAMILIES: Final[Mapping[str, float]] = {"basic_arithmetic": 1.0, "chain_sum": 1.0, "gcd": 1.0}
 """Weights, if a run names none: the easiest three that have no end of tasks."""
 NEEDS_SETTINGS: Final = frozenset({"composite"})
@@ -79,7 +79,7 @@ EVALUATION_TASKS: Final = 32
 """Held-out tasks of a family in an evaluation: the standard error of a share is at most 0.09.
 Eight must be made for each, of 1 to 320 ms."""
 EVALUATION_SEED: Final = "reasoning-gym 4242"
-"""Seed of the evaluation tasks: the same in every evaluation of every run."""
+"""Of those tasks: the same in every evaluation of every run."""
 MOST_DRAWS: Final = 512
 """Draws for one task. One in eight is held out: 512 in vain have a probability of 10^-30, but
 in a family with few tasks."""
@@ -88,7 +88,7 @@ KEPT: Final = 64
 takes up to 0.3 s to make."""
 
 _NO_NUMBER: Final = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
-"""Matches words that Python reads as a number which no comparison tells from the right one."""
+"""What Python reads as a number that no comparison tells from the right one."""
 _INSTRUCTION: Final = "\nWrite the final answer between <answer> and </answer>."
 
 
@@ -98,12 +98,8 @@ class GymEnvironment:
     name = "reasoning-gym"
 
     def __init__(self, kinds: Mapping[str, float] = FAMILIES) -> None:
-        """Prepare a mix of families.
-
-        Raises:
-            ConfigError: The package is missing, or a family is unknown or in `EVALUATING` or
-                `GUESSED`.
-        """
+        """Raises `ConfigError` without the package, on a family that it has not, and on one of
+        `EVALUATING` and `GUESSED`."""
         require(PACKAGES, extra="gym", what=f"the environment {self.name!r}")
         self._gym = importlib.import_module("reasoning_gym")
         known = importlib.import_module("reasoning_gym.factory").DATASETS
@@ -128,7 +124,7 @@ class GymEnvironment:
         self._entry = lru_cache(KEPT)(self._generate)
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """Return a task of a family that is drawn by weight."""
+        """A task of a family that is drawn by weight."""
         rng = Random(seed)
         family = rng.choices(self._families, self._weights)[0]
         return self._draw(rng, family, held_out=held_out)
@@ -152,7 +148,7 @@ class GymEnvironment:
         return min(1.0, max(0.0, float(dataset.score_answer(said, deepcopy(entry)))))
 
     def evaluation(self) -> list[TextTask]:
-        """Return held-out tasks of the families of this run."""
+        """Held-out tasks of the families of this run."""
         tasks = []
         for family in self._families:
             rng = Random(f"{EVALUATION_SEED} {family}")
@@ -160,7 +156,7 @@ class GymEnvironment:
         return tasks
 
     def _draw(self, rng: Random, family: str, *, held_out: bool) -> TextTask:
-        """Return a task, drawn again until it is on the wanted side of the held-out split."""
+        """A task, drawn again until it is on the wanted side."""
         for _ in range(MOST_DRAWS):
             seed = rng.randrange(1 << 31)
             _, entry = self._entry(family, seed)

@@ -36,20 +36,20 @@ MAX_LINE: Final = 64 * KI
 """Bytes of a line: 16,000 tokens, half of the longest completion that a machine allows unless
 told otherwise."""
 PARQUET: Final = b"PAR1"
-"""First bytes of a Parquet file."""
+"""How a Parquet file begins."""
 MAX_NAMED: Final = 5
 """Bad lines that an error names."""
 EVALUATION_TASKS: Final = 256
 """Held-out questions of an evaluation, or all that there are. The standard error of a share of
 256 is at most 0.031."""
 EVALUATION_SEED: Final = "math 4242"
-"""Seed of the evaluation questions: the same in every evaluation of a file."""
+"""Of those questions: the same in every evaluation of a file."""
 PACKAGES: Final = {
     "math-verify": "0.9.0",
     "latex2sympy2-extended": "1.11.0",
     "sympy": "1.14.0",
 }
-"""The required versions of the packages that compare formulas: all nodes must have the same."""
+"""What decides whether two formulas are equal, by version: all nodes must have the same."""
 
 QUESTIONS: Final = ("math", "math-exact")
 """Environments that read such a file."""
@@ -62,11 +62,7 @@ class ExactEnvironment:
     name = "math-exact"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Read the questions in ``data``.
-
-        Raises:
-            ConfigError: ``data`` is no file of questions.
-        """
+        """Raises `ConfigError` if ``data`` is no such file."""
         questions = _read(data)
         self._sides = {
             side: [one for one in questions if is_held_out(one[0]) == side]
@@ -80,7 +76,7 @@ class ExactEnvironment:
             )
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-        """Return the question whose number follows from the seed."""
+        """The question whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
         return self.task_of(*side[number % len(side)])
@@ -90,11 +86,11 @@ class ExactEnvironment:
         return TextTask((Message("user", question + _INSTRUCTION),), "", self._asked(answer))
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """Return 1 if the model stopped by itself and its final answer is right."""
+        """1 if the model stopped by itself and its final answer is right."""
         return 1.0 if ended and self._is_right(unboxed(task.answer), text) else 0.0
 
     def evaluation(self) -> list[TextTask]:
-        """Return held-out questions, drawn once for all."""
+        """Held-out questions, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
         return [self.task_of(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
@@ -114,12 +110,7 @@ class MathEnvironment(ExactEnvironment):
     name = "math"
 
     def __init__(self, data: bytes = b"") -> None:
-        """Read the questions in ``data``.
-
-        Raises:
-            ConfigError: The required version of math-verify is not installed, or ``data`` is no
-                file of questions.
-        """
+        """Raises `ConfigError` without math-verify of the one version."""
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
         self._formulas = Formulas()
@@ -144,11 +135,7 @@ def _flat(text: str) -> str:
 
 
 def _read(data: bytes) -> list[tuple[str, str]]:
-    """Return questions and answers.
-
-    Raises:
-        ConfigError: Lines are bad. The message has the first numbers.
-    """
+    """Questions and answers. Raises `ConfigError` with the numbers of the first bad lines."""
     questions, bad = read_questions(data)
     if bad:
         more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
@@ -204,12 +191,7 @@ def read_questions(
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """Return the object of a line; None if the line is blank.
-
-    Raises:
-        ValueError: The line is no object. The message ends a sentence that begins with the
-            line.
-    """
+    """The object of a line; None if it is blank. Raises ValueError, as `_question`."""
     if not line.strip():
         return None
     if len(line) > MAX_LINE:
@@ -224,11 +206,7 @@ def _object(line: bytes) -> dict[str, object] | None:
 
 
 def _question(value: Mapping[str, object]) -> tuple[str, str]:
-    """Return question and answer of a line.
-
-    Raises:
-        ValueError: The line has none. The message ends a sentence that begins with the line.
-    """
+    """Raises ValueError with the end of a sentence that begins with the line."""
     question, answer = (_text(value, name) for name in ("question", "answer"))
     if not reads_back(answer):
         raise ValueError(f"has an answer that does not read back from a box: {answer!r:.80}")

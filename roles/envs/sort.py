@@ -38,9 +38,7 @@ EVALUATION_TASKS: Final = 512
 """Held-out tasks of an evaluation: the standard error of a share of them is at most 0.022 (sqrt
 of 0.25 / 512)."""
 EVALUATION_SEED: Final = 4242
-"""Seed of the evaluation tasks: the same in every evaluation of every run, so that curves can
-be compared.
-"""
+"""Of those tasks: the same in every evaluation of every run, so that curves can be compared."""
 
 _IDS: Final = {character: token for token, character in enumerate(VOCABULARY)}
 
@@ -52,44 +50,40 @@ class SortEnvironment:
     vocabulary = VOCABULARY
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        """Return a long list nine times in ten, else a short one."""
+        """A long list nine times in ten, else a short one."""
         rng = Random(seed)
         span = LONG if rng.random() < LONG_SHARE else SHORT
         return _draw(rng, rng.randint(*span), held_out=held_out)
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
-        """Return 1 for exactly the answer and its end token, else 0."""
+        """1 for exactly the answer and its end token, else 0."""
         return 1.0 if tuple(tokens) == task.answer else 0.0
 
     def solution(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Return the digits between ``s`` and ``=`` in ascending order, and the end token."""
+        """The digits between ``s`` and ``=`` in ascending order, and the end token."""
         text = decode(prompt)
         if not (text.startswith("s") and text.endswith("=") and text[1:-1].isdigit()):
             raise ValueError(f"not a prompt of the sort environment: {text!r}")
         return encode("".join(sorted(text[1:-1])) + "$")
 
     def evaluation(self) -> list[Task]:
-        """Return 512 held-out long lists."""
+        """512 held-out long lists."""
         rng = Random(EVALUATION_SEED)
         return [_draw(rng, rng.randint(*LONG), held_out=True) for _ in range(EVALUATION_TASKS)]
 
     def warm_up(self, rng: Random, count: int) -> list[Task]:
-        """Return clean examples, nearly all of them short."""
+        """Clean examples, nearly all of them short."""
         spans = (LONG if rng.random() < WARM_UP_LONG_SHARE else SHORT for _ in range(count))
         return [_draw(rng, rng.randint(*span), held_out=False) for span in spans]
 
 
 def encode(text: str) -> tuple[int, ...]:
-    """Return the token ids of ``text``.
-
-    Raises:
-        KeyError: A character is not in the vocabulary.
-    """
+    """Token ids of ``text``. Raises KeyError on a character outside the vocabulary."""
     return tuple(_IDS[character] for character in text)
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """Return the characters of ``tokens``; ids outside the vocabulary become a replacement
+    """The characters of ``tokens``; ids outside the vocabulary become a replacement
     character.
     """
     return "".join(
@@ -99,12 +93,12 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def is_held_out(prompt: str) -> bool:
-    """Return True if a prompt belongs to the eighth that is never trained on."""
+    """Whether a prompt belongs to the eighth that is never trained on."""
     return hashlib.sha256(prompt.encode()).digest()[0] < HELD_OUT_BELOW
 
 
 def _draw(rng: Random, length: int, *, held_out: bool) -> Task:
-    """Return a list of ``length`` uniform digits, redrawn until it is on the wanted side."""
+    """A list of ``length`` uniform digits, redrawn until it is on the wanted side."""
     while True:
         digits = "".join(rng.choices("0123456789", k=length))
         prompt = f"s{digits}="

@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import ConfigError
 from roles.envs import installed, questions
 from roles.envs.arithmetic import EVALUATION_TASKS, MIX, ArithmeticEnvironment
+from roles.envs.base import environment_digest
 from roles.envs.gym import GymEnvironment
 from roles.envs.questions import ExactEnvironment, MathEnvironment
 from roles.envs.text import Message, TextEnvironment, TextTask, is_held_out
@@ -262,3 +263,16 @@ def test_tasks_are_the_same_in_every_process() -> None:
     }
     assert len(said) == 1
     assert len(said.pop()) > 1000
+
+
+def test_runs_that_were_signed_before_still_find_their_environments() -> None:
+    """A run file pins these digests of sources: an edited docstring ends every such run."""
+    names = ("sort", "arithmetic", "math", "guess", "calculator", "reasoning-gym")
+    assert {name: environment_digest(name).hex()[:8] for name in names} == {
+        "sort": "a8307497",
+        "arithmetic": "f07fde54",
+        "math": "1c1bcd89",
+        "guess": "0896dac5",
+        "calculator": "64dda790",
+        "reasoning-gym": "6370d9a5",
+    }
