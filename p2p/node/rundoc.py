@@ -82,12 +82,6 @@ HELD: Final = "run.id"
 roles keep (a checkpoint, unpaid work) is of use in that run only."""
 MAX_DOCUMENT: Final = 256 * KI
 """Maximum bytes of a document, as in `roles.contract.core.file`."""
-RUN_ID: Final = 32
-"""Bytes of a run's id."""
-MAX_REQUEST: Final = 64
-"""Maximum bytes of ``[run id, epoch]``: 32, 9 and framing."""
-READ_RATE: Final = 4e6
-"""Bytes of a document read per second on one core, to model the cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds by which an honest clock may be ahead of the owner's."""
 EXPIRY_LOOK: Final = 300.0
@@ -113,8 +107,6 @@ STAMP_GRACE: Final = (600.0, 3_600.0)
 """Minimum and maximum seconds for which the previous number of stamp bits suffices after a
 document that requires more."""
 
-MAX_SAID: Final = 256
-"""Maximum number of peers whose last answer is remembered."""
 MAX_PAUSE: Final = 30.0
 """Maximum seconds between two rounds of asking the bootstrap peers. The pause starts at
 ``ask_interval`` and doubles. A peer that starts within the first seconds is met at once, and
@@ -467,7 +459,8 @@ class RunBook:
         if await self._world.disk.size(HELD) is None:
             return None
         try:
-            return bytes.fromhex((await self._world.disk.read(HELD, 0, 2 * RUN_ID)).decode())
+            # Bytes of a run's id.
+            return bytes.fromhex((await self._world.disk.read(HELD, 0, 64)).decode())
         except ValueError:  # damaged: written again
             return None
 
@@ -567,9 +560,8 @@ class RunBook:
         if digest in self._judged and self._refuse_again(self._judged[digest]):
             return None
         try:
-            run = await decode_off_loop(
-                self._world, self._read, document, self._pin, rate=READ_RATE
-            )
+            # Bytes of a document read per second on one core, to model the cost of a long one.
+            run = await decode_off_loop(self._world, self._read, document, self._pin, rate=4e6)
             if self._pin is not None and are_rivals(self._pin, run):
                 await self._rivalry.note(run)  # a proof, even if its time is over
             elif self._is_news(run):
@@ -635,8 +627,9 @@ class RunBook:
         """Serve the document and proofs of equivocation, within the budget ``meter`` for
         strangers."""
         meter = meter or StrangerMeter(self._world)
+        # Maximum bytes of ``[run id, epoch]``: 32, 9 and framing.
         for protocol, answer, most in (
-            (PROTOCOL_ID, self._answer, MAX_REQUEST),
+            (PROTOCOL_ID, self._answer, 64),
             (RIVAL_PROTOCOL, self._answer_rival, MAX_RIVAL_REQUEST),
         ):
             handler = serve_requests(answer, max_request=most, may_have=meter.allows_at_door)
@@ -724,7 +717,8 @@ class RunBook:
         Raises:
             ConfigError: The peers that answer belong to another run than this folder.
         """
-        pause, said = config.ask_interval, BoundedDict[Multiaddr, str](MAX_SAID)
+        # Maximum number of peers whose last answer is remembered.
+        pause, said = config.ask_interval, BoundedDict[Multiaddr, str](256)
         while self._run is None:
             answers = Answers()
             for addr in (*bootstrap, *nearby()):

@@ -245,9 +245,6 @@ MAX_RUN_LIFETIME: Final = 3600.0
 renew them every hour."""
 MAX_ADDRS: Final = 4
 """Maximum number of addresses in a record: IPv4 and IPv6, public and private."""
-MAX_SEEDS: Final = 16
-"""Maximum number of members, drawn at random from the DHT, through which a node without
-neighbours joins again. Two would suffice."""
 LEAF_UPLOAD: Final = 1
 """Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
 is less than that of any class, but not 0, which means unknown."""
@@ -503,7 +500,9 @@ class Wiring:
                 node.host.add_addrs(record.publisher, addrs, AddrSource.SIGNED)
                 seeds.extend(addrs[:1])
         if seeds and not node.membership.neighbours:
-            sample = node.world.rng("seeds").sample(seeds, min(MAX_SEEDS, len(seeds)))
+            # Maximum number of members, drawn at random from the DHT, through which a node
+            # without neighbours joins again. Two would suffice.
+            sample = node.world.rng("seeds").sample(seeds, min(16, len(seeds)))
             with trio.move_on_after(node.config.run.refresh):
                 await node.membership.join(sample)
         for peer in missing:

@@ -42,7 +42,6 @@ from p2p.wire import KI, MIB
 ASK_SECONDS: Final = 10.0
 """Seconds that a node may be silent. It sends a picture each second, on a machine that may be
 busy; a stopped node (SIGSTOP) would never answer."""
-WIDE: Final = 24  # points of a curve that a line has room for
 
 
 Notes = Callable[[Path], list[tuple[str, str]]]
@@ -172,7 +171,8 @@ def describe(whole: Mapping[str, Any]) -> str:
 def _bars(values: Sequence[float]) -> str:
     """Return the newest numbers as bars, scaled from the least to the greatest number."""
     low, high = min(values), max(values)
-    shares = [(value - low) / (high - low) if high > low else 0 for value in values[-WIDE:]]
+    # points of a curve that a line has room for
+    shares = [(value - low) / (high - low) if high > low else 0 for value in values[-24:]]
     return "".join("▁▂▃▄▅▆▇█"[round(7 * share)] for share in shares)
 
 
