@@ -8,16 +8,19 @@ suite, tests/conformance/test_worlds.py, holds them together.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
+from p2p.errors import StorageError
 from p2p.identity import Signer, Verify
 from p2p.sandbox import Confinement, Containment
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 OFF_LOOP: Final = 64 * 1024
 """Bytes of foreign content up to which it is decoded on the event loop: half a millisecond of
@@ -194,6 +197,26 @@ async def decode_off_loop(
     if len(data) <= OFF_LOOP:
         return decode(data, *args)
     return await world.run_blocking(decode, data, *args, cost=len(data) / rate)
+
+
+async def first_seqno(world: World, path: str) -> int:
+    """Return a sequence number above all that earlier processes of this node have used.
+
+    The file at ``path`` says below which number this process stays: 10**8 are enough for three
+    years at one a second. The file counts as lost if it is damaged. A disk that refuses it is
+    only logged: then the clock alone keeps the next process from using a number again.
+    """
+    try:
+        text = await world.disk.read(path)
+    except FileNotFoundError:
+        text = b""
+    used = int(text) if text.isdigit() and len(text) < 19 else 0
+    first = max(used + 1, int(world.wall() * 1000))
+    try:
+        await world.disk.replace(path, str(first + 10**8).encode())
+    except StorageError as error:
+        logger.warning("seqno.not_saved path=%s reason=%s", path, error)
+    return first
 
 
 def lateness(world: World, name: str) -> float:

@@ -53,7 +53,7 @@ from p2p.node.admission import (
 from p2p.node.guests import why_not_by
 from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
-from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
+from p2p.node.rundoc import MAX_PAUSE, OtherRun, RunBook, refused_document
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
@@ -429,7 +429,7 @@ class Wiring:
         Raises:
             ConfigError: None belongs to this run, and one belongs to another.
         """
-        node, answers = self._node, Answers()
+        node, stranger = self._node, None
         for addr in addrs:
             try:
                 with trio.fail_after(node.config.run.ask_timeout):
@@ -438,12 +438,13 @@ class Wiring:
                 await self._ask_admission(peer)
                 return True
             except OtherRun as error:
-                answers.note_stranger(addr, error)
+                stranger = refused_document(addr, error)
             except (*PEER_TROUBLE, ConfigError) as error:
                 logger.info(
                     "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
                 )
-        answers.check()
+        if stranger is not None:
+            raise stranger
         return False
 
     async def _ask_admission(self, peer: PeerId) -> None:

@@ -261,8 +261,8 @@ class Connector:
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         # Seconds; as long as a peer is refused (`peers.REFUSAL`).
-        self._offences = FadingCounts(300.0)
-        self._replaced = FadingCounts(REPLACED_HALF_LIFE)
+        self._offences: FadingCounts[str] = FadingCounts(300.0)
+        self._replaced: FadingCounts[PeerId] = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
         self._punched: dict[str, _Punched] = {}
         """Hosts to which this node punches a hole as a client."""
@@ -609,7 +609,7 @@ class Connector:
                     raw, self._static, self._world.entropy, dialer=False, first=first
                 )
                 await dawdle(self._world, "connector/slow greeting")
-                if self._replaced.count(secured.peer.hex(), self._world.now()) >= MAX_REPLACED:
+                if self._replaced.count(secured.peer, self._world.now()) >= MAX_REPLACED:
                     # Closed at once it would come again at once, for one more handshake. So it
                     # is kept waiting until it goes, its time ends, or it makes room.
                     pending.heard = False
@@ -706,7 +706,7 @@ class Connector:
             logger.debug("gave up a connection to %r for another", victim.peer)
             victim.abort()
             if victim.peer == peer and victim is not held:
-                self._replaced.add(peer.hex(), now)
+                self._replaced.add(peer, now)
         if held in victims:
             return False
         self._usage[peer] = usage
