@@ -111,7 +111,6 @@ def test_the_peer_with_the_most_streams_loses_its_newest(
         for one in own:
             budget.served_to_end(one)
     assert budget.served == 0
-    assert not budget._by_served
 
 
 async def test_one_peer_has_a_share_over_all_its_connections() -> None:

@@ -285,7 +285,7 @@ async def test_who_is_in_no_more_is_looked_for_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an inviter's places were taken, each pass of its others cost 3 ms of looking."""
-    monkeypatch.setattr(guests, "MAX_GUESTS_OF_ONE", 4)
+    monkeypatch.setattr(guests, "MAX_GUESTS", 16)
     book, world = await book_at(tmp_path)
     peers = [KeyPair(bytes([number]) * 32).peer_id for number in range(30, 60)]
     one = invite(by=INVITER, uses=100)
@@ -303,7 +303,7 @@ async def test_who_is_in_no_more_is_looked_for_once_a_minute(
         with pytest.raises(BadMessage, match="more than a node remembers"):
             book.see(peer, shown(one, peer))
     assert len(looked) == len(peers[4:]) + 4
-    world.at += guests.TIDY
+    world.at += 60.0
     with pytest.raises(BadMessage):
         book.see(peers[4], shown(one, peers[4]))
     assert len(looked) == len(peers[4:]) + 4 + 1 + 4

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
+from p2p.bounded import KeyedQuotas
 from p2p.errors import BadMessage
 from p2p.events import AddAddrs, PeerDown, PeerUp, Received, Tick
 from p2p.identity import PeerId, Signer, Verify
@@ -48,7 +49,6 @@ from p2p.membership.core.quotas import (
     QUOTA_RATE,
     QUOTA_UNIT,
     FloodQuotas,
-    KeyedQuotas,
 )
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
