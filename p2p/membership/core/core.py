@@ -47,6 +47,7 @@ from p2p.membership.core.quotas import (
     QUOTA_BURST,
     QUOTA_RATE,
     QUOTA_UNIT,
+    RESTART,
     FloodQuotas,
     KeyedQuotas,
 )
@@ -427,6 +428,7 @@ class MembershipCore:
         """Replace a member's heartbeat with a newer one."""
         profile, peer = signed.heartbeat.profile, member.peer
         known = member.signed.heartbeat.profile
+        restarted = signed.seqno - member.seqno >= RESTART
         self._members.renew(member, signed, now)
         if known is not profile:
             if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
@@ -436,10 +438,10 @@ class MembershipCore:
         elif member.seqno % READDRESS_BEATS == 0:
             self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         overdue = member.direct_at < now - PROBE * member.interval
-        if source == peer and member.direct and overdue:
-            # It lives, but does not send us heartbeats. Only its own answer says so: what
-            # others bring may be words that it gave to suspecting peers before it died; with 20
-            # % liars every neighbour was brought some.
+        if member.direct and overdue and (source == peer or restarted):
+            # It lives, but does not send us heartbeats: it answers us, or was started again and
+            # has forgotten us. What else others bring may be words that it gave to suspecting
+            # peers before it died; with 20 % liars every neighbour was brought some.
             self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
