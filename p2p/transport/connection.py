@@ -77,7 +77,6 @@ it is given up. A peer that takes nothing of an answer for so long holds a task,
 and the answer."""
 OVER: Final = ProtocolError("the stream is over")
 """The error of a stream that both sides have ended. Nothing that was sent is lost."""
-_UNKNOWN: Final = ProtocolId("")
 _UNNAMED_COST: Final = 4 * KI
 """Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
 Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
@@ -88,11 +87,12 @@ class MuxedStream(Stream):
     """An ordered byte stream to one peer, for one protocol. An exception that leaves its block
     resets it."""
 
+    protocol = ProtocolId("")
+
     def __init__(
         self, owner: Connection, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
     ) -> None:
         self.peer = peer
-        self.protocol = _UNKNOWN
         self._owner = owner
         self._id = stream_id
         self._negotiation: Proposer | Chooser | None = negotiation
@@ -490,9 +490,6 @@ BATCH: Final = 4
 """Number of records sealed for one send. More measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 """Bytes of a sealing buffer, 256 KiB: those records with their lengths."""
-_POOL: Final = 4
-"""Number of sealing buffers kept for reuse. As many connections can send at full speed on one
-core."""
 _buffers: list[bytearray] = []
 READ_BYTES: Final = 512 * KI
 """Bytes requested from the raw stream at once: eight full records, two of the peer's batches,
@@ -503,8 +500,6 @@ _CAUTIOUS_READ: Final = 16 * KI
 MAX_FRAME_RATE: Final = 25_000
 """Frames and records a second, beyond one per KiB, that a connection may send before its reader
 pauses. Each costs 2 to 4 µs whatever it carries, so this is a tenth of a core."""
-FRAME_BURST: Final = 50_000
-"""Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
 """Number of frames (a new stream counts as `STREAM_WORK`) after which other tasks have their
 turn: about a millisecond of work. The short end of a record of bulk stays below it."""
@@ -529,7 +524,8 @@ class _Pace(TokenBucket):
     __slots__ = ("_charged", "read_bytes")
 
     def __init__(self) -> None:
-        super().__init__(FRAME_BURST, 0.0)
+        # As many frames and records may come at once after a pause: 0.15 s of work.
+        super().__init__(50_000, 0.0)
         self.read_bytes = _CAUTIOUS_READ
         self._charged = 0
 
@@ -882,7 +878,9 @@ class Connection:
                 await self._send_slowly(view[sent:used], len(buffer))
                 sent = used
             left = bytes(view[sent:used]) if sent < used else b""
-        if len(_buffers) < _POOL:
+        # Four sealing buffers are kept for reuse: as many connections can send at full speed on
+        # one core.
+        if len(_buffers) < 4:
             _buffers.append(buffer)
         if left:
             await self._send_slowly(left, len(left))
