@@ -24,12 +24,12 @@ from typing import Any, Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.connection import ConnectionConfig
+from p2p.transport.connection import KEEPALIVE
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
 
-IDLE_TIMEOUT: Final = int(3 * ConnectionConfig().keepalive * SECOND)
+IDLE_TIMEOUT: Final = int(3 * KEEPALIVE * SECOND)
 """Seconds that a connection lives without hearing from the other side: three missed
 keep-alives."""
 DIAL_TIMEOUT: Final = 10 * SECOND

@@ -33,12 +33,11 @@ from p2p.swarm.core.limits import (
     group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import DNS_THREADS, TcpNetwork
 
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 def peer_at(number: int) -> PeerId:

@@ -28,14 +28,13 @@ from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from p2p.world import World
 from tests.attacks.hostile_mux import DATA, Hostile, frame, hello
 from tests.attacks.test_transport_memory import grown
 
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")), identify=False)
+QUIET = SwarmConfig(keepalive=float("inf"), identify=False)
 ECHO = ProtocolId("/test/echo")
 NEWS = [ProtocolId(f"/test/news/{number}") for number in range(8)]
 LARGE = 200 * KI

@@ -36,12 +36,11 @@ from p2p.swarm.core.gater import (
 )
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
