@@ -99,7 +99,7 @@ def test_minted_identities_wash_off_no_refusal() -> None:
     for number in range(2, 10_100):
         scores.penalise(peer_at(number), 1.0, now=0.0)
     assert scores.is_refused(peer_at(0), 1.0)
-    assert scores.points(peer_at(1), 0.0) == PENALTY_LIMIT - 1
+    assert scores.points.count(peer_at(1), 0.0) == PENALTY_LIMIT - 1
 
 
 class SilentNetwork(MemoryNetwork):

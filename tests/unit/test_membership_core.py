@@ -16,11 +16,8 @@ from p2p.membership.core.events import (
     Bootstrap,
     Change,
     Effect,
-    Interest,
-    ReserveSeqnos,
     UpdateProfile,
 )
-from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT, RESTART, TRUST
 from p2p.membership.heartbeat import (
     KEY_BYTES,
@@ -637,26 +634,6 @@ def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> Membershi
         wall=wall,
         seqno=seqno,
     )
-
-
-def test_sequence_numbers_stay_below_what_is_reserved() -> None:
-    core = make_core(1000)
-    core.handle(Interest((ENEMY,)), 0.0)
-    ceiling = 1000 - 1 + SEQNO_BLOCK
-    now, used, reserved = 0.0, [], 0
-    for _ in range(2 * SEQNO_BLOCK):
-        now = max(now, core.next_deadline)
-        for effect in core.handle(Tick(), now):
-            if isinstance(effect, ReserveSeqnos):
-                ceiling = effect.ceiling
-                reserved += 1
-            elif isinstance(effect, Send):
-                message = decode_message_untrusted(effect.data)
-                assert isinstance(message, Beat)
-                used.append(message.heartbeat.seqno)
-                assert used[-1] <= ceiling
-    assert used == list(range(used[0], used[0] + len(used)))
-    assert 3 <= reserved <= 5
 
 
 @pytest.mark.parametrize(

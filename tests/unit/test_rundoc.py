@@ -20,13 +20,14 @@ from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
-from p2p.node.rival import RIVAL_PATH, RIVAL_PROTOCOL
 from p2p.node.rundoc import (
     EXPIRY_TOLERANCE,
     HINT_PAUSE,
     MAX_HINTS,
     PATH,
     PROTOCOL_ID,
+    RIVAL_PATH,
+    RIVAL_PROTOCOL,
     OtherRun,
     RunBook,
     RunConfig,

@@ -361,7 +361,9 @@ def test_points_fade_and_refusals_end_but_bans_do_not() -> None:
     peer, other = (KeyPair(bytes([seed]) * 32).peer_id for seed in (1, 2))
     scores = Scores()
     assert not scores.penalise(peer, PENALTY_LIMIT - 1, now=0)
-    assert scores.points(peer, PENALTY_HALF_LIFE) == pytest.approx((PENALTY_LIMIT - 1) / 2)
+    assert scores.points.count(peer, PENALTY_HALF_LIFE) == pytest.approx(
+        (PENALTY_LIMIT - 1) / 2
+    )
     assert not scores.penalise(peer, PENALTY_LIMIT / 2, now=PENALTY_HALF_LIFE)
     assert scores.penalise(peer, PENALTY_LIMIT, now=PENALTY_HALF_LIFE)
     assert scores.is_refused(peer, PENALTY_HALF_LIFE + REFUSAL - 1)

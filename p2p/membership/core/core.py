@@ -96,8 +96,7 @@ class MembershipCore:
         """Set up the parts of the core.
 
         Args:
-            seqno: The first number to use. `local_heartbeat.SEQNO_BLOCK` numbers from there are
-                already reserved.
+            seqno: The first number to use (`p2p.world.first_seqno`).
             is_stamped: Tells whether the stamp in a peer's heartbeat suffices; None if none is
                 needed.
         """
@@ -471,9 +470,6 @@ class MembershipCore:
     def _send_heartbeats(self, now: float) -> None:
         """Send our next heartbeat to all peers that wait for one."""
         signed = self._local.beat(now)
-        ceiling = self._local.reserve()
-        if ceiling is not None:
-            self._effects.put(ev.ReserveSeqnos(ceiling))
         if self._local.beats % ADMISSION_BEATS == 0:
             for peer in self._members.unadmitted(self._verifier.may):
                 self._detector.forget(peer)
