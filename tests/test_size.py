@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1171,
     "sim/studies": 3550,
     "sim/workloads": 2735,
-    "tests": 60387,
+    "tests": 58238,
 }
 
 NO_CODE = {

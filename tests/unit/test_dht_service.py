@@ -85,20 +85,6 @@ def test_put_get_and_find_peer() -> None:
     assert in_town(main) == first
 
 
-def test_it_outlives_deaths() -> None:
-    async def main(town: Town) -> None:
-        dhts = await town.grow(20)
-        await dhts[19].put("run", b"name", b"value", 3600)
-        for index in range(1, 7):
-            town.swarm.kill(f"n{index}", silent=True)
-        world = town.swarm.nodes["n0"].world
-        began = world.now()
-        assert [record.value for record in await dhts[10].get("run", b"name")] == [b"value"]
-        assert world.now() - began < 5
-
-    in_town(main)
-
-
 def test_the_first_node_is_alone_and_content() -> None:
     async def main(town: Town) -> None:
         town.swarm.add("n0", town.live)
@@ -199,20 +185,6 @@ def test_a_full_disk_stops_no_publishing() -> None:
     in_town(main)
 
 
-def test_damaged_files_are_replaced() -> None:
-    async def main(town: Town) -> None:
-        async def damaged(node: SimNode) -> None:
-            await node.world.disk.replace(STAMP_PATH, b"short")
-            await node.world.disk.replace(SEQNO_PATH, b"-1 or so")
-            await town.live(node)
-
-        node = town.swarm.add("n0", damaged)
-        await node.world.sleep(1)
-        assert check_stamp(node.peer_id, town.dhts["n0"].contact.nonce, CONFIG.difficulty)
-
-    in_town(main)
-
-
 def test_namespaces_are_enforced_by_holders() -> None:
     only_short = Namespace("short", lambda record: len(record.value) < 4, max_lifetime=100)
 
@@ -242,19 +214,6 @@ def test_what_is_too_large_or_badly_named_is_refused_at_once() -> None:
                 await dht.put(*arguments)
         with pytest.raises(ValueError, match="/p2p/"):
             await dht.bootstrap([Multiaddr.tcp("10.0.0.1", 1)])
-
-    in_town(main)
-
-
-def test_a_cancelled_reading_leaves_nothing_behind() -> None:
-    async def main(town: Town) -> None:
-        dhts = await town.grow(6)
-        with trio.move_on_after(0.001) as scope:
-            await dhts[1].get("run", b"name")
-        assert scope.cancelled_caught
-        assert dhts[1]._waiting == {}
-        assert dhts[1]._core._requester._waiting == {}
-        assert await dhts[1].put("run", b"name", b"value", 60) > 0
 
     in_town(main)
 
