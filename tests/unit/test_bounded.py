@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.bounded import BoundedDict, RateLimit, TokenBucket
+from p2p.bounded import BoundedDict, KeyedQuotas, RateLimit, TokenBucket
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import KeyedQuotas
 
 
 def test_a_new_key_evicts_the_oldest() -> None:

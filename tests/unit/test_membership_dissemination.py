@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from p2p.bounded import MIN_QUOTAS, KeyedQuotas
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import (
@@ -16,7 +17,6 @@ from p2p.membership.core.dissemination import (
 )
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.pull import MAX_ASKED, Pull
-from p2p.membership.core.quotas import MIN_QUOTAS, KeyedQuotas
 from p2p.membership.heartbeat import (
     Digest,
     Heartbeat,
