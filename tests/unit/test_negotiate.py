@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
+from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import ProtocolId
 from p2p.transport.core.negotiate import (
     HEADER,
@@ -44,11 +44,6 @@ def test_the_first_proposal_that_is_served_is_chosen(served, chosen, step) -> No
     assert one.chosen == other.chosen == chosen
 
 
-def test_the_chooser_greets_at_once() -> None:
-    # py-libp2p waits for the header before it proposes anything.
-    assert Chooser({A}.__contains__).data_to_send() == line(HEADER)
-
-
 def test_the_proposer_pipelines_header_and_proposal() -> None:
     assert Proposer([A, B]).data_to_send() == line(HEADER) + line(A)
 
@@ -60,20 +55,6 @@ def test_data_behind_the_proposal_belongs_to_the_protocol() -> None:
     assert other.leftover == b"early data"
     one.receive_data(other.data_to_send() + b"early answer")
     assert one.leftover == b"early answer"
-
-
-def test_nothing_in_common() -> None:
-    one, other = Proposer([A, B]), Chooser({C}.__contains__)
-    with pytest.raises(ProtocolNotSupported, match="/test/a or /test/b"):
-        carry(one, other)
-    assert other.chosen is None
-
-
-def test_listing_is_not_available() -> None:
-    other = Chooser({A}.__contains__)
-    other.data_to_send()
-    other.receive_data(line(HEADER) + line("ls"))
-    assert other.data_to_send() == line(NOT_AVAILABLE)
 
 
 def test_proposing_without_end_is_cut_off() -> None:
@@ -104,11 +85,6 @@ def test_an_answer_to_something_else_breaks_the_protocol() -> None:
     one = Proposer([A])
     with pytest.raises(RemoteProtocolError, match="/test/b"):
         one.receive_data(line(HEADER) + line(B))
-
-
-def test_there_must_be_a_proposal() -> None:
-    with pytest.raises(LocalProtocolError):
-        Proposer([])
 
 
 @given(st.binary(max_size=300))
