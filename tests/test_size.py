@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1165,
     "sim/studies": 3548,
     "sim/workloads": 2701,
-    "tests": 58235,
+    "tests": 57232,
 }
 
 NO_CODE = {
