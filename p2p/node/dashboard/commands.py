@@ -27,7 +27,15 @@ import trio
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
 from p2p.node.dashboard.server import PAUSE, RESUME
-from p2p.node.folders import SOCKET, add_folder, node_of, nodes_of, why_silent
+from p2p.node.folders import (
+    SOCKET,
+    add_folder,
+    listed,
+    named_folder,
+    node_of,
+    nodes_of,
+    why_silent,
+)
 from p2p.node.process import until_told_to_end
 from p2p.node.usage import (
     FAILED,
@@ -103,8 +111,15 @@ def _ask(
 
 
 async def _order(path: str, options: argparse.Namespace) -> None:
-    for folder in nodes_of(options):
-        say((await read(folder, path, "POST")).decode().strip())
+    nodes = nodes_of(options)
+    if len(nodes) > 1 and named_folder(options) is None:
+        raise ConfigError(
+            f"{len(nodes)} nodes of yours run: name one, or the folder of a run, of"
+            f" {listed(nodes)}"
+        )
+    for folder in nodes:
+        answer = (await read(folder, path, "POST")).decode().strip()
+        say(f"{folder}: {answer}" if len(nodes) > 1 else answer)
 
 
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
