@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from p2p.bounded import MIN_QUOTAS, KeyedQuotas
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import (

@@ -33,7 +33,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
@@ -432,8 +432,11 @@ class MemberList:
     def add_tombstone(
         self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
     ) -> Member | None:
-        """Move a peer to the dead. Return the lost member; None if it was not held."""
+        """Move a peer to the dead. Return the lost member as it last spoke; None if it was not
+        held."""
         member = self.drop(signed.peer)
+        if member is not None:
+            member = replace(member, profile=signed.heartbeat.profile)
         key, tombstones = key_of(signed.peer), self._tombstones
         tombstones.pop(key, None)
         while tombstones:
