@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4323,
     "p2p/reach": 1175,
     "p2p/sandbox": 769,
-    "p2p/shardcast": 7258,
+    "p2p/shardcast": 7189,
     "p2p/swarm": 2065,
     "p2p/transport": 2624,
     "proofs": 1023,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1169,
     "sim/studies": 3548,
     "sim/workloads": 2701,
-    "tests": 56424,
+    "tests": 56416,
 }
 
 NO_CODE = {
