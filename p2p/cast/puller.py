@@ -424,14 +424,14 @@ class PullView:
             came = stats.from_origin + stats.from_peers + node.shardcast.arriving
             if came != moved:
                 moved, moved_at = came, node.world.now()
-            index = node.shardcast.fetching_index
-            if self.asks and index is not None:
-                check_replaced(index, self._out, self._ticket.name, self.ours)
-            version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
-            total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
+            coming = node.shardcast.fetching
+            if self.asks and coming is not None and coming.index is not None:
+                check_replaced(coming.index, self._out, self._ticket.name, self.ours)
+            total = coming.size if coming is not None else 0
+            version = coming.manifest.version if coming is not None else PolicyVersion(0)
             self.last.update(
-                total=total, here=int(total * share), rate=meter.rate(came),
-                given=stats.uploaded_as_relay, members=node.others(),
+                total=total, here=int(total * coming.share) if coming is not None else 0,
+                rate=meter.rate(came), given=stats.uploaded_as_relay, members=node.others(),
                 whole=len(node.whole(version)),
                 waits_for=self._cause(is_still=node.world.now() - moved_at >= SOON),
             )  # fmt: skip

@@ -169,8 +169,8 @@ def _policy(node: Node, newest: int) -> str:
     ahead = max((member.policy for member in members), default=-1)
     held = f"{newest}" if newest >= 0 else "none yet"
     coming = node.shardcast.fetching
-    if coming is not None and coming[0] > newest:
-        held += f", {coming[1]:.0%} of {coming[0]}"
+    if coming is not None and coming.manifest.version > newest:
+        held += f", {coming.share:.0%} of {coming.manifest.version}"
     return f"{held} (the swarm has {ahead})" if ahead > newest else held
 
 
