@@ -149,16 +149,14 @@ ENDED: Final = "the same command line goes on where this node was"
 
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
     """Return the state of ``node`` for the screen."""
-    # Return the newest complete policy here, the progress of a newer one, and the newest one
-    # that members of this run have.
     newest = int(node.shardcast.newest)
     run = node.run.id
     members = (member for member in node.membership.members() if member.run == run)
     ahead = max((member.policy for member in members), default=-1)
     held = f"{newest}" if newest >= 0 else "none yet"
     coming = node.shardcast.fetching
-    if coming is not None and coming[0] > newest:
-        held += f", {coming[1]:.0%} of {coming[0]}"
+    if coming is not None and coming.manifest.version > newest:
+        held += f", {coming.share:.0%} of {coming.manifest.version}"
     policy = f"{held} (the swarm has {ahead})" if ahead > newest else held
     told = tuple(progress_of(node, roles))
     return Scene(
