@@ -22,7 +22,6 @@ from p2p.swarm import connector
 from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
 from p2p.swarm.core.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.upgrade import Secured, secure
@@ -30,7 +29,7 @@ from p2p.transport.upgrade import Secured, secure
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
 SMALL = ResourceLimits(connections=32, handshakes=16)
-QUIET = ConnectionConfig(keepalive=float("inf"))
+QUIET = float("inf")
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
@@ -42,7 +41,7 @@ async def victim(
     limits: ResourceLimits = SMALL,
 ) -> AsyncIterator[tuple[MemoryNetwork, SwarmHost]]:
     network = MemoryNetwork()
-    config = SwarmConfig(limits=limits, connection=QUIET)
+    config = SwarmConfig(limits=limits, keepalive=QUIET)
     async with open_host(
         network=network, listen=("/memory/0",), strict=True, config=config
     ) as host:
@@ -116,7 +115,7 @@ async def test_who_has_spoken_is_known_before_it_is_read() -> None:
     spoken counted as silent, and were the first to go.
     """
     hello = b"\x13/multistream/1.0.0\n"
-    config = SwarmConfig(limits=SMALL, connection=QUIET)
+    config = SwarmConfig(limits=SMALL, keepalive=QUIET)
     async with open_host(listen=("/ip4/127.0.0.1/tcp/0",), strict=True, config=config) as host:
         with contextlib.ExitStack() as sockets:
             place = host.addrs[0].host_port
@@ -251,10 +250,10 @@ async def test_idle_connections_end_and_messages_open_them_again(
     async with (
         victim() as (network, host),
         open_host(
-            network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)
+            network=network, listen=("/memory/0",), config=SwarmConfig(keepalive=QUIET)
         ) as talker,
         open_host(
-            network=network, listen=("/memory/0",), config=SwarmConfig(connection=QUIET)
+            network=network, listen=("/memory/0",), config=SwarmConfig(keepalive=QUIET)
         ) as friend,
         open_world(key=KeyPair(bytes(32))) as world,
     ):
@@ -282,7 +281,7 @@ async def test_protected_peers_outlive_a_flood() -> None:
     """Slots for officers, neighbours and peers with accepted work."""
     async with (
         victim() as (network, host),
-        open_host(network=network, listen=(), config=SwarmConfig(connection=QUIET)) as officer,
+        open_host(network=network, listen=(), config=SwarmConfig(keepalive=QUIET)) as officer,
         open_world(key=KeyPair(bytes(32))) as world,
     ):
         host.protect("officers", [officer.peer_id])

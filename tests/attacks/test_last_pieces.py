@@ -27,12 +27,11 @@ from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from p2p.world import World
 
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")), identify=False)
+QUIET = SwarmConfig(keepalive=float("inf"), identify=False)
 NEWS = [ProtocolId(f"/test/news/{number}") for number in range(8)]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.bounded import BoundedDict, RateLimit, TokenBucket
+from p2p.bounded import BoundedDict, KeyedQuotas, RateLimit, TokenBucket
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import KeyedQuotas
 
 
 def test_there_is_no_way_around_the_limit() -> None:

@@ -9,7 +9,6 @@ import trio.testing
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
@@ -42,16 +41,16 @@ async def test_a_peer_without_early_muxers_negotiates_yamux_inside_noise() -> No
 
         nursery.start_soon(listen)
         with trio.fail_after(60):
-            await _negotiate(raw, Proposer([noise.PROTOCOL_ID]))
+            await _negotiate(raw, Proposer(noise.PROTOCOL_ID))
             handshake = NoiseHandshake(
                 StaticKey.create(BOB, world.entropy(32)), world.entropy(32), initiator=True
             )
             await raw.send_all(handshake.data_to_send())
-            while not handshake.done:
+            while not handshake.session:
                 handshake.receive_data(await raw.receive_some())
             await raw.send_all(handshake.data_to_send())
             session = handshake.session
-            inner = Proposer([yamux.PROTOCOL_ID])
+            inner = Proposer(yamux.PROTOCOL_ID)
             await raw.send_all(session.seal(inner.data_to_send()))
             while inner.chosen is None:
                 for piece in session.receive_data(await raw.receive_some()):
@@ -186,9 +185,9 @@ async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
         pair.alice.flush()
         await trio.testing.wait_all_tasks_blocked()
         proposal = line("/multistream/1.0.0") + line(ECHO)
-        mux._queue.say(yamux.DATA, 0, stream_id, len(proposal))
-        mux._queue.control += proposal
-        mux._queue.say(yamux.WINDOW_UPDATE, yamux.RST, stream_id, 0)
+        mux.queue.say(yamux.DATA, 0, stream_id, len(proposal))
+        mux.queue.control += proposal
+        mux.queue.say(yamux.WINDOW_UPDATE, yamux.RST, stream_id, 0)
         pair.alice.flush()
         with trio.fail_after(60):
             await pair.arrived.wait()
@@ -207,7 +206,7 @@ async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock
             dialer=True,
             serves=ECHO.__eq__,
             on_stream=lambda stream: None,
-            config=ConnectionConfig(keepalive=10),
+            keepalive=10,
         )
         start = world.now()
         nursery.start_soon(connection.run)
@@ -217,14 +216,14 @@ async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock
 
 
 async def test_idle_connections_live_on_pings(autojump_clock) -> None:
-    async with open_pair(ConnectionConfig(keepalive=10)) as pair:
+    async with open_pair(10) as pair:
         await pair.world.sleep(1000)
         assert pair.alice.is_open
         assert pair.bob.is_open
 
 
 async def test_a_stream_that_never_says_its_protocol_is_reset(autojump_clock) -> None:
-    async with open_pair(ConnectionConfig(keepalive=10)) as pair:
+    async with open_pair(10) as pair:
         pair.alice.mux.open_stream()
         pair.alice.flush()
         await pair.world.sleep(5)
@@ -248,8 +247,9 @@ def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
     assert burst.size == 256 * KI
 
 
-async def test_streams_keep_trios_rules() -> None:
-    async with open_pair(ConnectionConfig(keepalive=float("inf"), yield_every=0)) as pair:
+async def test_streams_keep_trios_rules(monkeypatch) -> None:
+    monkeypatch.setattr(connection_module, "YIELD_EVERY", 0)
+    async with open_pair() as pair:
         await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
 
 

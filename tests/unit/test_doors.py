@@ -111,7 +111,7 @@ FUNCTIONS: dict[str, Arguments] = {
     },
     "SwarmConfig": {
         "announce": ((ADDR,), [str(ADDR), [str(ADDR)], None]), "identify": (True, ["yes", 1]),
-        "strict": (True, ["yes", 1]), "connection": (p2p.ConnectionConfig(), [{}, None]),
+        "strict": (True, ["yes", 1]), "keepalive": (1.0, ["1", None, 0.0, -1, math.nan]),
         "limits": (p2p.SwarmConfig().limits, [{}, None, 7]),
     },
     "Namespace": {
@@ -128,10 +128,6 @@ FUNCTIONS: dict[str, Arguments] = {
         "document": (None, ["run", 7]),
         "bootstrap": ((), [str(ADDR), [str(ADDR)], ADDR, None]),
         "reader": (lambda *_: None, [None, "reader", hear]),
-    },
-    "ConnectionConfig": {
-        "keepalive": (1.0, ["1", None, 0.0, -1, math.nan]),
-        "yield_every": (1, ["1", -1, 1.5]),
     },
 }  # fmt: skip
 METHODS: dict[str, Arguments] = {

@@ -40,7 +40,7 @@ from p2p.ledger.core.exchange import (
     decode_answer_untrusted,
     decode_question_untrusted,
 )
-from p2p.ledger.kept import FOLDER, SLACK, KeptLedgers
+from p2p.ledger.ledger import FOLDER, SLACK, KeptLedgers
 from p2p.machine import RealWorld
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,

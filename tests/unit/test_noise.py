@@ -48,7 +48,7 @@ def pair(**options) -> tuple[NoiseHandshake, NoiseHandshake]:
 def shake(one: NoiseHandshake, other: NoiseHandshake, step: int = 4096) -> bytes:
     """Carry bytes both ways until both are done; returns all of them."""
     transcript = b""
-    while not (one.done and other.done):
+    while not (one.session and other.session):
         moved = False
         for source, target in ((one, other), (other, one)):
             data = source.data_to_send()

@@ -29,12 +29,11 @@ from p2p.swarm.core.gater import (
     Scores,
 )
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
@@ -258,7 +257,9 @@ def test_points_fade_and_refusals_end_but_bans_do_not() -> None:
     peer, other = (KeyPair(bytes([seed]) * 32).peer_id for seed in (1, 2))
     scores = Scores()
     assert not scores.penalise(peer, PENALTY_LIMIT - 1, now=0)
-    assert scores.points(peer, PENALTY_HALF_LIFE) == pytest.approx((PENALTY_LIMIT - 1) / 2)
+    assert scores.points.count(peer, PENALTY_HALF_LIFE) == pytest.approx(
+        (PENALTY_LIMIT - 1) / 2
+    )
     assert not scores.penalise(peer, PENALTY_LIMIT / 2, now=PENALTY_HALF_LIFE)
     assert scores.penalise(peer, PENALTY_LIMIT, now=PENALTY_HALF_LIFE)
     assert scores.is_refused(peer, PENALTY_HALF_LIFE + REFUSAL - 1)

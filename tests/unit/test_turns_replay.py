@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
 from p2p.identity import verify
 from proofs.checks import Evidence, Verdict, judge, judge_pool
@@ -15,12 +16,13 @@ from roles.contract.core.shape import Family
 from roles.engines.base import Scored
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.ledger.repeating import Bystander, Outcome
 from roles.protocol.core.conviction import convict
 from roles.protocol.core.findings import HEARS_OTHER, NO_ANSWER, Finding
 from roles.protocol.core.groups import UNHEARD
-from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, finding_against
+from roles.protocol.scorer import ASKED, ENVIRONMENT_FAILED, HEARS_MORE, finding_against
 from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
 from tests.support.turns import (
@@ -206,6 +208,28 @@ async def test_an_environment_that_contradicts_itself_is_at_fault_itself(
     fickle = replace(talker, environment=Fickle(SHAPE.vocabulary))
     with pytest.raises(EnvironmentFailed, match="asked again"):
         await fickle.judge(0, await talker.draw(0))
+
+
+async def test_all_that_is_asked_about_a_place_has_one_bound(
+    talker: Talker, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each call had its patience, and a place of sixteen calls cost its scorer minutes."""
+
+    class Slow(LocalEnvironment):
+        async def hear(self, answers: Any) -> Any:
+            with trio.move_on_after(ASKED / 2):
+                await trio.sleep_forever()
+            return await super().hear(answers)
+
+        async def pay(self, answers: Any) -> Any:
+            with trio.move_on_after(ASKED / 2 + 1):
+                await trio.sleep_forever()
+            return await super().pay(answers)
+
+    slow = replace(talker)
+    slow.local = Slow(talker.local._environment)
+    with pytest.raises(EnvironmentFailed, match=f"over {ASKED:g} s"):
+        await slow.judge(0, await talker.draw(0))
 
 
 @pytest.mark.parametrize(
