@@ -58,7 +58,7 @@ LIMITS = {
     "sim/run": 1165,
     "sim/studies": 3548,
     "sim/workloads": 2701,
-    "tests": 56409,
+    "tests": 54718,
 }
 
 
