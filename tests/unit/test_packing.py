@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from roles.engines.base import Completion
@@ -126,7 +126,6 @@ def what_is_seen(batch: PackedBatch) -> Tensor:
 LENGTHS = st.tuples(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1, max_size=9))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(LENGTHS, min_size=1, max_size=9), st.integers(1, 200), st.integers(1, 100))
 def test_every_token_is_behind_its_own(
     lengths: list[tuple[int, list[int]]], batch_tokens: int, row_tokens: int
