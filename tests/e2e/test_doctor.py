@@ -23,6 +23,7 @@ from roles.contract.core.file import sign_run
 from roles.engines.hardware import cores
 from tests.e2e.node_process import START_SECONDS, node
 from tests.support.runs import OWNER, RUN, TERMS
+from tests.sweeps import swept
 
 TORCH = """
 __version__ = "2.13.0"
