@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.dht.core.calls import ATTEMPTS, MIN_TIMEOUT, Calls, Lateness, RoundTrips
 from p2p.dht.core.lookup import MAX_ASKED, ContactState, Lookup, LookupShape
@@ -33,7 +33,6 @@ def shape(**changes: int) -> LookupShape:
     st.integers(1, 3),
     st.sets(st.integers(0, 79), max_size=30),
 )
-@settings(max_examples=60, deadline=None)
 def test_it_finds_the_nearest_that_live(
     size: int, seed: int, paths: int, dead: set[int]
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.dht.core.table import RoutingTable
 from p2p.dht.messages import Contact
@@ -36,7 +36,6 @@ def held(table: RoutingTable) -> list[Contact]:
 
 
 @given(st.integers(0, 200), st.integers(0, 2**32), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
 def test_closest_are_the_closest(size: int, seed: int, count: int) -> None:
     table, _ = table_with(size, seed)
     target = Random(seed + 1).getrandbits(160)
@@ -45,7 +44,6 @@ def test_closest_are_the_closest(size: int, seed: int, count: int) -> None:
 
 
 @given(st.integers(0, 400), st.integers(0, 2**32), st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
 def test_buckets_cover_the_space_once_and_hold_their_own(
     size: int, seed: int, ksize: int
 ) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
@@ -85,7 +85,6 @@ def typical() -> SignedHeartbeat:
     return sign_heartbeat(heartbeat, KEY)
 
 
-@settings(max_examples=60)
 @given(HEARTBEATS)
 def test_a_heartbeat_survives_the_wire(heartbeat: Heartbeat) -> None:
     signed = sign_heartbeat(heartbeat, KEY)
