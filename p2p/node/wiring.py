@@ -45,7 +45,6 @@ from p2p.node.admission import (
     MAX_SHOWN,
     Capability,
     Credential,
-    Invite,
     SignedRun,
     check_grant,
     decode_invite_untrusted,
@@ -53,7 +52,7 @@ from p2p.node.admission import (
 from p2p.node.guests import why_not_by
 from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
-from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
+from p2p.node.rundoc import MAX_PAUSE, OtherRun, RunBook, refused_document
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
@@ -78,7 +77,10 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         ConfigError: The invite does not admit to this run, or the pass cannot be kept.
     """
     if text:
-        await _keep(world, invite_pass(world, run, text))
+        try:
+            await world.disk.replace(PASS_PATH, invite_pass(world, run, text))
+        except StorageError as error:
+            raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
     if await world.disk.size(PASS_PATH) is None:
         return
     book.own_pass = await world.disk.read(PASS_PATH, 0, MAX_PASS)
@@ -96,30 +98,19 @@ def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
     """
     try:
         invite = decode_invite_untrusted(text)
-        _check(invite, world, run)
+        if invite.run != run.id:
+            raise BadMessage(
+                f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
+                f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
+                " invited to, and another --data"
+            )
+        why_not = why_not_by(invite.grant, run, world.wall())
+        if why_not:
+            raise BadMessage(why_not)
+        check_grant(invite.grant, run.id, world.verify)
     except BadMessage as error:
         raise ConfigError(f"the invite cannot be used: {error}") from error
     return invite.pass_for(world.signer.peer_id).to_bytes()
-
-
-def _check(invite: Invite, world: World, run: SignedRun) -> None:
-    if invite.run != run.id:
-        raise BadMessage(
-            f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
-            f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
-            " invited to, and another --data"
-        )
-    why_not = why_not_by(invite.grant, run, world.wall())
-    if why_not:
-        raise BadMessage(why_not)
-    check_grant(invite.grant, run.id, world.verify)
-
-
-async def _keep(world: World, data: bytes) -> None:
-    try:
-        await world.disk.replace(PASS_PATH, data)
-    except StorageError as error:
-        raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
@@ -245,9 +236,6 @@ MAX_RUN_LIFETIME: Final = 3600.0
 renew them every hour."""
 MAX_ADDRS: Final = 4
 """Maximum number of addresses in a record: IPv4 and IPv6, public and private."""
-MAX_SEEDS: Final = 16
-"""Maximum number of members, drawn at random from the DHT, through which a node without
-neighbours joins again. Two would suffice."""
 LEAF_UPLOAD: Final = 1
 """Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
 is less than that of any class, but not 0, which means unknown."""
@@ -432,7 +420,7 @@ class Wiring:
         Raises:
             ConfigError: None belongs to this run, and one belongs to another.
         """
-        node, answers = self._node, Answers()
+        node, stranger = self._node, None
         for addr in addrs:
             try:
                 with trio.fail_after(node.config.run.ask_timeout):
@@ -441,12 +429,13 @@ class Wiring:
                 await self._ask_admission(peer)
                 return True
             except OtherRun as error:
-                answers.note_stranger(addr, error)
+                stranger = refused_document(addr, error)
             except (*PEER_TROUBLE, ConfigError) as error:
                 logger.info(
                     "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
                 )
-        answers.check()
+        if stranger is not None:
+            raise stranger
         return False
 
     async def _ask_admission(self, peer: PeerId) -> None:
@@ -464,9 +453,6 @@ class Wiring:
         await self._node.dht.bootstrap(
             [a for a in self._bootstrap if a.peer_id != self._node.peer_id]
         )
-        await self._publish()
-
-    async def _publish(self) -> None:
         addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
         # Lifetime of such a record in seconds; the DHT renews it while we live.
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)
@@ -503,7 +489,9 @@ class Wiring:
                 node.host.add_addrs(record.publisher, addrs, AddrSource.SIGNED)
                 seeds.extend(addrs[:1])
         if seeds and not node.membership.neighbours:
-            sample = node.world.rng("seeds").sample(seeds, min(MAX_SEEDS, len(seeds)))
+            # Maximum number of members, drawn at random from the DHT, through which a node
+            # without neighbours joins again. Two would suffice.
+            sample = node.world.rng("seeds").sample(seeds, min(16, len(seeds)))
             with trio.move_on_after(node.config.run.refresh):
                 await node.membership.join(sample)
         for peer in missing:

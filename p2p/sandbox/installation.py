@@ -40,8 +40,6 @@ PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyve
 """The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
-MOST_LINKS: Final = 40
-"""Most links followed on the way to a file, as in Linux."""
 MAPS: Final = "/proc/self/maps"
 ACCELERATORS: Final = (
     "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
@@ -114,7 +112,8 @@ def _both(paths: Iterable[str]) -> list[str]:
 
 def _chain(path: str) -> Iterator[str]:
     """Return a file and the links on the way to it."""
-    for _ in range(MOST_LINKS):
+    # Most links followed on the way to a file, as in Linux.
+    for _ in range(40):
         yield path
         if not os.path.islink(path):
             break
@@ -126,7 +125,11 @@ def _searched() -> list[str]:
     """Return the entries of ``PYTHONPATH`` and the folder of ``p2p``. Python finds all others
     by itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = _package_root()
+    # Return the folder from which ``p2p`` was imported.
+    spec = importlib.util.find_spec("p2p")
+    assert spec is not None
+    assert spec.origin is not None
+    own = str(Path(spec.origin).absolute().parent.parent)
     folders = [os.path.abspath(path) for path in named if path]
     folders += [own] if os.path.basename(own) not in PACKAGES else []
     return [path for path in dict.fromkeys(folders) if path == own or _is_public(path)]
@@ -151,14 +154,6 @@ def _is_same(path: str, other: str) -> bool:
         return os.path.samefile(path or ".", other or ".")
     except OSError:
         return False
-
-
-def _package_root() -> str:
-    """Return the folder from which ``p2p`` was imported."""
-    spec = importlib.util.find_spec("p2p")
-    assert spec is not None
-    assert spec.origin is not None
-    return str(Path(spec.origin).absolute().parent.parent)
 
 
 def _importable(root: str) -> Iterator[str]:

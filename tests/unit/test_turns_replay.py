@@ -1,6 +1,5 @@
 """Several turns, from draws to a ruling: honest work stands, cheats do not."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import trio
 
 from p2p.identity import verify
 from proofs.checks import Evidence, Verdict, judge, judge_pool
-from roles.contract.core.shape import Dtype, Family
+from roles.contract.core.shape import Family
 from roles.engines.base import Scored
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Task
@@ -33,14 +32,10 @@ from tests.support.turns import (
     Talker,
     cheat,
     make_turns_run,
-    open_chat,
 )
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)
-PLACES = int(os.environ.get("SHOAL_PLACES", "1"))
-"""Of the real model, 8 groups each: 13 make more than 100 groups, and take 5 to 15 minutes of
-CPU time for each dtype."""
 
 
 def make_model(seed: int = 5) -> TransformerModel:
@@ -126,34 +121,6 @@ async def test_no_cheat_is_accepted(talker: Talker, name: str, places: int) -> N
         accepted += ruling.verdict is Verdict.ACCEPTED
     assert groups >= places
     assert accepted == 0
-
-
-@pytest.fixture(scope="module", params=Dtype)
-def chat(smollm2: Path, request: pytest.FixtureRequest) -> Talker:
-    """A real model that talks through its own template."""
-    torch.set_num_threads(1)
-    return open_chat(smollm2, request.param)
-
-
-@pytest.mark.deep
-async def test_of_2000_honest_submissions_of_a_real_model_none_is_refused(
-    chat: Talker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = await recorded_of(chat, PLACES)
-    refused = refused_of_2000(chat, recorded)
-    with capsys.disabled():
-        worst = max(one.mantissa_mean for one in recorded), max(one.gap_max for one in recorded)
-        print(chat.run.terms.model.dtype, len(recorded), worst, refused)  # noqa: T201
-    assert (len(recorded), refused) == (8 * PLACES, 0)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", CHEATS)
-async def test_no_cheat_of_a_real_model_is_accepted(chat: Talker, name: str) -> None:
-    """Eight groups of a place."""
-    for index in range(-(-PLACES // 5)):
-        ruling = await chat.judge(index, await cheat(chat, name, index))
-        assert ruling.verdict is Verdict.REJECTED
 
 
 async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talker) -> None:
