@@ -40,7 +40,7 @@ LIMITS = {
     "roles/diloco": 3920,
     "roles/doctor": 708,
     "roles/engines": 5370,
-    "roles/envs": 3667,
+    "roles/envs": 3738,
     "roles/inference": 1335,
     "roles/ledger": 790,
     "roles/models": 1876,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1169,
     "sim/studies": 3548,
     "sim/workloads": 2701,
-    "tests": 56416,
+    "tests": 56591,
 }
 
 NO_CODE = {
