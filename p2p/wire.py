@@ -322,15 +322,15 @@ class Codec(NamedTuple):
 
 
 class MessageTable(Generic[_Message]):
-    """The dataclasses that are the messages of one protocol, each with the number of its kind
-    and the codecs of its fields."""
+    """The dataclasses that are the messages of one protocol, each with the number (SHARDCAST:
+    the word) of its kind and the codecs of its fields."""
 
     def __init__(
-        self, what: str, *rows: tuple[int, type[_Message], *tuple[Codec, ...]]
+        self, what: str, *rows: tuple[int | str, type[_Message], *tuple[Codec, ...]]
     ) -> None:
         self._what = what
-        self._codecs: dict[type[_Message], tuple[int, list[tuple[str, Codec]]]] = {}
-        self._layouts: dict[int, Layout[_Message]] = {}
+        self._codecs: dict[type[_Message], tuple[int | str, list[tuple[str, Codec]]]] = {}
+        self._layouts: dict[int | str, Layout[_Message]] = {}
         for number, message, *codecs in rows:
             names = [field.name for field in fields(cast("Any", message))]
             self._codecs[message] = number, list(zip(names, codecs, strict=True))

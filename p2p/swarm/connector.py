@@ -50,7 +50,7 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig, MuxedStream
+from p2p.transport.connection import CLOSE_TIMEOUT, Connection, MuxedStream
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
@@ -236,7 +236,7 @@ class Connector:
         world: World,
         network: CircuitNetwork,
         static: StaticKey,
-        config: ConnectionConfig,
+        keepalive: float,
         limits: ResourceLimits,
         callbacks: Callbacks,
         spawn: Spawn,
@@ -250,7 +250,7 @@ class Connector:
         self._world = world
         self._network = network
         self._static = static
-        self._config = config
+        self._keepalive = keepalive
         self._callbacks = callbacks
         self._spawn = spawn
         self._connections: dict[PeerId, list[Connection]] = {}
@@ -693,7 +693,7 @@ class Connector:
             dialer=dialer,
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
-            config=self._config,
+            keepalive=self._keepalive,
             budget=self.memory,
             turns=self.turns,
         )
@@ -739,7 +739,7 @@ class Connector:
         """Close a circuit that a direct connection replaces, once its streams have ended."""
         if not circuit.is_open:
             return
-        if circuit.stream_count and self._world.now() < end:
+        if circuit.streams and self._world.now() < end:
             self._retire_later(circuit, end)
         else:
             circuit.close()
@@ -780,7 +780,7 @@ class Connector:
         for peer, usage in list(self._usage.items()):
             patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
             idle = now - usage.used_at > patience
-            streams = sum(connection.stream_count for connection in self._connections[peer])
+            streams = sum(len(connection.streams) for connection in self._connections[peer])
             if (
                 idle
                 and not is_late

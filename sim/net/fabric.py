@@ -24,12 +24,12 @@ from typing import Any, Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.connection import ConnectionConfig
+from p2p.transport.connection import KEEPALIVE
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
 
-IDLE_TIMEOUT: Final = int(3 * ConnectionConfig().keepalive * SECOND)
+IDLE_TIMEOUT: Final = int(3 * KEEPALIVE * SECOND)
 """Seconds that a connection lives without hearing from the other side: three missed
 keep-alives."""
 DIAL_TIMEOUT: Final = 10 * SECOND
@@ -39,8 +39,12 @@ RETRANSMISSION: Final = SECOND // 5
 """TCP's smallest retransmission timeout, 200 ms on Linux. A lost piece is late by this and a
 round trip; nothing is ever lost for good, because every wire here stands for a TCP
 connection."""
+RESET_BYTES: Final = 40
+"""Bytes of a reset: an IP and a TCP header without options, 20 bytes each."""
 HOLE: Final = 120 * SECOND
 """Time for which a router lets in what answers an unanswered dial, as Linux does."""
+DEFAULT_LATENCY: Final = 0.02
+"""Seconds one way, where no latency model says otherwise."""
 
 
 class Latency(Protocol):
@@ -198,8 +202,7 @@ class Wire:
         if inward.open:
             inward.open = False
             if outward.open:
-                # Bytes of a reset: an IP and a TCP header without options, 20 bytes each.
-                self._fabric.transmit(outward, 40, "reset", self.lose, 1 - side)
+                self._fabric.transmit(outward, RESET_BYTES, "reset", self.lose, 1 - side)
             self._forget_if_over()
 
     def lose(self, side: int) -> None:
@@ -501,8 +504,7 @@ def deliver_if_open(
 
 
 def _default_latency(one: Endpoint, other: Endpoint) -> float:
-    # Seconds one way, where no latency model says otherwise.
-    return 0.02
+    return DEFAULT_LATENCY
 
 
 def _ignore() -> None:

@@ -113,11 +113,7 @@ class RecordStore:
         for peer in evicted:
             self._drop(key, peer)
         if held is None:
-            self._count += 1
-            keys = self._by_publisher.setdefault(publisher, {})
-            self._by_count[len(keys)].pop(publisher, None)
-            keys[key] = None
-            self._by_count[len(keys)][publisher] = None
+            self._count_in(key, publisher)
         drop_at = now + record.expires - wall + CLOCK_TOLERANCE
         stored = _StoredRecord(record, blob, drop_at, priority)
         self._keys.setdefault(key, {})[publisher] = stored
@@ -185,6 +181,13 @@ class RecordStore:
                 self._drop(max(self._by_publisher[most], key=self._distance), most)
                 return True
         return False
+
+    def _count_in(self, key: bytes, publisher: PeerId) -> None:
+        self._count += 1
+        keys = self._by_publisher.setdefault(publisher, {})
+        self._by_count[len(keys)].pop(publisher, None)
+        keys[key] = None
+        self._by_count[len(keys)][publisher] = None
 
     def _distance(self, key: bytes) -> int:
         return int.from_bytes(key, "big") ^ self._own
