@@ -180,10 +180,10 @@ async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns()
             await restarted.connect_addr(host.addrs[0])
             await trio.testing.wait_all_tasks_blocked()
             old, _ = connections_of(host)
-            lost = host.dropped_messages
+            lost = host._outbox.dropped
             old.abort()
             await trio.testing.wait_all_tasks_blocked()
-            assert host.dropped_messages == lost + waiting
+            assert host._outbox.dropped == lost + waiting
             assert host._outbox._total == 0
             assert host.send(key.peer_id, NEWS, b"z")
             await trio.testing.wait_all_tasks_blocked()
