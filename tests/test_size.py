@@ -37,7 +37,7 @@ LIMITS = {
     "roles/chat": 706,
     "roles/contract": 974,
     "roles/demo": 650,
-    "roles/diloco": 3920,
+    "roles/diloco": 3921,
     "roles/doctor": 708,
     "roles/engines": 5370,
     "roles/envs": 3738,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2735,
-    "tests": 54832,
+    "tests": 54856,
 }
 
 NO_CODE = {
