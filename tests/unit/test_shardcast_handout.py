@@ -74,6 +74,22 @@ def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
     assert handout.exhausted
 
 
+def test_a_root_that_lets_a_deadline_pass_gets_nothing_until_it_has_confirmed_all() -> None:
+    handout = homes(5e6)
+    given = give_all(handout, 0.0)
+    slow, *quick = handout.forest.roots
+    for peer in quick:
+        handout.confirm(peer, len(given[peer]), 999, 0.4)
+    handout.expire(0.5)
+    again = give_all(handout, 0.5)
+    assert set(given[slow]) <= {chunk for chunks in again.values() for chunk in chunks}
+    assert slow not in again
+    handout.confirm(slow, 1, 999, 0.6)
+    assert handout.give(lambda peer: peer == slow, 0.6) is None
+    handout.confirm(slow, len(given[slow]), 999, 0.7)
+    assert handout.give(lambda peer: peer == slow, 0.7) is not None
+
+
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:
     """A hundred peers that pulled at once made three of their four roots lose their stripes."""
     handout = hand_out(forest_of(20, 5e6))
@@ -148,6 +164,44 @@ def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:
     handout.lose(root)
     handout.admit(root)
     assert not is_fed()
+
+
+def last_given_to_a_slow_root(handout: HandOut, granted: int) -> float:
+    """Play a hand-out in which one root's word takes a second and that of all others a tenth;
+    returns when it was last given a chunk. The others ask for ``granted`` chunks in all."""
+    slow, *quick = handout.forest.roots
+    counts, last, idle = dict.fromkeys(handout.forest.roots, 0), 0.0, 0
+    for tenth in range(10_000):
+        now = tenth / 10
+        for peer in quick if tenth else ():
+            handout.confirm(peer, counts[peer], granted, now)
+        if tenth % 10 == 9:
+            handout.confirm(slow, counts[slow], 999, now)
+        idle += 1
+        while (step := handout.give(lambda _: True, now)) is not None:
+            handout.note_left(step[0], now)
+            counts[step[0]] += 1
+            idle = 0
+            last = now if step[0] == slow else last
+        if idle > 20:
+            break
+    assert sum(counts.values()) > 100
+    return last
+
+
+def test_a_slow_root_is_passed_over_when_it_would_be_the_last_to_confirm() -> None:
+    """It had confirmed all that it owed, and so came first: all waited for its last chunk."""
+    handout = homes(2.5e6, chunks=9000)
+    last = last_given_to_a_slow_root(handout, 99_999)
+    assert handout.exhausted
+    assert 5.0 < last < handout.progress - 0.8, "its word takes a second"
+
+
+def test_a_slow_root_gets_the_rest_if_no_other_asks_for_more() -> None:
+    """Roots that confirm all at once and grant nothing make every honest one a slow one."""
+    handout = homes(2.5e6, chunks=120)
+    assert last_given_to_a_slow_root(handout, 18) == handout.progress
+    assert handout.exhausted
 
 
 @pytest.mark.parametrize("event", GiftEvent)
