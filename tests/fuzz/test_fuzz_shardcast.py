@@ -11,7 +11,13 @@ from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
-from p2p.shardcast.adapter import Piece, merge_run_untrusted, read_adapter_untrusted
+from p2p.shardcast.adapter import (
+    AdapterFile,
+    Piece,
+    Target,
+    merge_run_untrusted,
+    read_adapter_untrusted,
+)
 from p2p.shardcast.codec import decode_chunk_untrusted, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
@@ -25,7 +31,7 @@ from p2p.shardcast.index import (
     decode_index_untrusted,
     digest_of,
 )
-from p2p.shardcast.layout import tensors_untrusted
+from p2p.shardcast.layout import Tensor, tensors_untrusted
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Encoding,
@@ -260,6 +266,8 @@ def test_adapters_are_judged_whatever_they_are(header: bytes, terms: bytes) -> N
 @given(st.binary(min_size=8, max_size=8), st.binary(min_size=16, max_size=16))
 def test_sums_of_any_bits_are_right_or_not(down: bytes, up: bytes) -> None:
     run, span = SpanRun(0, 1, 16, 2), Span(digest_of(bytes(16)), 16, 2)
-    piece = Piece(0, 16, 0, "BF16", 1e30, 1, down, up, "F32")
+    factor = Tensor(0, 16, 4, dtype="F32")
+    target = Target(0, Tensor(0, 16, 2, dtype="BF16"), factor, factor)
+    piece = Piece(0, 16, 0, down, up, target, AdapterFile("", 1e30, 1, (target,)))
     raw, mask = merge_run_untrusted(run, [span], bytes(16), [piece])
     assert mask == (raw == bytes(16))

@@ -9,22 +9,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.shardcast.http.core.body import Body, Slice
-from p2p.shardcast.http.core.listing import (
+from p2p.shardcast.http.core.answers import (
     MAX_LISTING,
     MAX_SHARDS,
+    Body,
     Listed,
+    Slice,
     decode_listing_untrusted,
     encode_listing,
+    parse_range_untrusted,
     parse_shard_path_untrusted,
     shard_path,
+    tar_of,
 )
-from p2p.shardcast.http.core.ranges import (
-    ByteRange,
-    RangeNotSatisfiable,
-    parse_range_untrusted,
-)
-from p2p.shardcast.http.core.tar import tar_of
 from p2p.shardcast.manifest import PolicyVersion
 
 FILES = [b"weights" * 100, b"", bytes(range(256)) * 7]
@@ -74,25 +71,20 @@ def test_any_part_of_a_body_is_that_part_of_the_whole(data: st.DataObject, most:
 )
 def test_a_range_is_read_as_the_rfc_says(header: str, expected: tuple[int, int] | None) -> None:
     part = parse_range_untrusted(header, 100)
-    assert part == (None if expected is None else ByteRange(*expected))
+    assert part == (None if expected is None else range(*expected))
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0"])
 def test_a_range_behind_the_end_cannot_be_satisfied(header: str) -> None:
-    with pytest.raises(RangeNotSatisfiable):
-        parse_range_untrusted(header, 100)
-    with pytest.raises(RangeNotSatisfiable):
-        parse_range_untrusted("bytes=0-", 0)
+    assert not len(parse_range_untrusted(header, 100))
+    assert not len(parse_range_untrusted("bytes=0-", 0))
 
 
 @given(st.text(max_size=60), st.integers(0, 10**6))
 def test_whatever_a_header_says_the_range_lies_in_the_body(header: str, size: int) -> None:
     for text in (header, f"bytes={header}"):
-        try:
-            part = parse_range_untrusted(text, size)
-        except RangeNotSatisfiable:
-            continue
-        assert part is None or 0 <= part.start < part.end <= size
+        part = parse_range_untrusted(text, size)
+        assert not part or 0 <= part.start < part.stop <= size
 
 
 def test_python_unpacks_the_archive_and_it_is_the_same_everywhere() -> None:

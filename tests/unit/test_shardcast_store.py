@@ -212,7 +212,7 @@ async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
 async def publish(store: PolicyStore, world: RealWorld, version: int = 1) -> Manifest:
     manifest, index, _, raw = policy(version)
     await world.disk.write("weights", raw)
-    await store.commit_own(manifest, index, "weights")
+    await store.commit_own(manifest, index, {}, source="weights")
     return manifest
 
 
