@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2735,
-    "tests": 54845,
+    "tests": 54486,
 }
 
 NO_CODE = {
