@@ -69,14 +69,6 @@ def test_the_shape_has_the_documented_size() -> None:
     assert "lm_head.weight" in model.state_dict()
 
 
-def test_a_batch_is_cut_where_rows_are_too_many() -> None:
-    model, tasks = make_model(), make_tasks(3, completions=ROWS // 2 + 1)
-    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, ENDS)] == [
-        129
-    ] * 3
-    assert sampler.draw(model, [], SAMPLING, ENDS) == []
-
-
 def with_last_proof(group: Group, proof: bytes) -> Group:
     *others, last = group.completions
     return replace(group, completions=(*others, replace(last, proof=proof)))
