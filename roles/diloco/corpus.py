@@ -134,8 +134,7 @@ def _mixed(
     """Return rows in proportion to the weights: all windows of every corpus, those of a scarce
     one repeatedly. Of a corpus with next to no weight only the first windows are taken, lest
     the table outgrow what it is a table of."""
-    most = 8 * sum(map(len, kept.values()))
-    rows = min(most, max(len(kept[name]) / share[name] for name in share))
+    rows = min(8 * sum(map(len, kept.values())), max(len(kept[n]) / share[n] for n in share))
     return np.concatenate(
         [np.resize(kept[name], max(1, round(rows * share[name]))) for name in sorted(share)]
     )
