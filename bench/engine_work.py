@@ -157,7 +157,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
 
     def groups(self, way: Way, piece: int) -> list[Group] | None:
-        """Return what was written, or None."""
+        """Return the groups that the writer drew for ``piece``, or None if it has not yet."""
         value = _read(self._written / _name(way, piece))
         return value and [codec.decode_group(group) for group in value[2]]
 

@@ -9,8 +9,8 @@ reward on held-out questions must rise by `RISE` with the first on every seed, a
 of the seeds by less than `CONTROL_RISE` with the second. About 60 to 200 CPU seconds and 4 GiB
 for each, where the CPU multiplies bfloat16.
 
-Advantages without information move the weights as far as right ones, to anywhere: one such run
-says where that walk led, and only the mean of several says whether something teaches.
+Advantages without information move the weights as far as right ones, but in a random direction:
+a single run may rise by chance, so the mean of several runs is judged.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class OneProcess:
 
 
 def run(args: list[str]) -> int:
-    """Run the bench; 1 if one subject is not as expected."""
+    """Run the benchmark. Return 1 if a subject does not behave as expected."""
     parser = argparse.ArgumentParser(prog="python -m bench llm-controls")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -48,7 +48,7 @@ _SUBJECT: Final = "shoal"
 
 
 def run(args: list[str]) -> int:
-    """Run the bench; 1 if honest work is refused or nothing is learnt."""
+    """Run the benchmark. Return 1 if honest work is refused or nothing is learnt."""
     parser = argparse.ArgumentParser(prog="python -m bench long-group")
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--answers", type=int, default=16)

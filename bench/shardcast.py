@@ -263,7 +263,8 @@ class Course:
             self.began = time.perf_counter()
 
     def wait_up(self, programs: Sequence[Program], word: str) -> None:
-        """Wait until each program has printed ``word``. Without lines, return at once."""
+        """Wait until each program has printed ``word``. Return at once if the course has no
+        shaped lines."""
         for program in programs if self.has_lines else ():
             program.said(word)
 
@@ -391,7 +392,8 @@ def nginx(course: Course) -> float:
 
 
 def torrent(course: Course, python: str) -> float:
-    """libtorrent: a seed and leechers that all know each other."""
+    """Return the seconds that libtorrent takes, with a seed and leechers that all know each
+    other."""
     machines = [course.origin, *course.receivers]
     ports = [_free_port() for _ in machines]
     places = [

@@ -114,7 +114,7 @@ class Recorder:
 
 
 def read(folder: Path) -> Iterator[Evidence]:
-    """Return what a folder of the store has, in order."""
+    """Return the records of a folder of the store, in order."""
     for path in sorted(folder.glob("[0-9]*[0-9]")):
         yield from starmap(Evidence, msgpack.unpackb(path.read_bytes(), use_list=False))
 

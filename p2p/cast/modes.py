@@ -67,7 +67,7 @@ def decode_modes_untrusted(data: bytes) -> Modes:
 
 
 def look(place: Path) -> Modes:
-    """Return what is at `place`, a file or a folder. Hidden names stay out."""
+    """Return the modes of the file or folder at `place`. Hidden names are left out."""
     if place.is_file():
         files, folders = [("", place)], list[str]()
     else:

@@ -115,11 +115,11 @@ def check_replaced(
     """Raise `Replaces` if files in ``out`` are others than those of a version.
 
     Args:
-        index: Of the version.
-        out: Where its files go.
-        name: What it is called if it is one file.
-        ours: Inodes of what earlier pulls have put there.
-        weights: Where the version lies; None: it is still to come, and only sizes are known.
+        index: Index of the version.
+        out: Folder or file to write to.
+        name: Name of the file, for a version of one file.
+        ours: Inodes of files that earlier pulls have put there.
+        weights: Path of the version; None if it has not arrived and only sizes are known.
     """
     others = []
     for file in index.files:
@@ -440,7 +440,7 @@ class PullView:
             await node.world.sleep_until(due)
 
     def _cause(self, *, is_still: bool) -> str:
-        """Return what must happen before more arrives."""
+        """Return the event that a stalled download waits for, in words."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"

@@ -72,7 +72,7 @@ def versions(root: Path) -> list[int]:
 
 
 def stamp_of(folder: Path) -> list[tuple[str, int, int]]:
-    """Return what changes while somebody writes to a folder."""
+    """Return a stamp that changes while somebody writes to a folder."""
     found = sorted((path.name, path.lstat()) for path in folder.iterdir())
     return [(name, one.st_size, one.st_mtime_ns) for name, one in found]
 
@@ -199,10 +199,10 @@ def write_version(root: Path, version: int, new: Path, old: Path | None, name: s
 
     Args:
         root: The folder of all versions.
-        version: From 1 on.
-        new: Its files, or its only file, which are linked where the disk allows it.
-        old: The same of the version before, if it is here.
-        name: Of a version that is one file.
+        version: Number of the version, from 1.
+        new: Files of the version, or its only file. They are linked where the disk allows it.
+        old: Files of the version before, if it is here.
+        name: Name of the file, for a version of one file.
 
     Returns:
         ``delta`` or ``full``.

@@ -125,7 +125,7 @@ class RewardDemo(Learning):
                 try_run(run, folder.node(TRAINER), "")
 
     def figures(self, nodes: LocalNodes) -> dict[str, Any]:
-        """Return what came of it."""
+        """Return the figures of the result."""
         status = nodes.status
         return {"steps": self.steps, **status.figures(), **status.answers()}
 

@@ -131,9 +131,9 @@ class Pretrainer(TrainedModel):
 
         Args:
             outer: The weights that all members hold.
-            start: The first weight that is taken from them; others stay as they are.
-            stop: Behind the last of these.
-            is_ahead: Whether steps taken since the last update went out are kept.
+            start: Index of the first weight to replace.
+            stop: Index behind the last weight to replace.
+            is_ahead: If True, keep the steps taken since the last update was sent.
 
         Raises:
             EngineError: They are not this model's.
@@ -174,7 +174,7 @@ class Pretrainer(TrainedModel):
                     local(weight).copy_(before)
 
     def update(self) -> Vector:
-        """Return what this member sends to the others: outer minus inner weights, or the newest
+        """Return this member's update for the others: outer minus inner weights, or the newest
         step's gradient if members average gradients. Steps from now on count as ahead."""
         if self._gradient is not None:
             return self._gradient
@@ -187,8 +187,8 @@ class Pretrainer(TrainedModel):
         """Take an inner step for each batch, of text (sequences, window + 1) tokens.
 
         Args:
-            batches: What the steps learn from.
-            first: The number of the first step in the run's schedule.
+            batches: Batches of text, one for each step.
+            first: Number of the first step in the run's schedule.
 
         Returns:
             Steps, tokens learnt from, and nats a token in the mean.

@@ -270,7 +270,7 @@ class DilocoSession:
 
     @property
     def now(self) -> str:
-        """Return what this member does or waits for, in words."""
+        """Return this member's current activity in words."""
         if not hasattr(self, "core"):
             return "opening"
         if self._rests:

@@ -189,7 +189,7 @@ class TrainingGroup:
 def seen_by_algorithm(
     group: TrainingGroup, end_tokens: Collection[int], limit: int
 ) -> algorithms.Group:
-    """Return what an algorithm sees of a group of answers of at most ``limit`` tokens."""
+    """Return the algorithm's view of a group of answers of at most ``limit`` tokens."""
     drawn = [one.tokens for one in group.completions]
     return algorithms.Group(
         rewards=group.rewards,

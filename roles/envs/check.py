@@ -58,7 +58,7 @@ def why_not_repeatable(environment: Any) -> str:
     """Make tasks and rewards twice, of an environment of text, of tokens, or of a mix.
 
     Returns:
-        A sentence if they are not the same, else nothing. What raises, raises for all nodes.
+        A sentence if they differ, else None. An error that repeats is the same for all nodes.
     """
     parts = getattr(environment, "environments", None)  # of a mix
     for part in [environment] if parts is None else parts.values():
@@ -125,7 +125,8 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
 
 
 def _heard(environment: Any, task: Any, said: Any) -> Any:
-    """Return what the model hears behind a turn, or what is raised; None of one turn."""
+    """Return the environment's answer to a turn, or the error that it raises; None in an
+    environment of one turn."""
     if isinstance(environment, TurnEnvironment) and isinstance(task, Task):
         return _outcome(environment, partial(environment.respond, task, said, ROOM))
     if is_turns(environment):
@@ -134,7 +135,7 @@ def _heard(environment: Any, task: Any, said: Any) -> Any:
 
 
 def _outcome(environment: Any, work: Callable[[], Any]) -> Any:
-    """Return what a call of an environment returns, or in words what it raises."""
+    """Return the result of a call of an environment, or its error in words."""
     try:
         return call_contained(environment, "call", work)
     except EnvironmentFailed as error:

@@ -106,8 +106,8 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        """Return what the environment has answered within each completion, in order. A
-        completion may be finished or still growing.
+        """Return the environment's answers within each completion, in order. A completion may
+        be finished or still growing.
 
         Raises:
             EnvironmentFailed: The environment gave no valid reply.
@@ -266,7 +266,7 @@ class WorkerEnvironment:
             raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
     async def why_not_repeatable(self) -> str:
-        """Return what `roles.envs.check.why_not_repeatable` says in the process.
+        """Return the result of `roles.envs.check.why_not_repeatable` in the process.
 
         Nothing if the process says nothing: what fails, fails again when there is work.
         """
@@ -318,8 +318,8 @@ class WorkerEnvironment:
         )  # fmt: skip
 
     async def _hear_before(self, task: Task, tokens: Sequence[int], why: str) -> list[Heard]:
-        """Return what is said before the last turn, behind which a process ends: an honest
-        completion is over there."""
+        """Return the environment's answers before the last turn, on which its process ended: an
+        honest completion is over there."""
         assert self._setup.turns is not None
         is_end = self._setup.turns.end_tokens.__contains__
         *_, before, _ = 0, 0, *(at for at, token in enumerate(tokens, 1) if is_end(token))

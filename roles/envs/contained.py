@@ -195,7 +195,7 @@ class Payment:
 
 
 def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
-    """Return what ``work`` does for the call ``what`` of an environment.
+    """Return the result of ``work``, which carries out the call ``what`` of an environment.
 
     Raises:
         AnswerFailed: It raised, and the call is about what a stranger's model said.

@@ -62,7 +62,7 @@ class EnvironmentServer:
         ]
 
     def hear(self, answers: list[Any]) -> list[object]:
-        """Return what the environment says within each completion."""
+        """Return the environment's answers within each completion."""
         return [
             self._environment.hear(*one)
             for one in self._each("respond", answers, self._talking)

@@ -68,8 +68,8 @@ def encode(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """Return what precedes the data of tensors with these dtypes and shapes, which follows in
-    the same order: for files that are written tensor by tensor."""
+    """Return the header of a safetensors file whose tensors have these dtypes and shapes, in
+    this order. It is for files that are written tensor by tensor."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():

@@ -182,7 +182,8 @@ def _limits(run: Run) -> str:
 
 
 def _trust(trust: TrustTerms) -> str:
-    """Return what a newcomer owes, and what is looked at later."""
+    """Return the terms of trust in words: places that a newcomer owes, and checks
+    afterwards."""
     return (
         f"trust       a newcomer's first {trust.probation} places are scored whole; later what"
         f" is learnt from, and {trust.share:.0%} of the rest"

@@ -119,7 +119,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _learnt(folder: Path) -> dict[str, Any]:
-    """Return what the trainer has noted of its progress; nothing where it is not here."""
+    """Return the trainer's progress file; empty if it is not here."""
     for node in (folder, *sorted(folder.glob("*"))):
         with suppress(OSError, ValueError):
             found = json.loads((node / PROGRESS).read_bytes().partition(b"\n")[2])

@@ -36,7 +36,7 @@ class RunFolder:
         return own if own.exists() else self.config
 
     def node(self, name: str) -> Path:
-        """Return what a node keeps: ``--data``."""
+        """Return the folder of a node, its ``--data``."""
         return self.path / name
 
     def cast(self) -> Mapping[str, str]:

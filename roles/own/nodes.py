@@ -80,7 +80,7 @@ class NodeProcess:
                 heard()
 
     async def wait_greeting(self) -> Status:
-        """Return what the process said first.
+        """Return the first line of status that the process printed.
 
         Raises:
             NodeFailed: It says nothing for `START_SECONDS`.

@@ -42,7 +42,7 @@ class Rounds:
         await finish(nodes, look)
 
     def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         rounds = nodes.run.terms.diloco.outer_steps
         drawn = draw(healths_of(nodes), seconds, rounds, gone_of(nodes))
         editions = nodes.status.editions
@@ -62,7 +62,7 @@ class Rounds:
                 yield ("sample", one["step"]), text
 
     def figures(self, nodes: LocalNodes) -> dict[str, Any]:
-        """Return what came of it."""
+        """Return the figures of the result."""
         return figures(healths_of(nodes), names_of(nodes))
 
 
@@ -103,7 +103,7 @@ def gone_of(nodes: LocalNodes) -> list[str]:
 
 
 def healths_of(nodes: LocalNodes) -> dict[str, Health]:
-    """Return what each trainer last said of its part; empty until it has read the run."""
+    """Return the last health of each trainer's role; empty until it has read the run."""
     found = {}
     for name in (name for name, role in nodes.cast.items() if role == TRAINER):
         status = nodes.children[name].status
@@ -130,7 +130,7 @@ def rounds_of(healths: Mapping[str, Health]) -> list[dict[str, Any]]:
 
 
 def figures(healths: Mapping[str, Health], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what came of it, from what the trainers said of themselves."""
+    """Return the figures of the result, from the trainers' healths."""
     last, rounds = furthest(healths), rounds_of(healths)
     digests: dict[int, set[str]] = {}
     for health in healths.values():

@@ -48,7 +48,7 @@ class Show(Protocol):
         ...
 
     def draw(self, nodes: LocalNodes, seconds: float) -> RenderableType:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         ...
 
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:

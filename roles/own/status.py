@@ -125,7 +125,8 @@ class SwarmStatus:
         )
 
     def figures(self) -> dict[str, Any]:
-        """Return what came of the run: rewards, rollouts, bans, and what policies cost."""
+        """Return the figures of the run: rewards, rollouts, bans, and the traffic of
+        policies."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
         origins, leaves = list[Status](), list[Status]()

@@ -140,7 +140,7 @@ def _merges(texts: Sequence[object], tokens: Sequence[Sequence[int]]) -> bool:
 
 
 async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ...]]:
-    """Return what the base itself answers, or nothing where this machine cannot compute it."""
+    """Return the answer of the base itself; empty if this machine cannot compute it."""
     model = run.terms.model
     needs = 4 * model.shape.parameters + GIB
     lack = ""

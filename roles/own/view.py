@@ -58,7 +58,7 @@ class Learning:
         await nodes.wait_done(seen)
 
     def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         return draw(nodes.status, seconds, self)
 
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:

@@ -136,7 +136,7 @@ class TrainerWatch:
         return f"; {DOINGS[self.account.doing]}"
 
     def why_no_policy(self) -> str:
-        """Return what a node without any policy waits for, in a sentence."""
+        """Return a sentence that says why a node has no policy yet."""
         if self.account is None or self.account.doing is TrainerDoing.OVER:
             return "waiting for the first policy"
         return f"waiting for the first policy: {DOINGS[self.account.doing]}"

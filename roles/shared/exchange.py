@@ -96,7 +96,7 @@ def encode_groups(step: int, groups: Sequence[Sequence[Row]]) -> bytes:
 
 
 def decode_groups(data: bytes) -> list[list[Row]]:
-    """Return what `encode_groups` was given."""
+    """Return the groups that `encode_groups` encoded."""
     table: dict[str, Any] = msgpack.unpackb(data)
     return [
         [

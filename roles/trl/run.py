@@ -107,7 +107,7 @@ class SwarmRun:
         self._greeted = life
 
     def groups(self, step: int) -> list[list[Row]] | None:
-        """Return what ``step`` learns from; None if it was not handed out yet.
+        """Return the groups of ``step``; None if they were not handed out yet.
 
         Raises:
             SwarmRefused: The node has another number of answers for it than this trainer's
@@ -125,7 +125,7 @@ class SwarmRun:
         return groups
 
     def wait_groups(self, step: int) -> list[list[Row]]:
-        """Return what ``step`` learns from, once it is handed out."""
+        """Return the groups of ``step``, once they are handed out."""
         while True:
             self.greet()
             groups = self.groups(step)
@@ -142,7 +142,7 @@ class SwarmRun:
         """Write version ``step``, unless it was written before a crash.
 
         Args:
-            step: Of the run.
+            step: Number of the run's step.
             save: Writes all weights as a safetensors file, in ``task["dtype"]``.
         """
         if self.wants(step):

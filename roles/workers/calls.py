@@ -44,10 +44,10 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what crosses the pipe of ``error``.
+    """Return ``error`` in the form that crosses the pipe.
 
-    Of what the operating system refuses, only a disk that takes no data is a `StorageError`,
-    which is waited for.
+    Of the operating system's errors, only those of a disk that takes no data become a
+    `StorageError`, for which a node waits.
     """
     is_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
     said = str(error)[:MAX_SAID].encode(errors="backslashreplace").decode()

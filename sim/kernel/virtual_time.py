@@ -277,7 +277,8 @@ def release_deadlines(held: list[tuple[trio.CancelScope, float]], now: float) ->
 
 
 def _where(task: trio.lowlevel.Task) -> str | None:
-    """Return what `task` waits in; None if it is trio's own or only waits for its children."""
+    """Return the place where `task` waits; None if it is trio's own or only waits for its
+    children."""
     frames = [frame.f_code.co_qualname for frame, _ in task.iter_await_frames()]
     if task.name.startswith(("<", "trio._core")) or any(
         name.endswith("_nested_child_finished") for name in frames

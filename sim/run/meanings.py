@@ -123,7 +123,7 @@ SENTENCES: Final = (
 
 
 def in_a_sentence(result: Result) -> str:
-    """Return what came of a run."""
+    """Return the outcome of a run in a sentence."""
     known = {"nodes": result.nodes, **result.metrics}
     for sentence in SENTENCES:
         names = [name for _, name, _, _ in Formatter().parse(sentence) if name]

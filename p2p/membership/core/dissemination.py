@@ -152,10 +152,10 @@ class Dissemination:
         return waiting.signed.seqno >= seqno
 
     def neighbour_heard(self, peer: PeerId, seqno: int, source: PeerId) -> None:
-        """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that it is sent no
-        waiting copy. Without this both ends of most links told each other: 3.3 copies of
-        refutations travelled per node, and 2.3 of suspicions (`accuse_flood`, 40 nodes), since
-        `is_known` marks only the sender of a suspicion."""
+        """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that no waiting copy is
+        sent to it. Without this, both ends of most links send the heartbeat to each other,
+        since `is_known` marks only the sender of a suspicion: 3.3 copies of refutations a node
+        (`accuse_flood`, 40 nodes)."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and not waiting.suspected and waiting.signed.seqno <= seqno:
             waiting.known_by[source] = None

@@ -502,7 +502,7 @@ class HandOut:
         ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
-        """Return what each peer carried, judged by the receipts since the last call."""
+        """Return the upload of each peer, judged by the receipts since the last call."""
         yield from self._receipts.judge(self._forests, self._given)
 
     def expire(self, now: float) -> None:

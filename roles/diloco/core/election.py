@@ -30,8 +30,9 @@ def is_majority(
 def choose(
     promises: Sequence[Promise], members: Sequence[PeerId], anchor: PeerId | None
 ) -> list[Outcome]:
-    """Return what may have been decided, and so must be proposed again, after the promises of a
-    majority. With none the proposer is free; with two it needs more promises.
+    """Return the outcomes that may have been decided, and so must be proposed again, given the
+    promises of a majority. Without such an outcome the proposer is free; with two it needs more
+    promises.
 
     An outcome may have been decided if those whose newest vote is for it, with all members that
     have not promised, would be a majority: its voters vote for nothing else later, as every

@@ -162,7 +162,8 @@ class Cache:
 def _right_aligned(
     parts: Sequence[tuple[Tensor, Tensor | None, int]], like: Tensor, used: int, capacity: int
 ) -> Tensor:
-    """Return one tensor of `Cache.rearrange`."""
+    """Return the cached rows of ``parts`` in one tensor, moved so that all end at column
+    ``used``."""
     count = sum(len(part) if rows is None else len(rows) for part, rows, _ in parts)
     _, heads, _, width = like.shape
     joined = like.new_empty(count, heads, capacity, width)
@@ -390,8 +391,8 @@ def _mixed_by_parts(
 def _mixed_apart(
     queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking, scores: Scores
 ) -> Tensor:
-    """Return the result of attention for packed rows, each a (rows, heads, length, head width),
-    with their sequences beside each other: (rows, length, width)."""
+    """Return attention over packed rows, with each sequence in a row of its own: from (rows,
+    heads, length, head width) to (rows, length, width)."""
     rows, _, length, _ = queries.shape
     sequences, longest = unpacking.places.shape
 

@@ -238,8 +238,8 @@ def _unpacking(
 
 
 def _mask(segments: Tensor) -> Tensor:
-    """Return what each position sees: (rows, 1, length, length). A pad sees the prompt, itself
-    and the pads before it, since softmax needs at least one position."""
+    """Return the attention mask: (rows, 1, length, length). A pad sees the prompt, itself and
+    the pads before it, since softmax needs at least one position."""
     mine, theirs = segments[:, :, None], segments[:, None, :]
     size, device = segments.shape[1], segments.device
     causal = torch.ones(size, size, dtype=torch.bool, device=device).tril()

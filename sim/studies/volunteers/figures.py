@@ -258,10 +258,10 @@ def _journeys(journal: Journal, scenario: Scenario) -> Figures:
 
 
 def _fates(journal: Journal) -> Figures:
-    """Return what became of the rollouts.
+    """Return the fates of the rollouts.
 
-    Too old were those that no judge took, that came too late for the trainer or were dropped
-    from its pool. What a validator accepts is a newcomer's, and nothing is learnt from it.
+    Rollouts were too old if no scorer took them, if they came too late for the trainer, or if
+    its pool dropped them. Validators judge newcomers' rollouts, from which nothing is learnt.
     """
     rows, trainer = journal.plan.rows, journal.trainer
     size = journal.plan.sampling.group_size
@@ -342,10 +342,10 @@ def _learning(journal: Journal, scenario: Scenario) -> Figures:
 
 
 def _work(journal: Journal) -> Figures:
-    """Inference against training: in flops of the whole run, and in hours since the sheets
-    began.
+    """Return the ratio of inference to training: in flops of the whole run, and in hours since
+    the timesheets began.
 
-    Hours are those of devices, each counted by its peak: rented ones, and those that were busy.
+    Hours are counted by device and weighted by peak speed: rented hours, and busy hours.
     """
     plan, trainer = journal.plan, journal.trainer
     token = plan.model.parameters
@@ -370,7 +370,7 @@ def _work(journal: Journal) -> Figures:
 
 
 def _bill(journal: Journal, scenario: Scenario) -> Figures:
-    """Return the cost of the machines since the sheets began, at the scenario's prices."""
+    """Return the cost of the machines since the timesheets began, at the scenario's prices."""
 
     def cost(name: str) -> float:
         machine = journal.machines[name]
