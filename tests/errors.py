@@ -68,9 +68,7 @@ def remedies() -> dict[str, str]:
     """What the page says of each error and event."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     quiet = NAME.findall(text.partition(QUIET)[2])
-    told = {
-        name: what for names, what in ROW.findall(text) for name in NAME.findall(names)
-    }
+    told = {name: what for names, what in ROW.findall(text) for name in NAME.findall(names)}
     return {**told, **dict.fromkeys(quiet, NOTHING)}
 
 
