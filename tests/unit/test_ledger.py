@@ -15,7 +15,7 @@ import trio
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, verify
-from p2p.ledger import Ledger, OwnLedger, open_ledger
+from p2p.ledger import Ledger, open_ledger
 from p2p.ledger.core.chain import (
     EMPTY,
     MAX_BODY,
@@ -206,7 +206,7 @@ async def test_a_ledger_of_an_older_version_is_named_as_such(tmp_path: Path) -> 
 
 async def test_two_roles_of_one_node_sign_one_log(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
-    own, ledgers = OwnLedger(world), list[Ledger]()
+    own, ledgers = Ledger(world), list[Ledger]()
 
     async def role(kind: str) -> None:
         ledger = await own.opened()

@@ -32,9 +32,6 @@ themselves, so strangers cannot starve them."""
 ALL_RATE: Final = 256.0 * KI
 """Bytes of answers a second that all peers of one kind may get in the long run: a quarter of a
 slow home's upload of 8 Mbit/s."""
-SCARCE_BYTES: Final = 64.0 * KI
-"""Bytes that one peer may get when at most half of the shared bucket is left: a lookup or two.
-Newcomers are then still answered when many greedy peers ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,9 @@ class AnswerQuotas:
         buckets.requests.take(1)
         shared = self._shared[known]
         shared.refill(now, ALL_RATE)
-        needed = 0.0 if shared.level > ALL_BURST / 2 else BURST_BYTES - SCARCE_BYTES
+        # Bytes that one peer may get when at most half of the shared bucket is left: a lookup
+        # or two. Newcomers are then still answered when many greedy peers ask.
+        needed = 0.0 if shared.level > ALL_BURST / 2 else BURST_BYTES - 64.0 * KI
         return shared.level > 0 and buckets.answer_bytes.level > needed
 
     def charge_message(self, peer: PeerId, now: float) -> None:

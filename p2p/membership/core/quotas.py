@@ -110,9 +110,6 @@ TRUST: Final = 16.0
 """Number of refuted suspicions after which suspicions are checked before they are passed on.
 Not every false suspicion is a lie: a machine that slept for a minute is suspected, and refutes
 when it wakes."""
-TRUST_INTERVALS: Final = 2.0
-"""Intervals after which one refuted suspicion is forgiven. The rate must cover machines of a
-large swarm that wake up by chance; a liar may send as many for ever."""
 RESTART: Final = 1000
 """Minimum jump of the sequence number that indicates a restart of the peer. A running node
 counts by one, and a restarted one begins at its clock in milliseconds. Such a refutation costs
@@ -123,7 +120,9 @@ class FloodQuotas:
     """Quotas of forwarded and answered messages, in tokens per interval with a burst."""
 
     def __init__(self, interval: float) -> None:
-        self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
+        # Intervals after which one refuted suspicion is forgiven. The rate must cover machines
+        # of a large swarm that wake up by chance; a liar may send as many for ever.
+        self._trust = RateLimit(1 / (2.0 * interval), TRUST)
         # Until one peer's next restart takes no trust: two minutes at 5 s. A peer may say of
         # its number what it likes, and have accomplices suspect it: so often each can make all
         # others pass on a suspicion and a refutation, as it could by being started again in
