@@ -117,7 +117,7 @@ class Tables:
     """The tables that this node has, for itself and for others."""
 
     def __init__(self, world: World, host: Host, charge: Callable[[int], None]) -> None:
-        """``charge`` is told of the bytes of each answer, which are upload."""
+        """``charge`` counts the bytes of each answer as upload."""
         self._disk = world.disk
         self._host, self._charge = host, charge
         self._tables: dict[bytes, bytes] = {}
@@ -129,8 +129,8 @@ class Tables:
         return table
 
     def keep(self, modes: Modes) -> bytes:
-        """Keep a table for others; returns the note that names it, empty if nothing is said or
-        it is too long."""
+        """Keep a table for other nodes. Returns the note that names it; empty for a table
+        without entries or one that is too long."""
         table = modes.encode()
         if modes == Modes() or len(table) > MAX_TABLE:
             return b""

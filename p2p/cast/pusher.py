@@ -173,7 +173,8 @@ class Weights:
         self._stamps: dict[int, object] = {}
 
     async def publish_newest(self, node: CastNode) -> PolicyVersion:
-        """Publish the newest version. Raises `ConfigError` if there is none, or it is bad."""
+        """Publish the newest version. Raises `ConfigError` if there is no version, or if it is
+        invalid."""
         await trio.to_thread.run_sync(partial(shutil.rmtree, self._built, ignore_errors=True))
         found = [one for one in versions(self._root) if one]
         if not found:
@@ -218,8 +219,7 @@ class Weights:
         return version
 
     def _build(self, number: int) -> None:
-        """Build a version from the last one that is full or was built, and the deltas after
-        it."""
+        """Build a version from the last full or built version and the deltas after it."""
         chain = [number]
         while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._is_here:
             if not folder_of(self._root, chain[-1] - 1).is_dir():

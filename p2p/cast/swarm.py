@@ -43,7 +43,7 @@ and one that returns has them all back within 16 s."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastNode:
-    """A pusher or a puller."""
+    """A node that takes part in a push, as pusher or puller."""
 
     world: World
     host: Host
@@ -53,8 +53,8 @@ class CastNode:
     run: bytes
 
     def announce(self, version: PolicyVersion) -> None:
-        """Say in heartbeats that this node has ``version`` where its person wants it. Pushes
-        that wait for a number of machines count those that say so."""
+        """Announce in heartbeats that this node has delivered ``version``. A push with
+        ``--expect`` counts these nodes."""
         self.membership.me.update(policy=int(version))
 
     def others(self) -> int:
@@ -169,7 +169,7 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
 async def _dial(
     node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr], wait: float
 ) -> None:
-    """Wait, and connect to ``pusher`` unless there is a connection by then, ours or its."""
+    """Wait, then connect to ``pusher`` unless either side has connected meanwhile."""
     await node.world.sleep(wait)
     if pusher not in node.host.connected:
         node.host.add_addrs(pusher, addrs)  # forgotten if another node has answered there

@@ -47,7 +47,7 @@ _EXPONENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in its file."""
+    """The place of a tensor in its file."""
 
     path: Path
     dtype: str
@@ -78,7 +78,8 @@ def stamp_of(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def metadata_of(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata of a version's index, without one nothing. Raises `ConfigError`."""
+    """Return the metadata of a version's index; empty if it has no index. Raises
+    `ConfigError`."""
     path = folder / INDEX
     if not path.exists():
         return {}
@@ -194,8 +195,8 @@ def _can_be_delta(new: Path, old: Path) -> bool:
 
 
 def write_version(root: Path, version: int, new: Path, old: Path | None, name: str) -> str:
-    """Write a version: what changed since ``old`` if that is the version before and lies in
-    ``root``, or all of it.
+    """Write a version: as a delta if ``old`` is the previous version and lies in ``root``, else
+    whole.
 
     Args:
         root: The folder of all versions.

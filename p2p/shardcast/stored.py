@@ -85,22 +85,22 @@ class StoredPolicy:
 
     @property
     def final(self) -> str:
-        """The path of its file or folder once nothing is missing."""
+        """The path of the policy's file or folder once it is complete."""
         if self.is_patch:
             return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
 
     @property
     def weights(self) -> str:
-        """The current path of its file or folder."""
+        """The current path of the policy's file or folder."""
         return self.final if self.stored else self.part
 
     def file(self, number: int) -> str:
-        """Return the current path of one of its files."""
+        """Return the current path of one of the policy's files."""
         return self._inside(self.weights, number)
 
     def final_file(self, number: int) -> str:
-        """Return the final path of one of its files."""
+        """Return the final path of one of the policy's files."""
         return self._inside(self.final, number)
 
     def _inside(self, weights: str, number: int) -> str:

@@ -79,7 +79,7 @@ class SeededTask:
 
 
 class Rewards:
-    """Questions of the run's environments, and what answers earn."""
+    """Questions of the run's environments, and the rewards of answers."""
 
     def __init__(
         self,

@@ -255,8 +255,8 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _outer_model(self) -> Iterator[TransformerModel]:
-        """Yield a model with the outer weights; of several processes only the first has all of
-        them.
+        """Yield a model with the outer weights. With several processes only the first one has
+        all weights.
         """
         with self._at_outer():
             yield self._complete(self._device) if self._rank.mesh else self.model
@@ -282,8 +282,8 @@ class Pretrainer(TrainedModel):
         return sorted(found)
 
     def restore(self, folder: Path, step: int) -> list[str]:
-        """Load the state that was saved after the outer step ``step``, else the newest one,
-        else none. Return what is wrong with the files that were passed over."""
+        """Load the state saved after the outer step ``step``, else the newest state, else none.
+        Return the errors of files that were passed over."""
         found = sorted(self._saved(folder), key=lambda one: (one[0] == step, one[0]))
         damage = []
         for _, path in reversed(found):

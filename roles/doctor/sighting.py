@@ -179,8 +179,8 @@ def look(
     bootstrap: Sequence[Multiaddr] = (),
     is_open: bool = False,
 ) -> Sighting:
-    """Look at this machine; ``document`` is the file of ``run``, and ``is_open`` says that
-    others are to join through it."""
+    """Inspect this machine. ``document`` is the file of ``run``; ``is_open`` is True if others
+    are to join through this machine."""
     ours = [Path(__file__), *([] if document is None else [document])]
     answers = ask(bootstrap)
     is_behind = any(one.observed not in ("", one.local) for one in answers)

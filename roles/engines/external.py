@@ -62,7 +62,7 @@ class ExternalLearner:
     """Implements `roles.engines.base.Learner` by a shared folder and the node's own engine."""
 
     def __init__(self, engine: Learner, world: World, config: EngineConfig, run: Run) -> None:
-        """Make a learner; ``engine`` computes what the foreign trainer does not."""
+        """Make a learner. ``engine`` computes everything that the foreign trainer does not."""
         assert config.learner is not None
         self._engine, self._world, self._disk = engine, world, world.disk
         self._config, self._recipe, self._run = config, config.learner, run

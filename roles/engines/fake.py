@@ -110,8 +110,8 @@ def first_policy(config: EngineConfig) -> FakePolicy:
 
 
 def _as_stored(number: float) -> float:
-    """Return ``number`` as it is read back from a file, so that continuing does not differ from
-    running on."""
+    """Return ``number`` rounded as in a file, so that a resumed run equals an uninterrupted
+    one."""
     value: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return value
 

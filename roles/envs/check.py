@@ -94,8 +94,8 @@ def _difference(environment: Any) -> str:
 def expect(
     environment: Any, answers: Sequence[tuple[Any, Any]], *, talks: bool = False
 ) -> None:
-    """Let an environment that would rather be asked together prepare rewards; ``talks``: and
-    what it answers."""
+    """Let an environment that prefers calls in bulk prepare rewards and, if it ``talks``,
+    answers."""
     if not hasattr(environment, "expect"):
         return
     is_one = not is_turns(environment)
@@ -112,7 +112,7 @@ def _sayings(task: Any) -> tuple[Any, ...]:
 
 
 def _paid(environment: Any, task: Any, said: Any) -> float | str:
-    """Return a reward, or what is raised."""
+    """Return a reward, or the error that it raises."""
 
     def pay() -> float:
         if isinstance(task, TextTask):
@@ -220,7 +220,7 @@ def _form(environment: TextEnvironment, task: TextTask) -> str:
 
 
 def fragments(answer: str) -> list[str]:
-    """Return texts that are written in an answer and say less than it."""
+    """Return parts of an answer that say less than the whole."""
     parts = (part for pattern in _PIECES for part in pattern.findall(answer))
     ends = (end for at in _places(answer) for end in (answer[:at], answer[at:]))
     found = dict.fromkeys(part.strip(" $") for part in (*parts, *ends))

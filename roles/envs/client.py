@@ -131,7 +131,7 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
-        """Compute these rewards again, twice, before anybody is blamed for others.
+        """Compute these rewards twice more before anybody is blamed for different rewards.
 
         The first time in reverse, since a reward may depend on what was paid before.
 
@@ -344,7 +344,7 @@ class WorkerEnvironment:
         return payment
 
     async def try_to_pay(self, answers: Answers) -> Payment:
-        """Pay; what the environment raised on answers is not logged."""
+        """Pay without logging the errors that the environment raised on answers."""
 
         async def nothing(_task: Task, _tokens: Sequence[int], why: str) -> Payment:
             payment = Payment()
@@ -375,9 +375,9 @@ class WorkerEnvironment:
         ask: Callable[[Answers], Awaitable[T]],
         without: Callable[[Task, Sequence[int], str], Awaitable[T]],
     ) -> list[T]:
-        """Ask about a few completions at a time, each time with the patience of a call. Where a
-        process ends over them, ask about each alone: ``without`` says what is found of one that
-        ends a process again, and no other suffers for it.
+        """Ask about a few completions at a time, each time with the patience of a call. If the
+        process dies, ask about each completion alone: ``without`` gives the result of one that
+        kills the process again, and the others are unaffected.
 
         Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if all together take too long.
         """
@@ -497,7 +497,7 @@ async def open_environment_of(
     trusted: bool = False,
     takes_capsules: bool = True,
 ) -> AsyncIterator[ContainedEnvironment]:
-    """The environments that ``run`` is trained on, as one, for the length of the block.
+    """Open the environments of ``run`` as one, for the length of the block.
 
     ``folder``, of the world's disk, holds the tokenizer of a run with a base, and its capsules;
     its files are those that the run pins. ``trusted``: whether this machine's owner lets

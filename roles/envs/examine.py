@@ -61,8 +61,8 @@ def examine(name: str, data: Path | None = None, kinds: Mapping[str, float] = {}
     known. None are good.
 
     Args:
-        name: As a run names it.
-        data: The file that it reads.
+        name: Name of the environment in a run file.
+        data: File of questions that the environment reads.
         kinds: Weights of its kinds of tasks; none: its own.
     """
     seen = [_examined(name, data, kinds, number) for number in range(len(_SETTINGS))]
@@ -109,7 +109,7 @@ _HERE: Final = str(Path(__file__).parent)
 
 
 class _Watch:
-    """Notes what the environment's own code reaches for."""
+    """Records forbidden accesses of the environment's own code."""
 
     def __init__(self, places: Sequence[str]) -> None:
         self._places, self.reached = tuple(places), dict[str, str]()
@@ -161,7 +161,8 @@ class _Trial:
         self.calls, self.faults = dict[str, str](), dict[str, str]()
 
     def run(self, is_reversed: bool) -> None:
-        """Make tasks, pay, answer; a first call decides what is wrong, a second must repeat."""
+        """Make tasks, pay and answer twice. The first calls find faults, the second must give
+        the same results."""
         seeds = [hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(QUESTIONS)]
         ahead = getattr(self._environment, "expect", lambda calls: None)
         ahead(("task", seed, False) for seed in seeds)
@@ -250,7 +251,7 @@ def _sayings(task: Any) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Examine the environment that standard input names, and print what came of it."""
+    """Examine the environment that standard input names, and print the result."""
     name, data, kinds, number = json.load(sys.stdin)
     options: dict[str, Any] = {"kinds": kinds} if kinds else {}
     if data:

@@ -145,7 +145,7 @@ rounded to six decimals."""
 
 
 class Formulas:
-    """Equality of formulas, by math-verify; what may cost much is not read."""
+    """Equality of formulas, by math-verify. Formulas that may be costly are not read."""
 
     name = "math"
 
@@ -208,7 +208,7 @@ class Formulas:
         )
 
     def read(self, text: str) -> Any:
-        """Return the tree of a spelled formula, of all of it; None if it is not read."""
+        """Return the tree of a whole spelled formula; None if it cannot be read."""
         if scientific := _SCIENTIFIC.fullmatch(text):
             text = rf"{scientific[1]}\cdot 10^{{{scientific[2]}}}"
         if not re.search(r"[(\[{]", text):
@@ -256,7 +256,8 @@ class Formulas:
 
 
 def _without_words(found: re.Match[str]) -> str:
-    r"""Return nothing of a styled word, and a command that `_UNREAD` knows as it is."""
+    r"""Replacement of a match: empty for a styled word; a command that `_UNREAD` knows
+    stays."""
     return found[0] if _UNREAD.match(found[0]) else ";"
 
 

@@ -415,11 +415,11 @@ class TokenizedEnvironment:
         return self._tokenized(self._environment.task(seed, held_out=held_out), number)
 
     def _tokenized(self, task: TextTask, number: int) -> Task:
-        """Return a task of text as one of tokens.
+        """Convert a task of text to a task of tokens.
 
         Raises:
             PromptTooLong: Its prompt leaves no room for a completion.
-            ValueError: The prompt is none of the model's.
+            ValueError: The model's template cannot render the prompt.
         """
         model = self._model
         if self._lengths is not None:

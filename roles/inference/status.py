@@ -118,7 +118,7 @@ class InferenceCounts:
         self.uploads += 1
 
     def note_answer(self, answer: Answer) -> None:
-        """Record what the trainer says about this node's standing."""
+        """Record this node's standing from the trainer's answer."""
         self.stood, self.owed = answer.stood, answer.owed
 
     def note_policy(self, version: PolicyVersion) -> None:

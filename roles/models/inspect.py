@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Look through the folder and say what it is. Every file is read."""
+    """Inspect a model's folder and print its facts. Every file is read."""
     config = read_config(options.folder)
     pins = pin_folder(options.folder)
     check_weights(options.folder, config)

@@ -146,7 +146,7 @@ def _header_untrusted(text: bytes) -> dict[str, Any]:
 
 
 def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """(begin, end, dtype, shape) of one tensor: of those that begin at one place the empty come
+    """Return (begin, end, dtype, shape) of one tensor. The tuples sort by place, empty tensors
     first."""
     if not isinstance(value, dict):
         raise BadMessage(f"the tensor {name!r:.80} has no description")

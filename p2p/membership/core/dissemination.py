@@ -259,7 +259,8 @@ class Dissemination:
 def _told(
     neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
-    """Return the ``neighbours`` that lack some of the floods, grouped by what they lack."""
+    """Return the ``neighbours`` that lack some of the floods, grouped by the floods that they
+    lack."""
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []

@@ -33,7 +33,7 @@ one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:
-    """Round trip and credit of the way to one peer and back."""
+    """Round trip and credit of the line to one peer."""
 
     __slots__ = ("_round_trip",)
 

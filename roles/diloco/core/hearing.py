@@ -51,7 +51,7 @@ class Tally:
 
     @classmethod
     def of(cls, reports: Iterable[tuple[PeerId, Report]]) -> Tally:
-        """Count reports by author; what an author says of itself does not count."""
+        """Count reports by author, without what authors report of themselves."""
         made = cls()
         for author, report in reports:
             others = [peer for peer in report.of if peer != author]

@@ -281,8 +281,8 @@ class Attention(nn.Module):
         layer: tuple[Tensor, Tensor] | None,
         used: int,
     ) -> Tensor:
-        """Mix (rows, length, width) over what is seen; ``layer`` holds, and takes, keys and
-        values.
+        """Compute attention for (rows, length, width). ``layer`` holds the cached keys and
+        values, and takes the new ones.
         """
         rows, length, _ = x.shape
         query_heads, key_heads, width = self._heads

@@ -204,7 +204,7 @@ def _longest(rows: Sequence[_Row]) -> int:
 def _seen(
     rows: Sequence[_Row], width: int, segments: list[list[int]], device: torch.device
 ) -> Seen:
-    """Return the cheapest representation of what positions see."""
+    """Return the cheapest representation of the attention mask."""
     if all(len(row.completions) == 1 for row in rows):
         return None
     sequences = sum(len(row.completions) for row in rows)
