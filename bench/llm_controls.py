@@ -107,7 +107,7 @@ class Addition:
         return self._tokenizer.chat([question], prefill)
 
     def reward(self, question: Question, tokens: Sequence[int]) -> float:
-        """1 if it ended and its last number is the sum."""
+        """Return 1 if the answer ended and its last number is the sum."""
         numbers = re.findall(r"\d+", self._tokenizer.decode(tokens))
         is_right = bool(numbers) and int(numbers[-1]) == question.first + question.second
         return float(tokens[-1] in ENDS and is_right)
@@ -128,8 +128,8 @@ class Course:
 
 
 def is_as_expected(subject: str, rises: Sequence[float]) -> bool:
-    """Return True if it learnt on every seed; of the control, whether it did not on their
-    mean."""
+    """Return True if the subject learnt on every seed, or, for the control, did not learn on
+    the mean of the seeds."""
     if subject == PERMUTED:
         return math.fsum(rises) / len(rises) < CONTROL_RISE
     return min(rises) >= RISE

@@ -94,8 +94,8 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGa
 
 
 def report(results: list[Result]) -> Report:
-    """Rewards and cost of every subject; what the controls rise by, as a share of the recipe's
-    rise.
+    """Print rewards and cost of every subject, and the controls' rises as a share of the
+    recipe's rise.
     """
     table = Report("rl-controls")
     for subject in (RECIPE, SHUFFLED, TEMPERATURE):

@@ -290,7 +290,7 @@ class Course:
 
 
 def shoal(course: Course) -> float:
-    """Push and pull; the seconds until all have it."""
+    """Push and pull. Return the seconds until all receivers have the file."""
     with course.ending(ask=False):
         push = course.python(
             course.origin, _CAST.format("push"), course.weights, "--data",
@@ -427,7 +427,7 @@ def _free_port() -> int:
 
 
 def _subjects(torrent_python: str) -> dict[str, Callable[[Course], float]]:
-    """Return the systems that can run here; missing ones are named."""
+    """Return the systems that can run here, and print the missing ones."""
     has_torrent = [torrent_python, "-c", "import libtorrent"]
     is_there = {
         "shoal": "",
@@ -548,7 +548,7 @@ def _play(
     found: dict[tuple[str, str], list[float]],
     field: Field,
 ) -> None:
-    """Play all rounds, and put what they cost into ``found``."""
+    """Play all rounds, and put their cost into ``found``."""
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (base / "source").mkdir()

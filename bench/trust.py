@@ -365,7 +365,7 @@ class Line:
 
     @property
     def holds(self) -> bool:
-        """Return True if it does not."""
+        """Return True if the line keeps its limit."""
         return self.value <= self.limit
 
     def __str__(self) -> str:
@@ -377,7 +377,7 @@ class Line:
 
 
 def lines(one: Swarm) -> Iterator[Line]:
-    """Yield what must hold for each swarm."""
+    """Yield the figures of a swarm, with their limits."""
     sums, now = one.sums, one.situation(0)
     yield Line(
         "lies that one submission shows, learnt from", sum(s.leaked for s in sums.values()), 0

@@ -66,7 +66,7 @@ class LearningGate:
 
     @property
     def passed(self) -> bool:
-        """Return True if the reward rose, or had no room to rise."""
+        """Return True if the reward rose as promised, from a start with room to rise."""
         return not self._is_full and not list(self._findings())
 
     @property

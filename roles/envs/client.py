@@ -162,9 +162,9 @@ class ContainedEnvironment(Protocol):
 async def read_along(
     environment: ContainedEnvironment, answers: Answers, rewards: Sequence[float]
 ) -> list[Sample]:
-    """Return the readable texts of answers with these rewards, or nothing.
+    """Return the readable texts of answers with these rewards.
 
-    Nothing is returned if tokens have no text or the environment fails: the texts are only for
+    The result is empty if tokens have no text or the environment fails: the texts are only for
     people.
     """
     try:

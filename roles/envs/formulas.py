@@ -380,10 +380,10 @@ _OPERATORS: Final[dict[type, str]] = {
 
 
 def read_arithmetic(text: str, **_: object) -> Any:
-    """A formula of numbers and operators, as sympy's ``parse_expr`` reads it without computing:
-    by Python's grammar, none of whose code is made or run.
+    """Read a formula of numbers and operators as sympy's ``parse_expr`` does without
+    evaluation: by Python's grammar, but without compiling or running code.
 
-    Raises SyntaxError for what is none, as that does.
+    Raises SyntaxError for other text.
     """
     text = text.strip()
     if not may_read(text):

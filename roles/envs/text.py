@@ -419,7 +419,7 @@ class TokenizedEnvironment:
 
         Raises:
             PromptTooLong: Its prompt leaves no room for a completion.
-            ValueError: The model's template cannot render the prompt.
+            ValueError: The template makes no prompt, or one with tokens that the model lacks.
         """
         model = self._model
         if self._lengths is not None:

@@ -45,7 +45,7 @@ from roles.own.pending import pending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a run of your own, play it, report it; sign run files.
+    """Make a run of your own, play it, and report it; sign run files.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """

@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _export_adapter(folder: Path, target: Path) -> int:
-    """Write what a trainer with ``[lora]`` has learnt, by its newest checkpoint."""
+    """Write the adapter of a trainer with ``[lora]``, from its newest checkpoint."""
     checkpoints = [
         path
         for node in (folder, *sorted(folder.glob("*")))
@@ -110,7 +110,7 @@ def _write(found: Found, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Link weights, which nobody edits, where the disk is the same; copy what is small."""
+    """Copy the files. Weights, which nobody edits, are linked if they are on the same disk."""
     if source.suffix == WEIGHTS_SUFFIX:
         with suppress(OSError):
             os.link(source.resolve(), target)

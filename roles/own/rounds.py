@@ -118,8 +118,8 @@ def furthest(healths: Mapping[str, Health]) -> Health:
 
 
 def rounds_of(healths: Mapping[str, Health]) -> list[dict[str, Any]]:
-    """Return the figures of each round, by the first trainer that has measured it, or knows
-    it."""
+    """Return the figures of each round, from the first trainer that has measured or heard
+    them."""
     found: dict[int, dict[str, Any]] = {}
     for health in healths.values():
         for one in health.get("rounds", ()):
@@ -166,7 +166,7 @@ def _parallel(trainers: int, weights: int, steps: int) -> int:
 
 
 def results(figures: Mapping[str, Any], rounds: int) -> Iterator[str]:
-    """Yield what came of it, for people."""
+    """Yield the result in lines for people."""
     yield (
         f"{figures['rounds']} of {rounds} rounds, {figures['tokens']:,} tokens,"
         f" {figures['weights']:,} weights"
@@ -198,8 +198,8 @@ def _written(text: str) -> str:
 
 
 def draw(healths: Mapping[str, Health], seconds: float, rounds: int, gone: list[str]) -> Lines:
-    """Return the whole view: a line a trainer, and what the model writes. Of data parallel's
-    traffic each trainer sends the share in the column *of DP*."""
+    """Return the whole view: a line for each trainer, and a text that the model writes. Of data
+    parallel's traffic each trainer sends the share in the column *of DP*."""
     last = furthest(healths)
     step, losses = int(last.get("step", -1)), [
         one["loss"] for one in rounds_of(healths) if one["loss"] is not None

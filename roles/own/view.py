@@ -120,9 +120,7 @@ def plain(show: Learning, tokens: Sequence[int]) -> str:
 
 
 def sample_line(trainer: Any, show: Learning) -> str:
-    """Return one answer of the last step, if this show's answers are for reading; else
-    nothing.
-    """
+    """Return one answer of the last step; empty if this show's answers are not for reading."""
     sample = trainer.get("sample")
     if not show.answers or sample is None:
         return ""

@@ -154,7 +154,7 @@ class TrainerWatch:
 
     def why_other_version(self) -> str:
         """Return a sentence that says that the trainer does not speak the work protocol, and
-        which of the two needs another version."""
+        which side needs another version."""
         trainer = run_of(self._node).terms.trainers[0]
         members = self._node.membership.members()
         said = next((one.version for one in members if one.peer == trainer), "")

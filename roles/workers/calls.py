@@ -66,7 +66,7 @@ def decode_request(data: bytes) -> tuple[str, list[Any]]:
 
 
 def encode_reply(value: object) -> bytes:
-    """Encode what a method returned, or a `Failure`."""
+    """Encode the result of a method, or a `Failure`."""
     if isinstance(value, Failure):
         return _pack([False, [value.kind, value.message]])
     return _pack([True, value])

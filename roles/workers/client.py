@@ -75,7 +75,7 @@ async def open_remote(
     raises: Sequence[type[ShoalError]] = (),
     confined: Confinement | None = None,
 ) -> AsyncIterator[Remote]:
-    """Run a worker that keeps something, for the length of the block; see `Remote`."""
+    """Run a worker that keeps state, for the length of the block; see `Remote`."""
     async with AsyncExitStack() as stack:
         yield Remote(
             world, argv, stack, name=name, otherwise=otherwise, raises=raises, confined=confined

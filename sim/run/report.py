@@ -267,7 +267,7 @@ def _counted(title: str, values: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _measured(result: Result) -> dict[str, Any]:
-    """Every metric, those first of which something is expected."""
+    """Return every metric, first those with an expectation."""
     rows: dict[str, list[Any]] = {}
     for entry in result.expectations:
         name, sign, _ = str(entry["name"]).split()
