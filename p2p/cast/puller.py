@@ -219,9 +219,10 @@ async def _cause(host: Host, addr: Multiaddr) -> str:
 
 _T = TypeVar("_T")
 
+PLANNING: Final = 30.0
+"""Seconds that a busy pusher may take to give the first parts to machines that came at once."""
 SEED: Final = 5.0
-"""Seconds for which a puller goes on serving by default: others may wait for its chunks, and
-its next heartbeat, which tells the pusher that one more machine is done, takes two."""
+"""Seconds for which a puller goes on serving by default: others may wait for its chunks."""
 
 
 def pull(argv: Sequence[str]) -> int:
@@ -429,18 +430,20 @@ class PullView:
                 check_replaced(index, self._out, self._ticket.name, self.ours)
             version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
             total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
+            node.announce_share(share)
             self.last.update(
                 total=total, here=int(total * share), rate=meter.rate(came),
-                given=stats.uploaded_as_relay, members=node.others(),
+                given=stats.uploaded_as_relay, members=len(node.others()),
                 whole=len(node.whole(version)),
-                waits_for=self._cause(is_still=node.world.now() - moved_at >= SOON),
+                waits_for=self._cause(node.world.now() - moved_at),
             )  # fmt: skip
             self.teller.state(self.last)
             due += self.teller.interval
             await node.world.sleep_until(due)
 
-    def _cause(self, *, is_still: bool) -> str:
-        """Return the event that a stalled download waits for, in words."""
+    def _cause(self, seconds: float) -> str:
+        """Return the event that a stalled download waits for, in words. Nothing has arrived for
+        some ``seconds``."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"
@@ -457,6 +460,7 @@ class PullView:
         if trouble is not None:
             return f"waits for the disk of {self._out}, which takes nothing: {trouble}"
         stats = self._node.shardcast.stats
+        is_still = seconds >= SOON
         is_new = not (stats.from_origin or stats.from_peers)
         if not self._node.membership.neighbours and (is_still or is_new):
             return "waits for the pusher" + "".join(
@@ -470,6 +474,8 @@ class PullView:
         missing = f"{(self.last.total - self.last.here) / 1e6:,.1f} MB that no machine sends"
         if self._ticket.pusher not in self._node.host.connected:
             return f"waits for the pusher, which is away: {missing}"
+        if is_new and seconds < PLANNING:
+            return "waits for the first part, while the pusher gives each machine its own"
         return f"waits for {missing}: has a file changed there? then push it again"
 
 

@@ -67,8 +67,7 @@ ROUTER_SECONDS: Final = 1.0
 """Timeout of the router's answer, in seconds; one that maps ports answers within a tenth of
 that."""
 _LOOK: Final = 0.25
-"""Seconds between two looks at which machines are done. A puller that is done says so in a
-heartbeat, serves for five seconds and leaves: a slower look would miss it."""
+"""Seconds between two looks at which machines are done."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -294,7 +293,11 @@ async def _wait_given(
             teller.state(
                 CastState(
                     total=size, here=size, rate=meter.rate(given.bytes), given=given.bytes,
-                    members=node.others(), whole=len(given.whole), asked=expected,
+                    members=len(node.others()), whole=len(given.whole), asked=expected,
+                    machines={
+                        f"{one.addrs[0].parts[0][1] if one.addrs else ''} …{one.peer.short}":
+                        one.load for one in node.others() if one.peer not in given.whole
+                    },
                 )
             )  # fmt: skip
         await node.world.sleep_until(now + _LOOK)

@@ -45,7 +45,6 @@ from p2p.node.admission import (
     MAX_SHOWN,
     Capability,
     Credential,
-    Invite,
     SignedRun,
     check_grant,
     decode_invite_untrusted,
@@ -78,7 +77,10 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         ConfigError: The invite does not admit to this run, or the pass cannot be kept.
     """
     if text:
-        await _keep(world, invite_pass(world, run, text))
+        try:
+            await world.disk.replace(PASS_PATH, invite_pass(world, run, text))
+        except StorageError as error:
+            raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
     if await world.disk.size(PASS_PATH) is None:
         return
     book.own_pass = await world.disk.read(PASS_PATH, 0, MAX_PASS)
@@ -96,30 +98,19 @@ def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
     """
     try:
         invite = decode_invite_untrusted(text)
-        _check(invite, world, run)
+        if invite.run != run.id:
+            raise BadMessage(
+                f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
+                f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
+                " invited to, and another --data"
+            )
+        why_not = why_not_by(invite.grant, run, world.wall())
+        if why_not:
+            raise BadMessage(why_not)
+        check_grant(invite.grant, run.id, world.verify)
     except BadMessage as error:
         raise ConfigError(f"the invite cannot be used: {error}") from error
     return invite.pass_for(world.signer.peer_id).to_bytes()
-
-
-def _check(invite: Invite, world: World, run: SignedRun) -> None:
-    if invite.run != run.id:
-        raise BadMessage(
-            f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
-            f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
-            " invited to, and another --data"
-        )
-    why_not = why_not_by(invite.grant, run, world.wall())
-    if why_not:
-        raise BadMessage(why_not)
-    check_grant(invite.grant, run.id, world.verify)
-
-
-async def _keep(world: World, data: bytes) -> None:
-    try:
-        await world.disk.replace(PASS_PATH, data)
-    except StorageError as error:
-        raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
@@ -462,9 +453,6 @@ class Wiring:
         await self._node.dht.bootstrap(
             [a for a in self._bootstrap if a.peer_id != self._node.peer_id]
         )
-        await self._publish()
-
-    async def _publish(self) -> None:
         addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
         # Lifetime of such a record in seconds; the DHT renews it while we live.
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)

@@ -43,16 +43,6 @@ FIELDS: Final = ("nodes", "duration", "latency", "level")
 its ``[link]``; every other key is one of its ``[parameters]``."""
 LINK: Final = "link."
 """Prefix of keys that change every machine's line."""
-TAIL: Final = 0.1
-"""Share of the runs of a setting below the lower and above the upper end of the interval that a
-sweep shows: with ten seeds the second smallest and the second largest."""
-
-MAX_POINTS: Final = 500
-"""Runs of one setting of which each is kept and drawn by itself: as many as pixels across."""
-
-_FAREWELL: Final = 2.0
-"""Seconds for the pool's thread to end once its processes are terminated. It needs
-milliseconds, but a process killed while it wrote a result leaves it waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +192,10 @@ def sweep(
             # At exit Python 3.11 writes to the pipe that its thread may be closing: a traceback
             # after everything was said.
             for thread in threads:
-                thread.join(_FAREWELL)
+                # Seconds for the pool's thread to end once its processes are terminated. It
+                # needs milliseconds, but a process killed while it wrote a result leaves it
+                # waiting.
+                thread.join(2.0)
         raise
     executor.shutdown()
 
@@ -244,7 +237,9 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
         for name, value in (run.result.metrics if run.result is not None else {}).items():
             if isinstance(value, int | float):
                 row["values"].setdefault(name, []).append(value)
-                if row["runs"] <= MAX_POINTS:
+                # Runs of one setting of which each is kept and drawn by itself: as many as
+                # pixels across.
+                if row["runs"] <= 500:
                     row["points"].setdefault(name, []).append([run.seed, value])
     for row in rows.values():
         row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
@@ -297,7 +292,9 @@ def _why(run: SweepRun) -> str:
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    tail = int(TAIL * len(ordered))
+    # Share of the runs of a setting below the lower and above the upper end of the interval
+    # that a sweep shows: with ten seeds the second smallest and the second largest.
+    tail = int(0.1 * len(ordered))
     return {
         "min": ordered[0],
         "low": ordered[tail],

@@ -17,10 +17,6 @@ from roles.engines.config import EngineConfig
 
 STEP_RATE: Final = 400e6
 """Bytes of state that an outer step and its digest take in a second, for simulated time."""
-SUM_RATE: Final = 500e6
-"""Bytes of float32 that are decoded and added in a second, for simulated time."""
-FAKE_WEIGHTS: Final = 4096
-"""Weights of the pretended model: few, since a simulation moves every byte."""
 
 
 class FakeInner(InnerEngine):
@@ -32,7 +28,8 @@ class FakeInner(InnerEngine):
         world: World,
         config: EngineConfig,
         terms: DilocoTerms,
-        size: int = FAKE_WEIGHTS,
+        # Weights of the pretended model: few, since a simulation moves every byte.
+        size: int = 4096,
     ) -> None:
         self._world, self._config, self._terms = world, config, terms
         self.size = size
@@ -59,7 +56,8 @@ class FakeInner(InnerEngine):
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> list[bytes]:
-        cost = 4 * self.arithmetic.grid.piece * len(parts[0]) / SUM_RATE
+        # Bytes of float32 that are decoded and added in a second, for simulated time.
+        cost = 4 * self.arithmetic.grid.piece * len(parts[0]) / 500e6
         return await self._world.run_blocking(
             self.arithmetic.summed, first, parts, norms, by, cost=cost
         )

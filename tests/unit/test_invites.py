@@ -163,8 +163,7 @@ async def test_who_was_counted_before_a_restart_is_counted_after_it(tmp_path: Pa
 async def test_one_who_invites_the_world_leaves_others_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guests, "MAX_GUESTS", 8)
-    monkeypatch.setattr(guests, "MAX_GUESTS_OF_ONE", 4)
+    monkeypatch.setattr(guests, "MAX_GUESTS", 16)
     book, world = await book_at(tmp_path)
     peers = [KeyPair(bytes([n]) * 32).peer_id for n in range(30, 46)]
     generous, other = invite(by=INVITER, uses=100), invite(uses=100, secret=b"t" * 32)

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from p2p.errors import BadMessage, ConfigError, PeerUnreachable, ProtocolNotSupported
-from p2p.host import Host, StreamHandler, request
+from p2p.host import Host, StreamHandler, request, serve_requests
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
@@ -358,7 +358,11 @@ async def test_what_a_peer_hands_over_as_a_rival_is_judged(tmp_path: Path) -> No
         await book.offer(RUN.document)
         await asker.offer(RUN.document)
         lie = sign_run(RIVAL.terms, STRANGER).document
-        book._rivalry.answer = lambda *_: lie  # type: ignore[method-assign]
+
+        async def answer(*_: object) -> bytes:
+            return lie
+
+        host.set_handler(RIVAL_PROTOCOL, serve_requests(answer), replaces=True)
         await other.connect_addr(host.addrs[0])
         with pytest.raises(BadMessage):
             await asker.ask(other, host.peer_id)

@@ -491,7 +491,17 @@ class Requester:
                 if not operation.searches:
                     self._end(operation)
             case PutOperation() as operation:
-                self._store_nearest(search, operation, now)
+                # Store a record at the nearest nodes, with the next nearest as spares. This
+                # node keeps a copy if it is one of the nearest.
+                replicas = self._config.replicas
+                near = search.lookup.closest(2 * replicas)
+                spares = near[replicas:]
+                for contact in near[:replicas]:
+                    self._store_at(StorePurpose(operation, search.key, contact, spares), now)
+                key = int.from_bytes(search.key, "big")
+                own = self._neighbours.own.number ^ key
+                if len(near) < replicas or own < near[replicas - 1].number ^ key:
+                    self._keep(search.key, operation.record, operation.blob)
                 operation.searches -= 1
                 self._end_if_stored(operation)
             case JoinOperation() as operation:
@@ -540,19 +550,6 @@ class Requester:
                 operation.search.lookup.offer((seed,))
                 operation.search.lookup.offer(near, seed.peer)
             self._pump(operation.search, now)
-
-    def _store_nearest(self, search: Search, operation: PutOperation, now: float) -> None:
-        """Store a record at the nearest nodes, with the next nearest as spares. This node keeps
-        a copy if it is one of the nearest."""
-        replicas = self._config.replicas
-        near = search.lookup.closest(2 * replicas)
-        spares = near[replicas:]
-        for contact in near[:replicas]:
-            self._store_at(StorePurpose(operation, search.key, contact, spares), now)
-        key = int.from_bytes(search.key, "big")
-        own = self._neighbours.own.number ^ key
-        if len(near) < replicas or own < near[replicas - 1].number ^ key:
-            self._keep(search.key, operation.record, operation.blob)
 
     def _store_at(self, purpose: StorePurpose, now: float) -> None:
         purpose.operation.stores += 1

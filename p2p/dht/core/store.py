@@ -126,7 +126,11 @@ class RecordStore:
         for peer in evicted:
             self._drop(key, peer)
         if held is None:
-            self._count_in(key, publisher)
+            self._count += 1
+            keys = self._by_publisher.setdefault(publisher, {})
+            self._by_count[len(keys)].pop(publisher, None)
+            keys[key] = None
+            self._by_count[len(keys)][publisher] = None
         drop_at = now + record.expires - wall + CLOCK_TOLERANCE
         stored = _StoredRecord(record, blob, drop_at, priority)
         self._keys.setdefault(key, {})[publisher] = stored
@@ -194,13 +198,6 @@ class RecordStore:
                 self._drop(max(self._by_publisher[most], key=self._distance), most)
                 return True
         return False
-
-    def _count_in(self, key: bytes, publisher: PeerId) -> None:
-        self._count += 1
-        keys = self._by_publisher.setdefault(publisher, {})
-        self._by_count[len(keys)].pop(publisher, None)
-        keys[key] = None
-        self._by_count[len(keys)][publisher] = None
 
     def _distance(self, key: bytes) -> int:
         return int.from_bytes(key, "big") ^ self._own

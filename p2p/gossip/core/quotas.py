@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2p.bounded import BoundedDict, TokenBucket
+from p2p.bounded import BoundedDict, KeyedQuotas, TokenBucket
 from p2p.gossip.config import GossipConfig
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
@@ -121,7 +121,7 @@ class PeerQuotas:
         self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
         # Authors with a bucket, those whose messages were accepted: as many as a run admits to
         # a topic.
-        self._authors: BoundedDict[PeerId, TokenBucket] = BoundedDict(1024)
+        self._authors = KeyedQuotas(AUTHOR_SHARE * config.rate, AUTHOR_SHARE * config.burst)
         self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:
@@ -178,16 +178,8 @@ class PeerQuotas:
     def admit_author(self, author: PeerId, now: float) -> bool:
         """Return True if the author's quota allows another message. Accepted messages count
         against their author, unaccepted ones against the peers that bring them."""
-        bucket = self._authors.get(author)
-        if bucket is None:
-            return True
-        bucket.refill(now, AUTHOR_SHARE * self._config.rate)
-        return bucket.level > 0
+        return self._authors.level(author, now) > 0
 
     def charge_author(self, author: PeerId, size: int, now: float) -> None:
         """Charge the quota of ``author`` for an accepted message of ``size`` bytes."""
-        bucket = self._authors.get(author)
-        if bucket is None:
-            bucket = TokenBucket(AUTHOR_SHARE * self._config.burst, now)
-            self._authors[author] = bucket
-        bucket.take(RPC_COST + VERIFY_COST + size)
+        self._authors.charge(author, now, RPC_COST + VERIFY_COST + size)

@@ -33,7 +33,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
@@ -44,7 +44,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import MEMORY
 from p2p.membership.core.events import Member
-from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
+from p2p.membership.heartbeat import KEY, Digest, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
 
@@ -432,8 +432,11 @@ class MemberList:
     def add_tombstone(
         self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
     ) -> Member | None:
-        """Move a peer to the dead. Return the lost member; None if it was not held."""
+        """Move a peer to the dead. Return the lost member as it last spoke; None if it was not
+        held."""
         member = self.drop(signed.peer)
+        if member is not None:
+            member = replace(member, profile=signed.heartbeat.profile)
         key, tombstones = key_of(signed.peer), self._tombstones
         tombstones.pop(key, None)
         while tombstones:
@@ -526,8 +529,8 @@ class MemberList:
             if not self._prefixes[member.prefix]:
                 del self._prefixes[member.prefix]
 
-    def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
-        """Return the heartbeats of ``first`` and of ``count`` other members, without suspected
+    def sample(self, count: int, first: Iterable[PeerId]) -> tuple[Digest, ...]:
+        """Return the digests of ``first`` and of ``count`` other members, without suspected
         ones.
 
         Members that are new or have a new policy come first. The others come in random order,
@@ -545,11 +548,12 @@ class MemberList:
             if known.get(member.peer[KEY]) is member:
                 chosen[member.peer] = member
                 left -= 1
-        return [
-            member.signed
+        alive = [
+            member.signed.digest
             for member in chosen.values()
             if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
         ]
+        return tuple(alive)
 
     def name_next(self, member: MemberState) -> None:
         """Put a member that is new or has a new policy at the front of the turns of

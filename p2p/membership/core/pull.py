@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from p2p.bounded import RateLimit
+from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import Liveness, MemberList
-from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 

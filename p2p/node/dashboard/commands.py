@@ -18,8 +18,23 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.node.dashboard.server import PAUSE, RESUME
-from p2p.node.folders import SOCKET, add_folder, node_of, nodes_of, why_silent
-from p2p.node.usage import FAILED, CommandParser, complain, interruptible, patience, say
+from p2p.node.folders import (
+    SOCKET,
+    add_folder,
+    listed,
+    named_folder,
+    node_of,
+    nodes_of,
+    why_silent,
+)
+from p2p.node.usage import (
+    FAILED,
+    CommandParser,
+    complain,
+    interruptible,
+    patience,
+    say,
+)
 from p2p.wire import MIB
 
 ASK_SECONDS: Final = 10.0
@@ -77,8 +92,15 @@ def _ask(options: argparse.Namespace, main: Callable[[argparse.Namespace], None]
 
 
 def _order(path: str, options: argparse.Namespace) -> None:
-    for folder in nodes_of(options):
-        say(read(folder, path, "POST").decode().strip())
+    nodes = nodes_of(options)
+    if len(nodes) > 1 and named_folder(options) is None:
+        raise ConfigError(
+            f"{len(nodes)} nodes of yours run: name one, or the folder of a run, of"
+            f" {listed(nodes)}"
+        )
+    for folder in nodes:
+        answer = read(folder, path, "POST").decode().strip()
+        say(f"{folder}: {answer}" if len(nodes) > 1 else answer)
 
 
 def _status(notes: Notes, options: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ from p2p.node.folders import SOCKET
 from p2p.node.panels import load_panels
 from p2p.node.role import Role
 from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
-from p2p.shardcast.http.core.hosts import is_loopback, machine_named
+from p2p.shardcast.http.core.answers import is_loopback, machine_named
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,13 @@ class Dashboard:
             name, media = PARTS[path]
             await reply.send(200, read_part(name), media)
         elif path == "/api/events":
-            await self._stream(reply)
+            try:
+                with self._snapshots.viewing() as viewer:
+                    await reply.begin(200, "text/event-stream")
+                    while True:
+                        await reply.part(await viewer.next())
+            except LimitExceeded as error:
+                await reply.text(503, str(error))
         elif path == "/api/picture":
             await reply.send(200, as_json(self._snapshots.whole()), "application/json")
         elif path == "/metrics":
@@ -248,15 +254,6 @@ class Dashboard:
             await reply.text(503 if why_not else 200, why_not or "ready")
         else:
             await reply.text(404, "there is no such page")
-
-    async def _stream(self, reply: _Reply) -> None:
-        try:
-            with self._snapshots.viewing() as viewer:
-                await reply.begin(200, "text/event-stream")
-                while True:
-                    await reply.part(await viewer.next())
-        except LimitExceeded as error:
-            await reply.text(503, str(error))
 
 
 class _Reply:

@@ -338,7 +338,19 @@ def read(panel: Panel, health: Health) -> Any:
         case Kind.TABLE:
             return _table(panel, find(health, panel.rows))
         case Kind.SAMPLES:
-            return _samples(find(health, panel.rows))
+            rows = find(health, panel.rows)
+            if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+                return None
+            # Questions with their answers of one role.
+            samples = [
+                [
+                    cell if isinstance(cell, int | float) else bounded_text(str(cell))
+                    for cell in row
+                ]
+                for row in rows[:10]
+                if isinstance(row, Sequence) and len(row) in (3, 5)
+            ]
+            return samples or None
 
 
 def _figure(value: Value, health: Health) -> Any:
@@ -381,15 +393,3 @@ def _cell(value: object) -> Any:
 def _size_of(line: Sequence[Any]) -> tuple[float, str]:
     numbers = [cell for cell in line[1:] if isinstance(cell, int | float)]
     return float(sum(numbers)), str(line[0])
-
-
-def _samples(rows: object) -> list[list[Any]] | None:
-    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
-        return None
-    # Questions with their answers of one role.
-    samples = [
-        [cell if isinstance(cell, int | float) else bounded_text(str(cell)) for cell in row]
-        for row in rows[:10]
-        if isinstance(row, Sequence) and len(row) in (3, 5)
-    ]
-    return samples or None
