@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1169,
     "sim/studies": 3548,
     "sim/workloads": 2701,
-    "tests": 56416,
+    "tests": 56421,
 }
 
 NO_CODE = {
