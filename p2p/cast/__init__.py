@@ -36,7 +36,7 @@ def push(arguments: Sequence[str]) -> int:
 
 
 def pull(arguments: Sequence[str]) -> int:
-    """Fetch the content of a ticket from all peers that have it, and pass it on."""
+    """Fetch the content of a ticket, and pass it on meanwhile."""
     from p2p.cast import puller
 
     return puller.pull(arguments)

@@ -103,7 +103,7 @@ TURNS = '''
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try an environment, and print the rewards of right answers and of constant texts.
+    """Try an environment with right answers and with constant texts.
 
     Returns 0, or 1 if there is a fault, or 2 if the command makes no sense.
     """
