@@ -213,7 +213,7 @@ class Swarm:
         heapq.heappush(self._heap, (when, next(self._order), action))
 
     def run(self, until: float) -> None:
-        """Let everything happen up to ``until``."""
+        """Process all events up to ``until``."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             action()

@@ -146,7 +146,8 @@ async def _taken(crowd: Connection) -> int:
 
 
 def run(args: list[str]) -> int:
-    """Measure and print; ``--seconds`` of quiet, ``--rounds`` newcomers."""
+    """Measure and print. ``--seconds`` sets the length of the quiet phase, ``--rounds`` the
+    number of newcomers."""
     parser = argparse.ArgumentParser(prog="python -m bench relay", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=10)

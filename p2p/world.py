@@ -179,8 +179,8 @@ class World(Protocol):
         """Return True to provoke a legal but rare case on purpose; always False outside the
         simulator.
 
-        ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py
-        collects the sites.
+        ``name`` is "module/what" and unique: tests/simulation/test_buggify.py collects the
+        sites.
         """
 
     def sometimes(self, name: str, condition: bool) -> None:

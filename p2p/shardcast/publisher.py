@@ -107,7 +107,8 @@ class Digester:
         self._cores = cores
 
     async def digest(self, path: str) -> Digested:
-        """Cut the files at ``path`` into spans and hash them; pack those at the front.
+        """Cut the files at ``path`` into spans and hash them. The first spans are also packed,
+        so that a hand-out can begin at once.
 
         Raises:
             LocalProtocolError: The files cannot be a version, or change meanwhile.

@@ -54,7 +54,8 @@ def rewrite(source: Path, target: Path, change: Change) -> Path:
 
 
 def round_policy(source: str, target: str) -> None:
-    """Write a policy with weights of eight bits; both are named as `Disk.locate` does."""
+    """Write a policy with weights of eight bits. Both paths are those of the operating
+    system."""
     rewrite(Path(source), Path(target), to_int8)
 
 

@@ -136,7 +136,7 @@ class Pretrainer(TrainedModel):
             is_ahead: If True, keep the steps taken since the last update was sent.
 
         Raises:
-            EngineError: They are not this model's.
+            EngineError: The weights do not fit this model.
         """
         if outer.size != self.size:
             raise EngineError(

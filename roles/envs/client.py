@@ -439,7 +439,7 @@ class WorkerEnvironment:
 def _twice(
     answers: Answers, rewards: Sequence[float]
 ) -> tuple[tuple[Answers, Sequence[float]], ...]:
-    """Return answers with their rewards, the last first, and then as they are."""
+    """Return answers with their rewards twice: in reverse order, and as they are."""
     backwards = [(task, list(reversed(given))) for task, given in reversed(answers)]
     return (backwards, list(reversed(rewards))), (answers, rewards)
 

@@ -71,8 +71,8 @@ def sign_edition(
 ) -> Run:
     """Return the edition that `write_edition` may write to ``out``.
 
-    Terms that were signed before are given the end that they had then: it is the same document.
-    Others get the next epoch if ``is_next``.
+    Terms that were signed before keep their end, so that the document is the same. Other terms
+    get the next epoch if ``is_next``.
 
     Raises:
         SignedBefore: Another text of this epoch, or a later edition, was signed before.

@@ -179,8 +179,8 @@ class SimWorld:
         self.simulation.trace.record((self._queue.now, self.name, name, *details))
 
     def buggify(self, name: str) -> bool:
-        """Return True to misbehave on purpose: in active runs, at active sites, by the node's
-        dice."""
+        """Return True to misbehave on purpose: at random, in active runs and at active
+        sites."""
         return self.simulation.buggify(name, self.rng)
 
     def sometimes(self, name: str, condition: bool) -> None:

@@ -282,11 +282,11 @@ class RoundCore:
         return self._own_time.deadline(self._next_beat)
 
     def live(self, now: float) -> list[PeerId]:
-        """Members that are heard, as most say, this one included."""
+        """Members that most members hear, including this one."""
         return self._live(self._own_time.at(now, self._next_beat))
 
     def joiners(self, now: float) -> list[PeerId]:
-        """Peers that hold the newest state, as most say, and may become members."""
+        """Peers that hold the newest state by most members' reports, and may become members."""
         return self._joiners(self._own_time.at(now, self._next_beat))
 
     def holders(self, step: int, now: float) -> list[PeerId]:

@@ -155,7 +155,8 @@ class TorchLearner(TrainedModel):
     def start(self) -> None:
         """Load the first policy: the base, or drawn weights after the warm-up.
 
-        Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
+        Raises `ConfigError` if the environment cannot warm up a model, or has more tokens than
+        the model.
         """
         if self._adapter is not None:
             return
