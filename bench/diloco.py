@@ -1,4 +1,4 @@
-"""DiLoCo's losses and traffic beside data parallel's, and what encodings lose and cost.
+"""DiLoCo's losses and traffic beside data parallel's, and the errors and costs of encodings.
 
 ``python -m bench diloco [--json FILE] [--steps 2000] [--seeds 3] [--only NAME] [--quick]``
 

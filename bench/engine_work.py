@@ -1,4 +1,4 @@
-"""Ways to work for ``bench engines``, and a store of what was written and seen of each.
+"""Ways to work for ``bench engines``, and a store of each way's groups and evidence.
 
 A piece is a batch of one way. Both its groups and their evidence are files, written as soon as
 they are there, so that a bench that was stopped goes on, what one engine wrote can be read by

@@ -1,4 +1,4 @@
-"""Does one engine believe what another wrote, and does it find out cheats? On a real model.
+"""One engine checks another's work on a real model: honest groups accepted, cheats found.
 
 ``python -m bench engines [--writer vllm] [--reader torch] [--dtype float32] [--draw gumbel]``
 ``[--device cuda] [--reader-device cpu] [--batch 4] [--share 0/12]``

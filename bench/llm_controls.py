@@ -1,4 +1,4 @@
-"""Does the reward teach a real model, or would anything have looked like learning?
+"""Controls of learning with a real model: right advantages against permuted ones.
 
 ``python -m bench llm-controls [--json FILE] [--model DIR] [--seeds 0] [--steps 10]``
 

@@ -1,4 +1,4 @@
-"""Does a group of very long answers pass through the engines? Drawn, scored, learnt from.
+"""A group of very long answers, drawn, scored and learnt from by the engines.
 
 ``python -m bench long-group [--tokens 32768] [--answers 16] [--json FILE]``
 

@@ -1,4 +1,4 @@
-"""What a node that relays circuits pays for it, and what a newcomer waits behind greedy peers.
+"""Cost of relaying circuits, and a newcomer's wait behind greedy peers.
 
 The relay is a process of its own, on loopback, with production's limits. First 128 peers keep a
 reservation and say nothing; then 100 peers hold reservations, ask for circuits to one another

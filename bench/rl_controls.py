@@ -1,5 +1,4 @@
-"""Does the reward teach, or would anything have looked like learning? The recipe against its
-controls.
+"""Controls of learning: the recipe against runs whose rewards carry no information.
 
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 

@@ -1,4 +1,4 @@
-"""Draws: tokens from logits and draw words, and a verifier's replay of what was claimed.
+"""Draws: tokens from logits and draw words, and a verifier's replay of claimed tokens.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""Activation proofs: byte for byte what the PyPI package toploc 0.1.6 writes.
+"""Activation proofs, byte for byte equal to those of the PyPI package toploc 0.1.6.
 
 Theory of operation
 -------------------

@@ -1,5 +1,4 @@
-"""What a folder has beside the bytes of its files: which can be executed, which are read-only,
-and folders that are empty.
+"""Modes of a folder: files that can be executed or are read-only, and empty folders.
 
 The table of that is named by its digest in the *note* of the signed manifest, which any version
 of Shoal reads, and travels by a request of its own. Who does not know it gets plain files.

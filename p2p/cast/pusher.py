@@ -1,5 +1,5 @@
 """``shoal push``: give a file or folder to many machines; ``shoal serve``: offer it over HTTP,
-without a swarm; ``shoal inspect``: say what a ticket names, or what a push would send.
+without a swarm; ``shoal inspect``: describe the content of a ticket or of a push.
 """
 
 from __future__ import annotations

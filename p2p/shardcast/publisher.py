@@ -1,4 +1,4 @@
-"""How a publisher turns files into a version: durable first, then told.
+"""A publisher turns files into a version, which is durable before it is announced.
 
 Its patch from the version before is coded on all cores, some runs at a time, and written as
 they are done: neither version is ever in memory as a whole.

@@ -1,4 +1,4 @@
-"""Limits from what honest work was measured to be, and how often they are wrong.
+"""Limits fitted to measured honest work, and their rate of false alarms.
 
 Theory of operation
 -------------------

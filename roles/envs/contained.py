@@ -1,4 +1,4 @@
-"""The border between Shoal and an environment: what it raises, or pays, ends no node.
+"""The border between Shoal and an environment, whose errors and rewards end no node.
 
 An environment is foreign code that is called once for every task and every completion of every
 stranger. A mistake in it must cost no more than the submission that it was found by: no role,

@@ -1,4 +1,4 @@
-"""Which formulas may be computed with: a bound on what a stranger's answer costs.
+"""Comparison of formulas, with a bound on the cost of a stranger's answer.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""Completions of several turns: what the environment says between them, and what that proves.
+"""Completions of several turns: the environment's answers between them, and their digests.
 
 Only drawn tokens travel. A turn ends at an end token, so the drawn tokens say where turns end;
 what stands between them follows from the task and what was drawn before, and whoever replays a

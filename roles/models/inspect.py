@@ -1,4 +1,4 @@
-"""``shoal models inspect DIR``: what a model's folder holds, and whether it can be used."""
+"""``shoal models inspect DIR``: the facts of a model's folder, and whether it can be used."""
 
 from __future__ import annotations
 

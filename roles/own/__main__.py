@@ -1,5 +1,5 @@
-"""Make a run of one's own, play it, and say who is in it: ``shoal run init DIR``, then
-``shoal run start DIR``, is all that one needs on one machine."""
+"""``shoal run``: make a run of your own (``init DIR``), play it on this machine (``start
+DIR``), and say who is in it."""
 
 from __future__ import annotations
 

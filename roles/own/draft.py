@@ -1,4 +1,4 @@
-"""The draft of a run: what its owner writes, and the terms that it stands for.
+"""The draft of a run, which its owner writes, and its conversion to terms.
 
 A draft is the TOML form of `Terms`. What can be found out may be left out: the digests of
 environments and files, shape and context of a base, numbers of limits, the day of expiry. The

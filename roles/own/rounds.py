@@ -1,5 +1,5 @@
-"""A run that pre-trains by DiLoCo, as people see it: a line a trainer, the loss on what is held
-out, what the model writes, and what it cost."""
+"""View of a run that pre-trains by DiLoCo: a line for each trainer, the held-out loss, a text
+of the model, and the traffic."""
 
 from __future__ import annotations
 

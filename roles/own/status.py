@@ -1,4 +1,4 @@
-"""The figures of a whole swarm, from what its nodes say of themselves.
+"""The figures of a whole swarm, from the statuses of its nodes.
 
 Commands show them, and simulations measure by them.
 """

@@ -1,4 +1,5 @@
-"""A run of text, tried before it is signed: here is found what would keep its nodes from work.
+"""Trial of a run of text before it is signed, to find faults that would keep its nodes from
+working.
 
 One task of each environment goes its whole way: chat template, tokenizer, engine, reward. What
 is tried is what nodes do, with the same processes; a model that cannot be asked, or whose right

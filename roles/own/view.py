@@ -1,5 +1,5 @@
-"""A run that learns from rewards, as people see it: one line a node, the learning curve, what
-the validator thought."""
+"""View of a run that learns from rewards: one line for each node, the learning curve, and
+verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presence and activity of the run's trainer, and what became of this node's work.
+"""Presence and activity of the run's trainer, and the fates of this node's work.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""What `AsyncGRPOTrainer` of TRL 1.16 is given in place of its vLLM server.
+"""Replacements for the vLLM server of TRL 1.16's `AsyncGRPOTrainer`.
 
 Versions are those of the run and come from the trainer's ``global_step``, which a checkpoint
 keeps: TRL's own count begins again when training is resumed.

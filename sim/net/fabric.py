@@ -1,4 +1,4 @@
-"""The simulated internet: endpoints, the wires between them, and what may go wrong there.
+"""The simulated internet: endpoints, the wires between them, and their faults.
 
 Theory of operation
 -------------------

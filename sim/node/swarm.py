@@ -1,4 +1,4 @@
-"""Named nodes that run, die and come back: what scenarios are played with.
+"""Named nodes that run, die and come back, the cast of all scenarios.
 
 A node is a machine (name, address, line, disk, clock, key) that lives several lives. Each life
 is one task tree in a cancel scope of its own, with a fresh `SimWorld` over the same disk and

@@ -1,4 +1,4 @@
-"""One HTML file that shows what a run or a sweep did: nothing to fetch, nothing to serve.
+"""One self-contained HTML file that shows a run or a sweep.
 
 The browser draws it as it draws a node's page (`p2p.node.dashboard.page`): the element
 ``report`` has its sentences, charts and tables, ``data`` is the JSON that ``--json`` writes.

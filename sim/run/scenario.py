@@ -1,4 +1,4 @@
-"""A scenario: what happens to how many nodes, as one TOML file that every level runs.
+"""A scenario: nodes, lines and faults in one TOML file, which every level runs.
 
 ```toml
 caption = "Half of the nodes come and go; who is alive must stay known."

@@ -1,4 +1,4 @@
-"""Does every node know which others are alive, while machines come and go? (L1)
+"""Membership under churn: each node's knowledge of which others are alive. (L1)
 
 Membership alone, over the simulated host.
 """

@@ -1,4 +1,4 @@
-"""Inner steps that are pretended: what a member's engine does, over a simulated disk."""
+"""Pretended inner steps of a member's engine, over a simulated disk."""
 
 from __future__ import annotations
 

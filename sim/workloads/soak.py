@@ -1,4 +1,4 @@
-"""Does any table grow without bound, while whole nodes come and go for weeks? (L1)
+"""Search for tables that grow without bound, while whole nodes come and go for weeks. (L1)
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""Pulls: what a node asks other peers for, and which, when the forest did not bring it.
+"""Pulls: requests to other peers for chunks that the forest did not bring.
 
 Neighbours tell each other, and their parents, what they have. A chunk that others have had for
 longer than it usually takes to get here is asked for, from the holder that would bring it

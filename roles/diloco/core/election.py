@@ -1,4 +1,5 @@
-"""Majorities: how many votes decide, and what an earlier view may have decided.
+"""Majorities: the number of votes that decide, and outcomes that an earlier view may have
+decided.
 
 A value is decided when a majority of the members before has signed it in one view. A new view
 begins with the promises of a majority to vote in no earlier one. Any two majorities share a

@@ -1,4 +1,4 @@
-"""Which members are heard, leave or want to join, by the reports of most members.
+"""Presence of members: who is heard, leaves or wants to join, by the reports of most members.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""The outer step: what all members hold alike, and how the mean of their updates changes it.
+"""The outer step: the common state of all members, and its change by the mean of their updates.
 
 Theory of operation
 -------------------

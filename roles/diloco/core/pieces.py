@@ -1,4 +1,4 @@
-"""A vector in pieces: who sums which, how a piece is summed, and by which digests it is known.
+"""A vector in pieces: their owners, their sums, and their digests.
 
 Theory of operation
 -------------------
