@@ -76,8 +76,15 @@ TOLD_SECONDS: Final = 5.0
 """Seconds between progress lines of a sweep whose output is no terminal: a person sees that it
 goes on, and a log of an hour has 720 lines.
 """
+LIST_WIDTH: Final = 80
+"""Columns of the list of scenarios, however wide the terminal is: captions are read better."""
 NAME_WIDTH: Final = 20
 """Width of scenario names: that of the longest, ``intellect2_reference``."""
+MAX_COLUMNS: Final = 4
+"""Metrics that a sweep prints beside each other: what fits 80 columns. The page has all."""
+MAX_SEEDS: Final = 1_000_000
+"""Most seeds of a sweep: a week of seconds. More is a typing error (1-20000000000) and would
+fill memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -254,13 +261,11 @@ def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenar
 def list_scenarios(options: argparse.Namespace, console: Console) -> int:
     """Print every scenario with its question, by theme."""
     for theme, costs in THEMES.items():
-        # Columns of the list of scenarios, however wide the terminal is: captions are read
-        # better.
         table = Table(
             Column("scenario", width=NAME_WIDTH),
             Column("nodes", justify="right", width=6),
             Column("cost", justify="right", width=6),
-            Column("question", max_width=80 - NAME_WIDTH - 17),
+            Column("question", max_width=LIST_WIDTH - NAME_WIDTH - 17),
             box=None,
             padding=(0, 1, 0, 0),
             title=theme,
@@ -498,12 +503,11 @@ def _by_setting(summary: Mapping[str, Any]) -> Table:
         *summary["expected"],
         *(name for row in summary["settings"] for name in row["metrics"]),
     ]
-    # Metrics that a sweep prints beside each other: what fits 80 columns. The page has all.
     shown = [
         name
         for name in dict.fromkeys(names)
         if any(name in row["metrics"] for row in summary["settings"])
-    ][:4]
+    ][:MAX_COLUMNS]
     table = Table("setting", "runs", *shown, box=None)
     for row in summary["settings"]:
         changes = ", ".join(f"{key}={value}" for key, value in row["changes"].items())
@@ -534,9 +538,7 @@ def _seeds(text: str) -> list[int]:
         for part in text.split(","):
             first, _, last = part.partition("-")
             some = range(int(first), int(last or first) + 1)
-            # Most seeds of a sweep: a week of seconds. More is a typing error (1-20000000000)
-            # and would fill memory.
-            if not some or len(some) > 1_000_000:
+            if not some or len(some) > MAX_SEEDS:
                 raise ValueError("none, or too many")
             seeds.extend(some)
     except ValueError:

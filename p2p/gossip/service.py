@@ -107,16 +107,19 @@ class Gossip:
     def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
             case ev.Validate(identity, topic, author, data):
-                validity = ev.Validity.IGNORE  # the answer if the validator crashes
-                try:
-                    validity = self._ask_validator(topic, author, data)
-                finally:
-                    self._driver.feed(ev.Validated(identity, validity))
+                self._validate(identity, topic, author, data)
             case ev.Deliver(topic, author, data):
                 self._world.trace("gossip.deliver", topic=topic, author=author)
                 subscription = self._subscriptions.get(topic)
                 if subscription is not None:
                     subscription.deliver(author, data)
+
+    def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
+        validity = ev.Validity.IGNORE  # the answer if the validator crashes
+        try:
+            validity = self._ask_validator(topic, author, data)
+        finally:
+            self._driver.feed(ev.Validated(identity, validity))
 
     def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> ev.Validity:
         subscription = self._subscriptions.get(topic)

@@ -177,6 +177,16 @@ class SignedHeartbeat:
     def seqno(self) -> int:
         return self.heartbeat.seqno
 
+    @property
+    def body(self) -> bytes:
+        """Signed bytes."""
+        return self.wire[:-SIGNATURE_BYTES]
+
+    @property
+    def signature(self) -> bytes:
+        """Signature of the peer over `body`."""
+        return self.wire[-SIGNATURE_BYTES:]
+
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
     """Sign ``heartbeat``. Addresses beyond `MAX_ADDRS` or `MAX_ADDR` are left out, and so is

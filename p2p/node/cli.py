@@ -100,14 +100,7 @@ def key_main(argv: Sequence[str] | None = None) -> int:
 def _node(argv: Sequence[str] | None) -> int:
     options = _parse(argv)
     try:
-        # Read every file that the command line names. Raises: ConfigError: A file, an option
-        # or the platform is not usable.
-        check_platform()
-        config = _configure(options)
-        document = None if options.run is None else _read_document(options.run)
-        roles = load_roles(options.role, config.role, device=options.device)
-        check_key_place(options.data / KEY)
-        start = Start(options=options, config=config, document=document, roles=roles)
+        start = _prepare(options)
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
@@ -188,6 +181,20 @@ def _invite(value: str) -> str:
     except BadMessage as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return value.strip()
+
+
+def _prepare(options: argparse.Namespace) -> Start:
+    """Read every file that the command line names.
+
+    Raises:
+        ConfigError: A file, an option or the platform is not usable.
+    """
+    check_platform()
+    config = _configure(options)
+    document = None if options.run is None else _read_document(options.run)
+    roles = load_roles(options.role, config.role, device=options.device)
+    check_key_place(options.data / KEY)
+    return Start(options=options, config=config, document=document, roles=roles)
 
 
 async def _run_node(start: Start) -> None:

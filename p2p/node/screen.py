@@ -77,14 +77,7 @@ def block(scene: Scene, columns: int, rows: int, encoding: str = "utf-8") -> lis
 
 
 def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
-    # Return ``text`` with one column for each character. Characters of two columns, or of
-    # none, become ``?``: they would add rows that the next redraw does not remove.
-    text = "".join(
-        "?"
-        if unicodedata.east_asian_width(sign) in "WF" or unicodedata.combining(sign)
-        else sign
-        for sign in unicodedata.normalize("NFC", shown(fact.text, encoding))
-    )
+    text = _in_cells(shown(fact.text, encoding))
     # Columns below which labels stand in the text, since nine of 30 are too many.
     is_narrow = width < 40
     first = f"{fact.label}: " if is_narrow else fact.label.ljust(LABEL)
@@ -100,6 +93,17 @@ def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
         placeholder=" ...",
     )
     yield from (one[:width] for one in folded)
+
+
+def _in_cells(text: str) -> str:
+    """Return ``text`` with one column for each character. Characters of two columns, or of
+    none, become ``?``: they would add rows that the next redraw does not remove."""
+    return "".join(
+        "?"
+        if unicodedata.east_asian_width(sign) in "WF" or unicodedata.combining(sign)
+        else sign
+        for sign in unicodedata.normalize("NFC", text)
+    )
 
 
 def line(scene: Scene, encoding: str = "utf-8") -> str:
@@ -149,21 +153,24 @@ ENDED: Final = "the same command line goes on where this node was"
 
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
     """Return the state of ``node`` for the screen."""
-    # Return the newest complete policy here, the progress of a newer one, and the newest one
-    # that members of this run have.
-    newest = int(node.shardcast.newest)
+    policy = _policy(node, int(node.shardcast.newest))
+    told = tuple(progress_of(node, roles))
+    return Scene(
+        policy=policy, peers=node.membership.size, clock=node.clocks.trouble, roles=told
+    )
+
+
+def _policy(node: Node, newest: int) -> str:
+    """Return the newest complete policy here, the progress of a newer one, and the newest one
+    that members of this run have."""
     run = node.run.id
     members = (member for member in node.membership.members() if member.run == run)
     ahead = max((member.policy for member in members), default=-1)
     held = f"{newest}" if newest >= 0 else "none yet"
     coming = node.shardcast.fetching
-    if coming is not None and coming[0] > newest:
-        held += f", {coming[1]:.0%} of {coming[0]}"
-    policy = f"{held} (the swarm has {ahead})" if ahead > newest else held
-    told = tuple(progress_of(node, roles))
-    return Scene(
-        policy=policy, peers=node.membership.size, clock=node.clocks.trouble, roles=told
-    )
+    if coming is not None and coming.manifest.version > newest:
+        held += f", {coming.share:.0%} of {coming.manifest.version}"
+    return f"{held} (the swarm has {ahead})" if ahead > newest else held
 
 
 def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:

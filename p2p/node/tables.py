@@ -115,16 +115,7 @@ def _fields(kind: Any) -> dict[str, tuple[Field[Any], Any]]:
 def _read(hint: Any, value: object, where: str) -> object:
     origin = typing.get_origin(hint)
     if origin is tuple:
-        kinds = typing.get_args(hint)
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} must be a list, not {_describe(value)}")
-        if kinds[1:] == (Ellipsis,):
-            return tuple(
-                _read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value)
-            )
-        if len(value) != len(kinds):
-            raise ConfigError(f"{where} must have {len(kinds)} items, not {len(value)}")
-        return tuple(_read(kind, item, where) for kind, item in zip(kinds, value, strict=True))
+        return _read_tuple(typing.get_args(hint), value, where)
     if origin in (types.UnionType, typing.Union):
         choices = [choice for choice in typing.get_args(hint) if choice is not types.NoneType]
         return None if value is None else _read(choices[0], value, where)
@@ -133,25 +124,11 @@ def _read(hint: Any, value: object, where: str) -> object:
     if isinstance(hint, typing.NewType):
         return _read(hint.__supertype__, value, where)
     if hint in _FROM_TEXT or (isinstance(hint, type) and issubclass(hint, Enum)):
-        try:
-            if issubclass(hint, Enum):
-                return hint(value)
-            if not isinstance(value, str):
-                raise ConfigError(f"{where} must be a text, not {_describe(value)}")
-            return _FROM_TEXT[hint](value)
-        except ValueError as error:
-            if issubclass(hint, Enum):
-                raise ConfigError(
-                    f"{where} must be one of {', '.join(str(m.value) for m in hint)}"
-                ) from None
-            raise ConfigError(f"{where}: {error}") from None
+        return _read_text(hint, value, where)
     if is_dataclass(hint):
         return read_table(typing.cast(type, hint), value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{where} is too large for a number") from None
+        return _as_float(value, where)
     if value != value:  # every comparison with it is false: no check at birth would catch it
         raise ConfigError(f"{where} is not a number")
     if hint is object:
@@ -161,6 +138,40 @@ def _read(hint: Any, value: object, where: str) -> object:
             f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}"
         )
     return value
+
+
+def _as_float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} is too large for a number") from None
+
+
+def _read_text(hint: Any, value: object, where: str) -> object:
+    try:
+        if issubclass(hint, Enum):
+            return hint(value)
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} must be a text, not {_describe(value)}")
+        return _FROM_TEXT[hint](value)
+    except ValueError as error:
+        if issubclass(hint, Enum):
+            raise ConfigError(
+                f"{where} must be one of {', '.join(str(m.value) for m in hint)}"
+            ) from None
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _read_tuple(kinds: tuple[Any, ...], value: object, where: str) -> tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} must be a list, not {_describe(value)}")
+    if kinds[1:] == (Ellipsis,):
+        return tuple(
+            _read(kinds[0], item, f"{where}[{index}]") for index, item in enumerate(value)
+        )
+    if len(value) != len(kinds):
+        raise ConfigError(f"{where} must have {len(kinds)} items, not {len(value)}")
+    return tuple(_read(kind, item, where) for kind, item in zip(kinds, value, strict=True))
 
 
 def _read_mapping(kinds: tuple[Any, ...], value: object, where: str) -> dict[str, object]:

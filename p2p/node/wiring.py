@@ -23,7 +23,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import trio
@@ -45,6 +44,7 @@ from p2p.node.admission import (
     MAX_SHOWN,
     Capability,
     Credential,
+    Invite,
     SignedRun,
     check_grant,
     decode_invite_untrusted,
@@ -77,10 +77,7 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         ConfigError: The invite does not admit to this run, or the pass cannot be kept.
     """
     if text:
-        try:
-            await world.disk.replace(PASS_PATH, invite_pass(world, run, text))
-        except StorageError as error:
-            raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
+        await _keep(world, invite_pass(world, run, text))
     if await world.disk.size(PASS_PATH) is None:
         return
     book.own_pass = await world.disk.read(PASS_PATH, 0, MAX_PASS)
@@ -98,19 +95,30 @@ def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
     """
     try:
         invite = decode_invite_untrusted(text)
-        if invite.run != run.id:
-            raise BadMessage(
-                f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
-                f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
-                " invited to, and another --data"
-            )
-        why_not = why_not_by(invite.grant, run, world.wall())
-        if why_not:
-            raise BadMessage(why_not)
-        check_grant(invite.grant, run.id, world.verify)
+        _check(invite, world, run)
     except BadMessage as error:
         raise ConfigError(f"the invite cannot be used: {error}") from error
     return invite.pass_for(world.signer.peer_id).to_bytes()
+
+
+def _check(invite: Invite, world: World, run: SignedRun) -> None:
+    if invite.run != run.id:
+        raise BadMessage(
+            f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
+            f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
+            " invited to, and another --data"
+        )
+    why_not = why_not_by(invite.grant, run, world.wall())
+    if why_not:
+        raise BadMessage(why_not)
+    check_grant(invite.grant, run.id, world.verify)
+
+
+async def _keep(world: World, data: bytes) -> None:
+    try:
+        await world.disk.replace(PASS_PATH, data)
+    except StorageError as error:
+        raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
@@ -131,18 +139,15 @@ def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
     async def answer(peer: PeerId, payload: bytes) -> bytes:
         try:
             book.see(peer, payload)
+            why_not = book.why_not(peer, Capability.GOSSIP)
         except BadMessage as error:
-            return _sentence(str(error))
-        return _sentence(book.why_not(peer, Capability.GOSSIP))
+            why_not = str(error)
+        return why_not.encode()[:MAX_REASON]
 
     host.set_handler(
         ADMISSION_PROTOCOL,
         serve_requests(answer, max_request=MAX_SHOWN, may_have=meter.allows_at_door),
     )
-
-
-def _sentence(text: str) -> bytes:
-    return text.encode()[:MAX_REASON]
 
 
 async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait: float) -> str:
@@ -160,11 +165,6 @@ async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def fork_topic(run_id: bytes) -> str:
-    """Return the gossip topic for proofs of equivocation."""
-    return f"/shoal/run/{run_id.hex()}/stories"
-
-
 def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
     """Return the connected members of the run."""
     connected = dict.fromkeys(host.connected)
@@ -176,26 +176,19 @@ def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
 def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
     """Publish and receive proofs of equivocation on the run's topic, if the run exchanges
     ledgers."""
-    if ledgers.is_on:
-        topic = fork_topic(run_id)
-        gossip.subscribe(topic, partial(judge_fork, ledgers), taken_when_judged)
-        ledgers.on_found(partial(tell_fork, gossip, topic))
+    topic = f"/shoal/run/{run_id.hex()}/stories"
 
-
-def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
-    """Return whether gossip should accept, ignore or reject a proof of equivocation."""
-    try:
+    def judge(_: PeerId, data: bytes) -> Validity:
         return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
-    except BadMessage as error:
-        logger.info("ledger.proof_refused author=%r reason=%s", author, error)
-        return Validity.REJECT
 
+    def tell(fork: Equivocation[Statement]) -> None:
+        # One that is too long for gossip spreads by the exchange of ledgers.
+        if len(data := fork.encode()) <= MAX_DATA:
+            gossip.publish(topic, data)
 
-def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
-    """Publish a proof that was found here. One that is too long for gossip spreads by the
-    exchange of ledgers."""
-    if len(data := fork.encode()) <= MAX_DATA:
-        gossip.publish(topic, data)
+    if ledgers.is_on:
+        gossip.subscribe(topic, judge, taken_when_judged)
+        ledgers.on_found(tell)
 
 
 def is_member(nodes: Sequence[Node], peer: PeerId) -> bool:
@@ -453,6 +446,9 @@ class Wiring:
         await self._node.dht.bootstrap(
             [a for a in self._bootstrap if a.peer_id != self._node.peer_id]
         )
+        await self._publish()
+
+    async def _publish(self) -> None:
         addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
         # Lifetime of such a record in seconds; the DHT renews it while we live.
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Final
 
-from p2p.sandbox.seccomp import assemble, filter_program
+from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 
 READY: Final = b"+"
 """Output of a worker whose limits are in force."""
@@ -77,15 +77,14 @@ def main(argv: list[str]) -> None:
         os.setresuid(limits.user, limits.user, limits.user)
     if limits.machine:
         _prctl(NO_NEW_PRIVS, 1, 0)
-        instructions = filter_program(
-            limits.machine,
-            network=limits.network,
-            forks=limits.forks,
-            uncounted=limits.uncounted,
+        _install(
+            filter_program(
+                limits.machine,
+                network=limits.network,
+                forks=limits.forks,
+                uncounted=limits.uncounted,
+            )
         )
-        code = assemble(instructions)
-        program = _Program(len(instructions), code)
-        _prctl(SECCOMP, FILTER, ctypes.addressof(program))
     os.write(sys.stdout.fileno(), READY)
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -100,6 +99,12 @@ def _limit(name: str, amount: int) -> None:
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
+
+
+def _install(instructions: list[Instruction]) -> None:
+    code = assemble(instructions)
+    program = _Program(len(instructions), code)
+    _prctl(SECCOMP, FILTER, ctypes.addressof(program))
 
 
 def _prctl(option: int, first: int, second: int) -> None:

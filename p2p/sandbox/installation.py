@@ -125,11 +125,7 @@ def _searched() -> list[str]:
     """Return the entries of ``PYTHONPATH`` and the folder of ``p2p``. Python finds all others
     by itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # Return the folder from which ``p2p`` was imported.
-    spec = importlib.util.find_spec("p2p")
-    assert spec is not None
-    assert spec.origin is not None
-    own = str(Path(spec.origin).absolute().parent.parent)
+    own = _package_root()
     folders = [os.path.abspath(path) for path in named if path]
     folders += [own] if os.path.basename(own) not in PACKAGES else []
     return [path for path in dict.fromkeys(folders) if path == own or _is_public(path)]
@@ -154,6 +150,14 @@ def _is_same(path: str, other: str) -> bool:
         return os.path.samefile(path or ".", other or ".")
     except OSError:
         return False
+
+
+def _package_root() -> str:
+    """Return the folder from which ``p2p`` was imported."""
+    spec = importlib.util.find_spec("p2p")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).absolute().parent.parent)
 
 
 def _importable(root: str) -> Iterator[str]:

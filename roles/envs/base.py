@@ -35,10 +35,11 @@ _BUILT_IN: Final = {
     "math-exact": "roles.envs.questions:ExactEnvironment",
     "math-python": "roles.envs.python:PythonMathEnvironment",
     "reasoning-gym": "roles.envs.gym:GymEnvironment",
+    "search": "roles.envs.search:SearchEnvironment",
 }
 
 EVALUATES_NOTHING: Final = frozenset(
-    {"sort", "guess", "arithmetic", "calculator", "math-exact"}
+    {"sort", "guess", "arithmetic", "calculator", "math-exact", "search"}
 )
 """Built-in environments that only compare text or tokens: no parser of another package reads an
 answer. A machine that contains no process runs these alone, unless its owner says otherwise.

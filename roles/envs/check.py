@@ -112,9 +112,10 @@ def sample(environment: Any, tasks: Sequence[Any]) -> tuple[str, list[tuple[str,
     it, each with its reward, as people read them."""
     task = tasks[0]
     paid = {said: _paid(environment, task, said)
-            for said in (*_sayings(task)[:-1], *_sayings(tasks[-1]))}  # fmt: skip
+            for said in (*_sayings(task)[:-1], *_sayings(tasks[-1])[:-1])}  # fmt: skip
     earned = {said: one for said, one in paid.items() if isinstance(one, float)}
-    ends = [pick(earned, key=earned.__getitem__) for pick in (max, min) if earned]
+    pay = earned.__getitem__
+    ends = [max(earned, key=pay), min(reversed(earned), key=pay)] if earned else []
     if isinstance(task, TextTask):
         asked = "\n".join(message.content for message in task.messages)
         return asked, [(said, earned[said]) for said in ends]

@@ -32,6 +32,9 @@ HOUR: Final = 3600.0
 """Seconds of an hour."""
 DAY: Final = 24 * HOUR
 """Seconds of a day."""
+PRECISION: Final = 1e-6
+"""Seconds to which the hours of the day are worked out: below the millisecond that a scenario
+may notice, and far above the rounding of a float after a year (4e-9)."""
 LONGEST: Final = 365 * DAY
 """Longest drawn span, in seconds. A lognormal tail has no end, and no scenario lasts a year."""
 
@@ -126,9 +129,7 @@ class ChurnModel:
             return seconds + turn * (_wave(now + seconds, self.day) - _wave(now, self.day))
 
         low, high = max(0.0, away - 2 * turn), away + 2 * turn
-        # Seconds to which the hours of the day are worked out: below the millisecond that a
-        # scenario may notice, and far above the rounding of a float after a year (4e-9).
-        while high - low > 1e-6:
+        while high - low > PRECISION:
             middle = (low + high) / 2
             low, high = (middle, high) if spent(middle) < away else (low, middle)
         return high

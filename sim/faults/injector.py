@@ -41,6 +41,10 @@ Action = Callable[["FaultInjector", Fault], Undo]
 """Does the fault to the nodes that ``who`` names, and returns what ends it."""
 
 
+SLOW_DISK_RATE: Final = 1e6
+"""Bytes per second that a slow disk reads and writes: a thousandth of an ordinary one's."""
+
+
 class FaultInjector:
     """Lets the faults of plans happen in one swarm, and knows which of them overlap.
 
@@ -263,11 +267,10 @@ def _change_disks(injector: FaultInjector, fault: Fault, change: Change[DiskMode
 
 
 def _slow_disk(injector: FaultInjector, fault: Fault) -> Undo:
-    # Bytes per second that a slow disk reads and writes: a thousandth of an ordinary one's.
     return _change_disks(
         injector,
         fault,
-        lambda model: replace(model, fsync=fault.value, bytes_per_second=1e6),
+        lambda model: replace(model, fsync=fault.value, bytes_per_second=SLOW_DISK_RATE),
     )
 
 

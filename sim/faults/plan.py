@@ -27,6 +27,16 @@ from p2p.node.usage import did_you_mean, write_text
 SWITCHED_OFF: Final = 0.5
 """Probability that a kind of fault does not occur at all in a drawn plan (swarm testing, see
 above). With 23 kinds a plan has 11 or 12 of them on average."""
+FURTHER_RATE: Final = 0.7
+"""Rate of the exponential from which the number of further faults of a kind is drawn, rounded
+down: 1 / (e^0.7 - 1), so one beside the first on average, and four or more for 6 % of the
+kinds that occur (e^-2.8)."""
+MEDIAN_SECONDS: Final = 10.0
+"""Median duration of a drawn fault: as long as a dialer waits for a silent machine
+(`sim.net.fabric.DIAL_TIMEOUT`), so half of the faults outlast a dial."""
+SIGMA: Final = 1.0
+"""Standard deviation of the logarithm of the duration: 95 % of the faults last 1.4 to 71 s,
+unless the phase ends first."""
 SHORTEST: Final = 0.5
 """Seconds that every drawn fault lasts at least, and must have left before the phase ends."""
 MAX_FAULTS: Final = 10_000
@@ -155,16 +165,11 @@ def draw_plan(
         victims = [name for name in names if name not in spared]
         if not victims:
             continue
-        # Rate of the exponential from which the number of further faults of a kind is drawn,
-        # rounded down: 1 / (e^0.7 - 1), so one beside the first on average, and four or more
-        # for 6 % of the kinds that occur (e^-2.8).
-        for _ in range(1 + int(rng.expovariate(0.7))):
+        for _ in range(1 + int(rng.expovariate(FURTHER_RATE))):
             at = rng.uniform(start, end - 1)
-            # Median duration of a drawn fault: as long as a dialer waits for a silent machine
-            # (`sim.net.fabric.DIAL_TIMEOUT`), so half of the faults outlast a dial.
-            # Standard deviation of the logarithm of the duration: 95 % of the faults last 1.4
-            # to 71 s, unless the phase ends first.
-            seconds = min(end - at - SHORTEST, rng.lognormvariate(math.log(10.0), 1.0))
+            seconds = min(
+                end - at - SHORTEST, rng.lognormvariate(math.log(MEDIAN_SECONDS), SIGMA)
+            )
             count = min(len(victims) // 2 or 1, 1 + int(rng.random() * row.victims))
             if kind == "impostor":
                 count = 2

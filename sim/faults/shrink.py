@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from sim.faults.plan import Fault
 
 Fails = Callable[[Sequence[Fault]], bool]
 """True if a run with this plan still fails in the same way."""
+
+MAX_RUNS: Final = 300
+"""Runs after which the best plan so far has to do."""
 
 
 class _Budget:
@@ -29,8 +33,7 @@ class _Budget:
         return self._fails(plan)
 
 
-# Runs after which the best plan so far has to do.
-def shrink(plan: Sequence[Fault], fails: Fails, *, max_runs: int = 300) -> list[Fault]:
+def shrink(plan: Sequence[Fault], fails: Fails, *, max_runs: int = MAX_RUNS) -> list[Fault]:
     """Return a plan that still fails and of which nothing can be left out; ``plan`` must
     fail.
     """

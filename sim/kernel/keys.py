@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from random import Random
+from typing import Final
 
 from p2p.identity import (
     SEED_BYTES,
@@ -20,6 +21,9 @@ from p2p.identity import (
     signed_bytes,
     verify,
 )
+
+_MEMO_ENTRIES: Final = 32_768
+"""Verdicts per generation; two generations are kept, about 20 MB with 211-byte heartbeats."""
 
 
 def derive(size: int, *labels: object) -> bytes:
@@ -94,9 +98,7 @@ class KeyRing:
         if verdict is None:
             self.verified += 1
             verdict = verify(peer, domain, payload, signature)
-        # Verdicts per generation; two generations are kept, about 20 MB with 211-byte
-        # heartbeats.
-        if len(self._young) >= 32_768:
+        if len(self._young) >= _MEMO_ENTRIES:
             self._old, self._young = self._young, {}
         self._young[key] = verdict
         return verdict

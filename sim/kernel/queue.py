@@ -30,6 +30,11 @@ TIMER: Final = "timer"
 _OUTLIVES: Final = frozenset((SLEEP, IO))
 _OWN_CLOCK: Final = frozenset((SLEEP, TIMER))
 """Labels of what a process does by its own clock, without a look at its sockets."""
+_BEHIND: Final = 1 << 62
+"""Added to the order of what a resumed process reads: behind all timers of that nanosecond,
+also those that are set then."""
+_SWEEP_AT_LEAST: Final = 4096
+"""Cancelled timers in the heap before it is swept (64 bytes each)."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -149,8 +154,7 @@ class EventQueue:
     def note_cancelled(self) -> None:
         """Count a cancelled timer; sweep when most of the heap is cancelled."""
         self._cancelled += 1
-        # Cancelled timers in the heap before it is swept (64 bytes each).
-        if self._cancelled > 4096 and self._cancelled * 2 > len(self._heap):
+        if self._cancelled > _SWEEP_AT_LEAST and self._cancelled * 2 > len(self._heap):
             self._heap = [item for item in self._heap if item[2].callback is not None]
             heapify(self._heap)
             self._cancelled = 0
@@ -168,9 +172,7 @@ class EventQueue:
             elif timer.owner.paused_until > when:
                 heappop(heap)
                 self._order += 1
-                # Added to the order of what a resumed process reads: behind all timers of that
-                # nanosecond, also those that are set then.
-                order = self._order + (0 if timer.label in _OWN_CLOCK else (1 << 62))
+                order = self._order + (0 if timer.label in _OWN_CLOCK else _BEHIND)
                 heappush(heap, (timer.owner.paused_until, order, timer))
             else:
                 return when

@@ -21,6 +21,8 @@ from p2p.wire import pack
 BLOCK_EVENTS: Final = 1000
 """Events per block: fine enough to rerun cheaply, coarse enough that hashing costs under 1 µs
 an event."""
+DIGEST_BYTES: Final = 16
+"""128 bits: two different traces have the same hash by chance in no sweep that can be run."""
 
 TraceEntry = tuple[object, ...]
 """Time in nanoseconds, node, what, and details: ints, floats, str, bytes, bools, None."""
@@ -36,9 +38,7 @@ class Trace:
         """
         self._keep: Container[int] = keep if keep is not None else ()
         self._open: list[TraceEntry] = []
-        # 128 bits: two different traces have the same hash by chance in no sweep that can be
-        # run.
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._muted = False
         self.blocks: list[str] = []
         """The rolling digest after each whole block."""

@@ -50,6 +50,8 @@ SPIN_SAMPLE: Final = 100
 """Further passes during which the names of the tasks that run are collected."""
 WINDING_DOWN: Final = 3600 * SECOND
 """Virtual time that shielded cleanup may take after the end."""
+INSISTENCE: Final = 100
+"""Number of times that shields are lifted before a task counts as one that cannot end."""
 _MAX_NAMED: Final = 12
 """Waiting tasks that a `SimDeadlock` names."""
 _PLUMBING: Final = frozenset(
@@ -162,8 +164,7 @@ class SimClock(trio.abc.Clock):
             self.failure.add_note(f"and then, while winding down: {failure!r}")
         self._insisted += 1
         root = trio.lowlevel.current_root_task()
-        # Number of times that shields are lifted before a task counts as one that cannot end.
-        if root is None or self._insisted > 100:
+        if root is None or self._insisted > INSISTENCE:
             raise failure
         self._horizon = self._queue.now + WINDING_DOWN
         for task in _descendants(root):

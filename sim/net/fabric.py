@@ -39,8 +39,12 @@ RETRANSMISSION: Final = SECOND // 5
 """TCP's smallest retransmission timeout, 200 ms on Linux. A lost piece is late by this and a
 round trip; nothing is ever lost for good, because every wire here stands for a TCP
 connection."""
+RESET_BYTES: Final = 40
+"""Bytes of a reset: an IP and a TCP header without options, 20 bytes each."""
 HOLE: Final = 120 * SECOND
 """Time for which a router lets in what answers an unanswered dial, as Linux does."""
+DEFAULT_LATENCY: Final = 0.02
+"""Seconds one way, where no latency model says otherwise."""
 
 
 class Latency(Protocol):
@@ -199,8 +203,7 @@ class Wire:
         if inward.open:
             inward.open = False
             if outward.open:
-                # Bytes of a reset: an IP and a TCP header without options, 20 bytes each.
-                self._fabric.transmit(outward, 40, "reset", self.lose, 1 - side)
+                self._fabric.transmit(outward, RESET_BYTES, "reset", self.lose, 1 - side)
             self._forget_if_over()
 
     def lose(self, side: int) -> None:
@@ -500,8 +503,7 @@ def deliver_if_open(
 
 
 def _default_latency(one: Endpoint, other: Endpoint) -> float:
-    # Seconds one way, where no latency model says otherwise.
-    return 0.02
+    return DEFAULT_LATENCY
 
 
 def _ignore() -> None:

@@ -28,6 +28,8 @@ MAX_WINDOW: Final = 16 * 1024 * 1024
 allow."""
 OVERHEAD: Final = 32
 """Bytes that framing, multiplexing and encryption add to a segment or message."""
+_MARKER: Final = 12
+"""Bytes of a header that only opens, ends or resets a stream."""
 
 
 class SimStream(trio.abc.HalfCloseableStream):
@@ -220,8 +222,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._receiver.set()
 
     def _mark(self, deliver: Callable[[], None], label: str) -> None:
-        # Bytes of a header that only opens, ends or resets a stream.
-        self._fabric.transmit(self._direction, 12, label, deliver)
+        self._fabric.transmit(self._direction, _MARKER, label, deliver)
 
     # What the wire brings
 

@@ -14,6 +14,12 @@ from sim.kernel.queue import SECOND
 from sim.net.fabric import Direction, Endpoint, Fabric, Wire, tampered
 from sim.net.stream import OVERHEAD, SimStream
 
+LAG: Final = 1.0
+"""Seconds by which a message's stream may lag behind the other streams of its connection:
+several round trips of any two regions (`sim.net.latency` has 0.22 s one way at most), so that
+answers, too, may come before what was sent first."""
+MAX_STREAMS: Final = 1024
+"""Streams of one connection; a peer that opens more is refused."""
 _OPEN_BYTES: Final = 64
 """Bytes that open a stream: a Yamux header and a multistream-select proposal."""
 
@@ -178,10 +184,7 @@ class End:
         behind = self.extras.behind
         due = behind.get(protocol, 0)
         if sender.rng.random() < sender.lags:
-            # Seconds by which a message's stream may lag behind the other streams of its
-            # connection: several round trips of any two regions (`sim.net.latency` has 0.22 s
-            # one way at most), so that answers, too, may come before what was sent first.
-            due = max(due, queue.now + int(sender.rng.random() * SECOND))
+            due = max(due, queue.now + int(sender.rng.random() * LAG * SECOND))
         if due <= queue.now:
             behind.pop(protocol, None)
             return False
@@ -208,8 +211,7 @@ class End:
     def take_stream(self, stream: SimHostStream, opening: Opening | None) -> None:
         """Take a stream that the other side has opened."""
         handler = self.host.handlers.get(stream.protocol)
-        # Streams of one connection; a peer that opens more is refused.
-        accepted = handler is not None and len(self.extras.streams) < 1024
+        accepted = handler is not None and len(self.extras.streams) < MAX_STREAMS
         if opening is not None:
             self._fabric.transmit(
                 self.direction,

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -56,6 +56,9 @@ from sim.node.network import memory_number
 from sim.node.world import SimWorld
 
 logger = logging.getLogger(__name__)
+
+DIAL_ROUND_TRIPS: Final = 4
+"""TCP 1, Noise 1.5, Yamux and identify the rest, each behind a multistream-select."""
 
 
 @dataclass(slots=True, eq=False)
@@ -263,8 +266,7 @@ class SimHost:
         """Return the seconds until it is known if ``peer`` is at ``machine``."""
         if machine is None or not self.fabric.reachable(self._endpoint, machine):
             return DIAL_TIMEOUT
-        # TCP 1, Noise 1.5, Yamux and identify the rest, each behind a multistream-select.
-        trips = 4 if machine.host is not None else 1
+        trips = DIAL_ROUND_TRIPS if machine.host is not None else 1
         wrong = machine.host is None or machine.host.peer_id != peer
         # Another peer's answer is no reason to stop waiting for the right one elsewhere.
         return 2 * trips * self.fabric.latency_of(self._endpoint, machine) + (

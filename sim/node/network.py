@@ -20,6 +20,8 @@ from sim.net.fabric import DIAL_TIMEOUT, HOLE, Endpoint, Fabric, Wire
 from sim.net.stream import SimStream
 from sim.node.world import SimWorld
 
+MAX_BACKLOG: Final = 128
+"""Streams that may wait to be accepted, as in Linux's listen backlog of old."""
 PUNCH_AGAIN: Final = (0.0, 1.0, 2.0, 4.0)
 """Seconds until the next packet to a machine that has not answered the last, as TCP does."""
 IP: Final = 1 << 48
@@ -28,6 +30,8 @@ PRIVATE: Final = "10.0.0.2"
 """The address that a machine behind a router sees as its own."""
 EPHEMERAL: Final = 32768
 """Port from which all dials come but those from the port at which a machine listens."""
+DYNAMIC: Final = 1 << 32
+"""Numbers given out for ``/memory/0`` begin here, beyond every machine's own."""
 
 
 def memory_number(addr: Multiaddr) -> int | None:
@@ -114,8 +118,7 @@ class SimListener:
 
     def offer(self, stream: SimStream) -> bool:
         """Queue an incoming stream. Return False if the backlog is full."""
-        # Streams that may wait to be accepted, as in Linux's listen backlog of old.
-        if self._closed or len(self._waiting) >= 128:
+        if self._closed or len(self._waiting) >= MAX_BACKLOG:
             return False
         self._waiting.append(stream)
         self._fabric.wake(self._endpoint, self._changed.notify_all)
@@ -168,8 +171,7 @@ class SimNetwork:
         if number == 0:
             number = self._endpoint.index
             while self._listener_at(number) is not None:
-                # Numbers given out for ``/memory/0`` begin here, beyond every machine's own.
-                number = max(number, 1 << 32) + 1
+                number = max(number, DYNAMIC) + 1
         if self._listener_at(number) is not None:
             raise ConfigError(f"{addr} is taken")
         if number < IP:

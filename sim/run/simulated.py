@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import outcome
 
@@ -22,6 +23,14 @@ from sim.run.observers import Observers, Progress
 from sim.run.result import Result, plain_metrics
 from sim.run.scenario import Scenario, Workload
 
+HASHED_KEYS_FROM: Final = 200
+"""Number of nodes from which on keyed hashes replace Ed25519: verifying takes most of the time
+of a large simulation, while a small one runs the production code.
+"""
+REPORTS: Final = 200
+"""Times that progress is reported in one run: once for each pixel or two of a terminal's
+bar."""
+
 Metrics = Mapping[str, float | int | str]
 
 
@@ -34,9 +43,7 @@ def play_swarm(
         if observers.started is not None:
             observers.started(simulation)
         if observers.progress is not None:
-            # Times that progress is reported in one run: once for each pixel or two of a
-            # terminal's bar.
-            _report_progress(simulation, observers.progress, scenario.duration / 200)
+            _report_progress(simulation, observers.progress, scenario.duration / REPORTS)
         async with open_swarm(simulation, RegionLatency(scenario.latency)) as swarm:
             if scenario.regions:
                 swarm.draw_regions()
@@ -55,9 +62,7 @@ def options_for(options: SimOptions, scenario: Scenario) -> SimOptions:
     """Options that follow from the scenario: which keys to use, and whether `World.buggify` may
     fire."""
     buggify = options.buggify or (scenario.draw is not None and scenario.draw.buggify)
-    # Number of nodes from which on keyed hashes replace Ed25519: verifying takes most of the
-    # time of a large simulation, while a small one runs the production code.
-    return replace(options, hashed_keys=scenario.nodes >= 200, buggify=buggify)
+    return replace(options, hashed_keys=scenario.nodes >= HASHED_KEYS_FROM, buggify=buggify)
 
 
 def _schedule_faults(swarm: Swarm, scenario: Scenario, plan: list[Fault]) -> None:

@@ -43,6 +43,16 @@ FIELDS: Final = ("nodes", "duration", "latency", "level")
 its ``[link]``; every other key is one of its ``[parameters]``."""
 LINK: Final = "link."
 """Prefix of keys that change every machine's line."""
+TAIL: Final = 0.1
+"""Share of the runs of a setting below the lower and above the upper end of the interval that a
+sweep shows: with ten seeds the second smallest and the second largest."""
+
+MAX_POINTS: Final = 500
+"""Runs of one setting of which each is kept and drawn by itself: as many as pixels across."""
+
+_FAREWELL: Final = 2.0
+"""Seconds for the pool's thread to end once its processes are terminated. It needs
+milliseconds, but a process killed while it wrote a result leaves it waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +202,7 @@ def sweep(
             # At exit Python 3.11 writes to the pipe that its thread may be closing: a traceback
             # after everything was said.
             for thread in threads:
-                # Seconds for the pool's thread to end once its processes are terminated. It
-                # needs milliseconds, but a process killed while it wrote a result leaves it
-                # waiting.
-                thread.join(2.0)
+                thread.join(_FAREWELL)
         raise
     executor.shutdown()
 
@@ -237,9 +244,7 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
         for name, value in (run.result.metrics if run.result is not None else {}).items():
             if isinstance(value, int | float):
                 row["values"].setdefault(name, []).append(value)
-                # Runs of one setting of which each is kept and drawn by itself: as many as
-                # pixels across.
-                if row["runs"] <= 500:
+                if row["runs"] <= MAX_POINTS:
                     row["points"].setdefault(name, []).append([run.seed, value])
     for row in rows.values():
         row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
@@ -292,9 +297,7 @@ def _why(run: SweepRun) -> str:
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    # Share of the runs of a setting below the lower and above the upper end of the interval
-    # that a sweep shows: with ten seeds the second smallest and the second largest.
-    tail = int(0.1 * len(ordered))
+    tail = int(TAIL * len(ordered))
     return {
         "min": ordered[0],
         "low": ordered[tail],

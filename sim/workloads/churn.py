@@ -25,6 +25,10 @@ from sim.workloads.supervision import supervise
 GONE: Final = frozenset({Change.LEFT, Change.DIED, Change.FORGOTTEN})
 KNOWN_WITHIN: Final = 15.0
 """Seconds after which a death should be known to 99 % of those who hold the peer."""
+SETTLED: Final = 30.0
+"""Seconds a node must have been up before others must know it."""
+DRAWN: Final = 10_000
+"""Delays that go into a report at most."""
 BOOTSTRAP: Final = 3
 """Nodes that stay, and that newcomers dial."""
 
@@ -61,17 +65,7 @@ class MembershipChurn:
         if isinstance(sessions, str):
             self._replay(swarm, scenario, churn, read_sessions(place_of(sessions)))
         else:
-            # Let all nodes come one after the other, and then live by the model.
-            zones = max(1, int(scenario.parameter("zones", 4)))
-            spread = scenario.parameter("arrival", 30.0) / scenario.nodes
-            for number in range(scenario.nodes):
-                name = f"n{number}"
-                swarm.add(name, self._live, link=scenario.link, zone=f"zone{number % zones}")
-                if number >= BOOTSTRAP:
-                    churn.add(name)
-                await swarm.sleep(spread)
-            for zone in range(zones):
-                churn.add_zone(f"zone{zone}")
+            await self._arrive(swarm, scenario, churn)
         swarm.every(scenario.duration / 100, lambda: self._plot(swarm))
         await swarm.sleep_until(scenario.duration)
         metrics = self._measure(swarm, churn, swarm.simulation.now)
@@ -79,11 +73,23 @@ class MembershipChurn:
         swarm.simulation.distributions["bytes sent, by node"] = [
             float(node.endpoint.sent) for node in nodes
         ]
-        # Delays that go into a report at most.
         swarm.simulation.distributions["seconds until a death was known"] = self._watch.delays(
-            10_000
+            DRAWN
         )
         return metrics
+
+    async def _arrive(self, swarm: Swarm, scenario: Scenario, churn: Churn) -> None:
+        """Let all nodes come one after the other, and then live by the model."""
+        zones = max(1, int(scenario.parameter("zones", 4)))
+        spread = scenario.parameter("arrival", 30.0) / scenario.nodes
+        for number in range(scenario.nodes):
+            name = f"n{number}"
+            swarm.add(name, self._live, link=scenario.link, zone=f"zone{number % zones}")
+            if number >= BOOTSTRAP:
+                churn.add(name)
+            await swarm.sleep(spread)
+        for zone in range(zones):
+            churn.add_zone(f"zone{zone}")
 
     def _replay(
         self, swarm: Swarm, scenario: Scenario, churn: Churn, sessions: Sequence[Session]
@@ -167,17 +173,20 @@ class MembershipChurn:
                 self._join_seconds.append(node.simulation.now - started)
                 await trio.sleep_forever()
             finally:
-                # Forget the view of a process that has ended, unless the machine's next one
-                # is here already.
-                if self._views.get(node.name) is membership:
-                    del self._views[node.name], self._since[node.name]
-                    self._watch.blind(node.name)
+                self._lose_view(node.name, membership)
+
+    def _lose_view(self, name: str, membership: Membership) -> None:
+        """Forget the view of a process that has ended, unless the machine's next one is here
+        already.
+        """
+        if self._views.get(name) is membership:
+            del self._views[name], self._since[name]
+            self._watch.blind(name)
 
     def _measure(
         self, swarm: Swarm, churn: Churn, now: float
     ) -> Mapping[str, float | int | str]:
-        # Seconds a node must have been up before others must know it.
-        settled = {name for name, since in self._since.items() if now - since >= 30.0}
+        settled = {name for name, since in self._since.items() if now - since >= SETTLED}
         known = {swarm.nodes[name].peer_id: name for name in self._views if name in settled}
         alive = {node.peer_id for node in swarm.alive}
         capacity = MembershipConfig().capacity

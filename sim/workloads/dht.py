@@ -21,6 +21,8 @@ from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 
 NAMESPACE: Final = "edition"
+SEEDS: Final = 3
+"""Nodes through which the others join."""
 STAMP_BITS: Final = 4
 """Difficulty of work stamps in all workloads, in bits. A stamp is real work, which virtual time
 cannot shorten, so here it is symbolic: 16 hashes in the mean, in production a million."""
@@ -94,9 +96,8 @@ class Editions:
     async def _live(self, node: SimNode) -> None:
         async with node.open_host() as host, open_dht(node.world, host, CONFIG) as dht:
             self._open[node.name] = dht
-            # Nodes through which the others join.
             await dht.bootstrap(
-                [other.addr for other in node.siblings[:3] if other is not node]
+                [other.addr for other in node.siblings[:SEEDS] if other is not node]
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._publish, node, dht)

@@ -37,6 +37,8 @@ from sim.workloads.inner import FakeInner
 from sim.workloads.supervision import supervise
 
 RUN: Final = b"simulated pre-training run, 32 b"
+WAYS: Final = 5
+"""Number of hostile behaviours."""
 BOUNDED: Final = (1, 4)
 """Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
@@ -171,9 +173,8 @@ class Pretraining:
         signer = swarm.simulation.keys.signer
         self._peers = [signer(name).peer_id for name in names]
         self._founders = self._peers[:founders]
-        # Number of hostile behaviours.
         self._hostile = {
-            name: number % 5
+            name: number % WAYS
             for number, name in enumerate(
                 names[founders - hostile : founders], int(scenario.parameter("way", 0))
             )

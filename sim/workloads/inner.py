@@ -17,6 +17,10 @@ from roles.engines.config import EngineConfig
 
 STEP_RATE: Final = 400e6
 """Bytes of state that an outer step and its digest take in a second, for simulated time."""
+SUM_RATE: Final = 500e6
+"""Bytes of float32 that are decoded and added in a second, for simulated time."""
+FAKE_WEIGHTS: Final = 4096
+"""Weights of the pretended model: few, since a simulation moves every byte."""
 
 
 class FakeInner(InnerEngine):
@@ -28,8 +32,7 @@ class FakeInner(InnerEngine):
         world: World,
         config: EngineConfig,
         terms: DilocoTerms,
-        # Weights of the pretended model: few, since a simulation moves every byte.
-        size: int = 4096,
+        size: int = FAKE_WEIGHTS,
     ) -> None:
         self._world, self._config, self._terms = world, config, terms
         self.size = size
@@ -56,8 +59,7 @@ class FakeInner(InnerEngine):
         norms: Sequence[Sequence[float]],
         by: Sequence[float],
     ) -> list[bytes]:
-        # Bytes of float32 that are decoded and added in a second, for simulated time.
-        cost = 4 * self.arithmetic.grid.piece * len(parts[0]) / 500e6
+        cost = 4 * self.arithmetic.grid.piece * len(parts[0]) / SUM_RATE
         return await self._world.run_blocking(
             self.arithmetic.summed, first, parts, norms, by, cost=cost
         )

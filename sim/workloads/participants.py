@@ -38,6 +38,8 @@ from sim.run.scenario import Scenario
 ORIGIN: Final = "origin"
 CLAIM: Final = 0.9
 """Share of its uplink that a node offers: a line filled to the brim starves its own acks."""
+HOLE_CLAIM: Final = 4
+"""Times the best uplink that a hole claims: it wants to be a root."""
 PARTICIPANT_PARAMETERS: Final = (
     "origin_up",
     "origin_down",
@@ -127,8 +129,7 @@ def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]
         slow = replace(participants[name].link, up=scenario.parameter("slow_up", 0.5))
         participants[name] = replace(participants[name], link=slow)
     for name in _next(names, scenario.parameter("holes", 0)):
-        # Times the best uplink that a hole claims: it wants to be a root.
-        participants[name] = replace(participants[name], claim=4 * best, is_hole=True)
+        participants[name] = replace(participants[name], claim=HOLE_CLAIM * best, is_hole=True)
     for name in _next(names, scenario.parameter("boasters", 0)):
         participants[name] = replace(participants[name], claim=8 * 2**52 / MBIT)
     for name in _next(names, scenario.parameter("slanderers", 0)):

@@ -53,6 +53,10 @@ from sim.workloads.participants import (
 
 ANNOUNCE: Final = ProtocolId("/sim/announce/1.0.0")
 RUN: Final = b"simulated run"
+FIRST_AT: Final = 1.0
+"""Virtual second of the first publication."""
+ACQUAINTANCES: Final = 3
+"""Peers that a node dials when it joins, as its bootstrap would have told it."""
 PERCENTILES: Final = (50, 90, 99, 100)
 """Shares of the receivers whose times a report names: half, most, and the last."""
 
@@ -160,8 +164,7 @@ class Policies:
         """Dial some present nodes, which tell new versions and serve them."""
         there = self._joined(node)
         others = [other for other in there if other.name != ORIGIN] or there
-        # Peers that a node dials when it joins, as its bootstrap would have told it.
-        for other in node.world.rng("meet").sample(others, min(3, len(others))):
+        for other in node.world.rng("meet").sample(others, min(ACQUAINTANCES, len(others))):
             try:
                 await host.connect(other.peer_id)
             except PeerUnreachable:
@@ -183,8 +186,7 @@ class Policies:
         interval = self._scenario.parameter("interval", 20.0)
         versions = int(self._scenario.parameter("versions", 5))
         for version in range(1, versions + 1):
-            # Virtual second of the first publication.
-            due = 1.0 + (version - 1) * interval
+            due = FIRST_AT + (version - 1) * interval
             overtaken = version < versions and node.world.now() >= due + interval
             if version <= service.newest or overtaken:
                 continue

@@ -56,6 +56,19 @@ from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.policies import make_weights
 
+STAYING: Final = 0.1
+"""Share of the nodes that live for the whole run: growth that a restart would end shows in
+them."""
+TOLERANCE: Final = 1.25
+"""The last quarter's largest size over the second's, up to which a table counts as bounded.
+Sizes of a swarm under churn vary by a tenth between quarters; a leak of one entry an hour is a
+factor of two."""
+LEAST: Final = 2.0
+"""Entries a node, below which growth is noise: one more peer, one more topic."""
+LISTED: Final = 10
+"""Tables that the metrics name."""
+POLICY_BYTES: Final = 64 * 1024
+"""Bytes of a policy: small, as weeks of them are moved."""
 TALLY: Final = "_traffic"
 """The simulated host's bytes by peer, for the figures of scenarios."""
 TABLES: Final = (dict, list, deque, set, bytearray)
@@ -101,10 +114,7 @@ class Table:
         One that its type bounds grows too, until it is full: see `Table.limit`.
         """
         second, third, last = self.most(1), self.most(2), self.most(3)
-        # The last quarter's largest size over the second's, up to which a table counts as
-        # bounded. Sizes of a swarm under churn vary by a tenth between quarters; a leak of one
-        # entry an hour is a factor of two.
-        return last > 1.25 * second and last - second > least and second <= third <= last
+        return last > TOLERANCE * second and last - second > least and second <= third <= last
 
 
 class Soak:
@@ -127,9 +137,7 @@ class Soak:
             _write_run(swarm),
             _config(scenario.parameter("interval", MAX_INTERVAL)),
         )
-        # Share of the nodes that live for the whole run: growth that a restart would end shows
-        # in them.
-        staying = max(2, round(scenario.nodes * 0.1))
+        staying = max(2, round(scenario.nodes * STAYING))
         async with trio.open_nursery() as nursery:
             for number in range(scenario.nodes):
                 nursery.start_soon(self._slot, swarm, number, number < staying)
@@ -177,21 +185,23 @@ class Soak:
             self._nodes[machine.name], self._hosts[machine.name] = node, host
             try:
                 if machine is first:
-                    # Publish a small policy every few hours, as long as the run goes on.
-                    every = self._scenario.parameter("publish", 6 * HOUR)
-                    version = 0
-                    while True:
-                        await machine.world.sleep(every)
-                        version += 1
-                        path = f"weights-{version % 8}.safetensors"
-                        rng = machine.simulation.rng(machine.name, f"weights/{version}")
-                        # Bytes of a policy: small, as weeks of them are moved.
-                        await machine.world.disk.replace(path, make_weights(rng, 64 * 1024))
-                        await node.shardcast.publish(PolicyVersion(version), path)
+                    await self._publish(machine, node)
                 await trio.sleep_forever()
             finally:
                 if self._nodes.get(machine.name) is node:
                     del self._nodes[machine.name], self._hosts[machine.name]
+
+    async def _publish(self, machine: SimNode, node: Node) -> None:
+        """Publish a small policy every few hours, as long as the run goes on."""
+        every = self._scenario.parameter("publish", 6 * HOUR)
+        version = 0
+        while True:
+            await machine.world.sleep(every)
+            version += 1
+            path = f"weights-{version % 8}.safetensors"
+            rng = machine.simulation.rng(machine.name, f"weights/{version}")
+            await machine.world.disk.replace(path, make_weights(rng, POLICY_BYTES))
+            await node.shardcast.publish(PolicyVersion(version), path)
 
     # Counting.
 
@@ -222,15 +232,13 @@ class Soak:
         swarm.simulation.plot("entries in all tables, a node", sum(totals.values()) / living)
 
     def _figures(self, swarm: Swarm) -> dict[str, float | int | str]:
-        # Entries a node, below which growth is noise: one more peer, one more topic.
-        least = self._scenario.parameter("least", 2.0)
+        least = self._scenario.parameter("least", LEAST)
         growing = sorted(path for path, table in self._tables.items() if table.grows(least))
         filling = [path for path in growing if self._tables[path].limit is not None]
         growing = [path for path in growing if self._tables[path].limit is None]
-        # Tables that the metrics name.
         largest = sorted(
             self._tables.items(), key=lambda item: (-max(item[1].halves), item[0])
-        )[:10]
+        )[:LISTED]
         listed = {
             f"table_{place}": f"{path}: {table.halves[0]:.1f}, then {table.halves[1]:.1f}"
             for place, (path, table) in enumerate(largest, 1)

@@ -76,12 +76,7 @@ class Spine:
         cast = dict(self._cast)
         for number in range(3, scenario.nodes - len(cast) + 3):
             cast[f"inference-{number}"] = "inference"
-        sampling = SamplingTerms(
-            steps=int(scenario.parameter("steps", 12)),
-            group_size=int(scenario.parameter("group_size", 8)),
-            submission=int(scenario.parameter("submission", 4)),
-            max_new_tokens=12,
-        )
+        sampling = _sampling(scenario)
         self._learner = write_learner(_learner(scenario)).encode()
         self._run = self.make_run(swarm, sampling)
         self._config = _config()
@@ -141,6 +136,15 @@ class Spine:
 
     def _status(self, sampling: SamplingTerms) -> SwarmStatus:
         return SwarmStatus(self.health(), sampling.submission * sampling.group_size)
+
+
+def _sampling(scenario: Scenario) -> SamplingTerms:
+    return SamplingTerms(
+        steps=int(scenario.parameter("steps", 12)),
+        group_size=int(scenario.parameter("group_size", 8)),
+        submission=int(scenario.parameter("submission", 4)),
+        max_new_tokens=12,
+    )
 
 
 def _learner(scenario: Scenario) -> LearnerConfig:

@@ -541,7 +541,7 @@ async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
 
 
 @pytest.mark.parametrize("buggy", [False, True], ids=["strict", "buggy"])
-@pytest.mark.parametrize("seed", swept(range(4), 2))
+@pytest.mark.parametrize("seed", swept(range(4), 1))
 def test_whatever_the_order_all_accounts_end_at_zero(seed: int, buggy: bool) -> None:
     with deterministic(seed):
         trio.run(

@@ -38,11 +38,8 @@ from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.node.screen import LiveScreen, Terminal
 from roles.contract import open_run
-from roles.contract.core.diloco import DilocoTerms, Joining
-from roles.demo.command import main as demo_main, prepare
-from roles.demo.pretraining import PretrainingDemo
+from roles.demo.command import main as demo_main
 from roles.own.__main__ import main as run_main
-from roles.own.layout import RunFolder
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.support.processes import ROOT, lines_until, started
@@ -125,20 +122,6 @@ async def at_once(write: Callable[[], None], *, abandon_on_cancel: bool) -> None
     await trio.lowlevel.checkpoint()
 
 
-def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:
-    """A node on loopback says that others cannot reach it."""
-    run_file = tmp_path / "run.shoal"
-    run_file.write_bytes(RUN.document)
-    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
-    with started("-m", "p2p.node", *arguments) as process:
-        first = lines_until(process, "policy")
-        assert first[-1] == "policy none yet; 0 peers\n"
-        assert any("only this machine can dial that" in line for line in first)
-        process.send_signal(signal.SIGINT)
-        assert lines_until(process, "ended")[-1] == "ended    policy none yet; 0 peers\n"
-        assert process.wait(timeout=START_SECONDS) == 0
-
-
 def test_status_is_json_lines_and_nothing_else(tmp_path: Path) -> None:
     """A block of text came first, and a program had to know which lines to skip."""
     run_file = tmp_path / "run.shoal"
@@ -191,34 +174,6 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
 
 
 # Addresses that others cannot reach
-
-
-@pytest.mark.parametrize(
-    ("joining", "role", "note"),
-    [
-        (None, "inference", ""),
-        (Joining.NAMED, "trainer", "with a key that the run file names"),
-        (Joining.ADMITTED, "trainer", ""),
-    ],
-)
-def test_a_node_says_with_which_role_others_join_its_run(
-    joining: Joining | None, role: str, note: str, tmp_path: Path
-) -> None:
-    """A node of a run of DiLoCo told others to join with ``--role inference``, which it has
-    not."""
-    run = RUN
-    if joining is not None:
-        demo = PretrainingDemo(diloco=DilocoTerms(joining=joining))
-        run = prepare(demo, 0, RunFolder(tmp_path))
-    path = tmp_path / "given.shoal"
-    path.write_bytes(run.document)
-    arguments = ["--data", str(tmp_path / "n"), "--run", str(path), *LOOPBACK]
-    with started("-m", "p2p.node", *arguments) as process:
-        (*_, line) = lines_until(process, "next")
-        rest = "".join(lines_until(process, "         (only this machine"))
-    assert f"shoal node --role {role} --bootstrap /ip4/127.0.0.1/tcp/" in line
-    assert note in rest
-    assert ("a key" in rest) is bool(note)
 
 
 class Deaf:

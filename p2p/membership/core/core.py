@@ -26,7 +26,7 @@ is dropped (`verifier`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
@@ -198,16 +198,7 @@ class MembershipCore:
             case ev.UpdateProfile(profile):
                 self._local.set_profile(profile, now)
             case Tick():
-                if self._local.next_beat <= now:
-                    self._send_heartbeats(now)
-                if self._local.refute_at <= now:
-                    self._refute_suspicions(now)
-                if self._detector.checks_end <= now:
-                    self._detector.confirm_unanswered(now)
-                if self._members.settle() <= now:
-                    self._detector.check_overdue(now)
-                if self._active_view.next_deadline <= now:
-                    self._active_view.tick(now)
+                self._tick(now)
             case ev.Leave():
                 farewell = msg.Heartbeats((self._local.farewell(),))
                 self._effects.send_all(list(self._active_view.neighbours), farewell)
@@ -215,13 +206,7 @@ class MembershipCore:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
             self._flush(now)
-        # Return the earliest deadline of all parts. It is needed after each event; `min` over
-        # a list takes three times as long.
-        self._due = min(
-            self._members.settle(), self._local.next_beat, self._local.refute_at,
-            self._dissemination.flush_at, self._detector.checks_end,
-            self._active_view.next_deadline,
-        )  # fmt: skip
+        self._due = self._soonest_deadline()
         self.next_deadline = self._own_time.deadline(self._due)
         if self._active_view.changes != self._told_changes:
             self._told_changes = self._active_view.changes
@@ -232,6 +217,15 @@ class MembershipCore:
         """Schedule a heartbeat at once, because this process was stopped and peers may suspect
         it."""
         self._local.next_beat = self._resumed = now
+
+    def _soonest_deadline(self) -> float:
+        """Return the earliest deadline of all parts. It is needed after each event; `min` over
+        a list takes three times as long."""
+        return min(
+            self._members.settle(), self._local.next_beat, self._local.refute_at,
+            self._dissemination.flush_at, self._detector.checks_end,
+            self._active_view.next_deadline,
+        )  # fmt: skip
 
     # Messages.
 
@@ -461,6 +455,18 @@ class MembershipCore:
                 self._effects.put(AddAddrs(peer, (addr,), AddrSource.OWNER))
         return tuple(peers)
 
+    def _tick(self, now: float) -> None:
+        if self._local.next_beat <= now:
+            self._send_heartbeats(now)
+        if self._local.refute_at <= now:
+            self._refute_suspicions(now)
+        if self._detector.checks_end <= now:
+            self._detector.confirm_unanswered(now)
+        if self._members.settle() <= now:
+            self._detector.check_overdue(now)
+        if self._active_view.next_deadline <= now:
+            self._active_view.tick(now)
+
     def _send_heartbeats(self, now: float) -> None:
         """Send our next heartbeat to all peers that wait for one."""
         signed = self._local.beat(now)
@@ -520,20 +526,24 @@ class MembershipCore:
         """Return the digests to send with a heartbeat, and fewer if the view is crowded."""
         count = self._config.sample
         if not self._members.is_crowded():
-            return self._members.sample(count, self._active_view.neighbours)
+            return _digests_of(self._members.sample(count, self._active_view.neighbours))
         # Heartbeats of which one carries digests when the view is crowded: what they tell can
         # wait as long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's
         # time in a large swarm.
         if self._local.beats % 3:
             return ()
-        return self._members.sample(count, ())
+        return _digests_of(self._members.sample(count, ()))
 
     def _welcome_digests(self) -> tuple[Digest, ...]:
         # Digests for a newcomer, beside those of our neighbours: its next neighbours tell it
         # the rest.
-        return self._members.sample(16, self._active_view.neighbours)
+        return _digests_of(self._members.sample(16, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
         """Stop expecting heartbeats from a living peer, and drop it as a neighbour."""
         self._members.stop_expecting(peer)
         self._active_view.remove(peer, now)
+
+
+def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
+    return tuple([signed.digest for signed in heartbeats])

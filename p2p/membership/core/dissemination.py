@@ -20,15 +20,17 @@ interval of 5 s, and digests do travel with the heartbeats; only these four do n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import filterfalse
-from typing import Final
+from typing import Final, TypeVar
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import MAX_INTERVAL, Digest, SignedHeartbeat, key_of
 from p2p.membership.messages import MAX_HEARTBEATS
+
+T = TypeVar("T")
 
 FLUSH_DELAY: Final = 0.2
 """Seconds between two messages of floods. The first goes out at once; those of a disaster are
@@ -262,16 +264,26 @@ def _told(
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []
-    groups: dict[tuple[int, ...], list[PeerId]] = {}  # so that each message is encoded once
-    for peer in neighbours:
-        lacks = tuple([n for n, flood in enumerate(floods) if peer not in flood.known_by])
-        if lacks:
-            groups.setdefault(lacks, []).append(peer)
-    return [(peers, [floods[n] for n in lacks]) for lacks, peers in groups.items()]
+    return _grouped(neighbours, floods, lambda flood, peer: peer not in flood.known_by)
 
 
 def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Flood]]:
     """Split the oldest floods that fit a message from the rest."""
     floods = list(waiting.values())
+    if len(floods) <= MAX_HEARTBEATS:
+        return floods, {}
     rest = floods[MAX_HEARTBEATS:]
     return floods[:MAX_HEARTBEATS], {flood.signed.peer: flood for flood in rest}
+
+
+def _grouped(
+    neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
+) -> list[tuple[list[PeerId], list[T]]]:
+    """Group the neighbours that get the same ``items``, so that each group's message is encoded
+    once."""
+    groups: dict[tuple[int, ...], list[PeerId]] = {}
+    for peer in neighbours if items else ():
+        meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])
+        if meant:
+            groups.setdefault(meant, []).append(peer)
+    return [(peers, [items[number] for number in meant]) for meant, peers in groups.items()]

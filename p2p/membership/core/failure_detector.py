@@ -88,15 +88,7 @@ class FailureDetector:
         """Handle the claim of ``source`` that nothing came after ``signed``."""
         peer = signed.peer
         if peer == self._local.peer:
-            # Answer a suspicion of ourselves with our newest heartbeat, or schedule a newer
-            # one.
-            self._active_view.on_suspected(source, now)
-            newest = self._local.newest()
-            if signed.seqno < newest.seqno:
-                self._effects.send(source, Heartbeats((newest,)))
-            else:
-                self.on_own_heartbeat(signed, now)
-                self._local.add_suspecter(source, now)
+            self._refute(signed, source, now)
             return
         member = self._members.get(peer)
         if member is not None and member.seqno > signed.seqno:
@@ -127,37 +119,46 @@ class FailureDetector:
             # Honest suspicions come from neighbours.
             self._verifier.counters["suspicion by a stranger"] += 1
         elif member.is_heard(now):
-            # Ask a suspected peer that we hear directly, at most once an interval. Note
-            # ``source`` as waiting for the answer.
-            reporters = self._reporters.get(member.peer)
-            if reporters is None:
-                reporters = self._reporters[member.peer] = {}
-            # Suspecting peers that get it: about as many as a node has neighbours, five aimed
-            # at and seven borne. Others learn of it from those.
-            if len(reporters) < 8:
-                reporters[source] = None
-            probed_at, expired = self._probed_at, now - member.interval
-            while probed_at and probed_at[next(iter(probed_at))] <= expired:
-                del probed_at[next(iter(probed_at))]
-            if member.peer not in probed_at and len(probed_at) < MAX_PROBED:
-                probed_at[member.peer] = now
-                self.probe(member)
+            self._on_direct_suspected(member, source, now)
         else:
-            # Handle the suspicion of a member that we do not hear directly: pass it on, check
-            # it first, or ignore it. Intervals within which a second suspicion of one peer is
-            # checked instead of flooded, because a liar gets a fresh heartbeat from each
-            # refutation. This is shorter than `CHECK_TIMEOUT` by more than a flood takes, so
-            # that two honest suspicions of a death are not checked one after the other.
-            since = now - 0.4 * member.interval
-            was_suspected = self._dissemination.was_suspected(member.peer, since)
-            if self._quotas.trusts_suspicions(now) and not was_suspected:
-                self._members.record_heartbeat(member, signed, member.seen)
-                self._suspect(member, source, now)
-            elif member.peer not in self._checks and self._quotas.checks.take(source, now):
-                self._members.record_heartbeat(member, signed, member.seen)
-                self._check(member, source, now)
-            else:
-                self._verifier.counters["suspicion not checked"] += 1
+            self._on_indirect_suspected(member, signed, source, now)
+
+    def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
+        """Ask a suspected peer that we hear directly, at most once an interval. Note ``source``
+        as waiting for the answer."""
+        reporters = self._reporters.get(member.peer)
+        if reporters is None:
+            reporters = self._reporters[member.peer] = {}
+        # Suspecting peers that get it: about as many as a node has neighbours, five aimed at
+        # and seven borne. Others learn of it from those.
+        if len(reporters) < 8:
+            reporters[source] = None
+        probed_at, expired = self._probed_at, now - member.interval
+        while probed_at and probed_at[next(iter(probed_at))] <= expired:
+            del probed_at[next(iter(probed_at))]
+        if member.peer not in probed_at and len(probed_at) < MAX_PROBED:
+            probed_at[member.peer] = now
+            self.probe(member)
+
+    def _on_indirect_suspected(
+        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
+    ) -> None:
+        """Handle the suspicion of a member that we do not hear directly: pass it on, check it
+        first, or ignore it."""
+        # Intervals within which a second suspicion of one peer is checked instead of flooded,
+        # because a liar gets a fresh heartbeat from each refutation. This is shorter than
+        # `CHECK_TIMEOUT` by more than a flood takes, so that two honest suspicions of a death
+        # are not checked one after the other.
+        since = now - 0.4 * member.interval
+        was_suspected = self._dissemination.was_suspected(member.peer, since)
+        if self._quotas.trusts_suspicions(now) and not was_suspected:
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._suspect(member, source, now)
+        elif member.peer not in self._checks and self._quotas.checks.take(source, now):
+            self._members.record_heartbeat(member, signed, member.seen)
+            self._check(member, source, now)
+        else:
+            self._verifier.counters["suspicion not checked"] += 1
 
     def _check(self, member: MemberState, source: PeerId, now: float) -> None:
         """Ask the suspected peer ourselves, and continue when the answer is overdue."""
@@ -223,17 +224,7 @@ class FailureDetector:
     def check_overdue(self, now: float) -> None:
         """Judge the members whose silence has lasted long enough."""
         for member in self._members.overdue(now):
-            if not self._verifier.may(member.peer):
-                self.forget(member.peer)  # we do not listen to it: its silence says nothing
-                self._active_view.remove(member.peer, now)
-            elif member.liveness is Liveness.SUSPECTED:
-                self._confirm_death(member, now)
-            elif not member.direct:
-                self.forget(member.peer)
-            elif member.liveness is Liveness.ALIVE:
-                self.probe(member)
-            else:
-                self._suspect(member, self._local.peer, now)
+            self._on_silence(member, now)
             self._members.reschedule(member)
 
     def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
@@ -251,6 +242,19 @@ class FailureDetector:
         if member is not None:
             self._effects.tell(Change.FORGOTTEN, member)
 
+    def _on_silence(self, member: MemberState, now: float) -> None:
+        if not self._verifier.may(member.peer):
+            self.forget(member.peer)  # we do not listen to it: its silence says nothing
+            self._active_view.remove(member.peer, now)
+        elif member.liveness is Liveness.SUSPECTED:
+            self._confirm_death(member, now)
+        elif not member.direct:
+            self.forget(member.peer)
+        elif member.liveness is Liveness.ALIVE:
+            self.probe(member)
+        else:
+            self._suspect(member, self._local.peer, now)
+
     def _confirm_death(self, member: MemberState, now: float) -> None:
         """Declare a suspected peer dead. Where many suspicions are false, first ask a peer that
         we have not asked."""
@@ -267,3 +271,14 @@ class FailureDetector:
     def _suspect(self, member: MemberState, source: PeerId, now: float) -> None:
         self._members.suspect(member, now)
         self._dissemination.flood(member.signed, suspected=True, source=source, now=now)
+
+    def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
+        """Answer a suspicion of ourselves with our newest heartbeat, or schedule a newer
+        one."""
+        self._active_view.on_suspected(source, now)
+        newest = self._local.newest()
+        if signed.seqno < newest.seqno:
+            self._effects.send(source, Heartbeats((newest,)))
+        else:
+            self.on_own_heartbeat(signed, now)
+            self._local.add_suspecter(source, now)

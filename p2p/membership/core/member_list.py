@@ -44,7 +44,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import MEMORY
 from p2p.membership.core.events import Member
-from p2p.membership.heartbeat import KEY, Digest, SignedHeartbeat, key_of
+from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
 
@@ -529,8 +529,8 @@ class MemberList:
             if not self._prefixes[member.prefix]:
                 del self._prefixes[member.prefix]
 
-    def sample(self, count: int, first: Iterable[PeerId]) -> tuple[Digest, ...]:
-        """Return the digests of ``first`` and of ``count`` other members, without suspected
+    def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
+        """Return the heartbeats of ``first`` and of ``count`` other members, without suspected
         ones.
 
         Members that are new or have a new policy come first. The others come in random order,
@@ -548,12 +548,11 @@ class MemberList:
             if known.get(member.peer[KEY]) is member:
                 chosen[member.peer] = member
                 left -= 1
-        alive = [
-            member.signed.digest
+        return [
+            member.signed
             for member in chosen.values()
             if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
         ]
-        return tuple(alive)
 
     def name_next(self, member: MemberState) -> None:
         """Put a member that is new or has a new policy at the front of the turns of

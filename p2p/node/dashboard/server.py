@@ -232,13 +232,7 @@ class Dashboard:
             name, media = PARTS[path]
             await reply.send(200, read_part(name), media)
         elif path == "/api/events":
-            try:
-                with self._snapshots.viewing() as viewer:
-                    await reply.begin(200, "text/event-stream")
-                    while True:
-                        await reply.part(await viewer.next())
-            except LimitExceeded as error:
-                await reply.text(503, str(error))
+            await self._stream(reply)
         elif path == "/api/picture":
             await reply.send(200, as_json(self._snapshots.whole()), "application/json")
         elif path == "/metrics":
@@ -254,6 +248,15 @@ class Dashboard:
             await reply.text(503 if why_not else 200, why_not or "ready")
         else:
             await reply.text(404, "there is no such page")
+
+    async def _stream(self, reply: _Reply) -> None:
+        try:
+            with self._snapshots.viewing() as viewer:
+                await reply.begin(200, "text/event-stream")
+                while True:
+                    await reply.part(await viewer.next())
+        except LimitExceeded as error:
+            await reply.text(503, str(error))
 
 
 class _Reply:

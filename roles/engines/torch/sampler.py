@@ -230,8 +230,9 @@ class Sampler:
 
     @property
     def can_step(self) -> bool:
-        """True if a completion is under way that does not wait for the environment."""
-        return len(self._open) > len(self._paused)
+        """True if a token can be drawn before the environment answers: completions that wait
+        for it keep their places, and others wait for these."""
+        return bool(len(self._last) or self._resumed or (self._waiting and self._free))
 
     def paused(self) -> list[Row]:
         """Return the completions that wait for the environment, with what they have drawn."""

@@ -7,11 +7,15 @@ Used by the hostile scenarios and by the attacks on a live node (tests/attacks).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from p2p.identity import Signer
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.multiaddr import Multiaddr
+
+EXPIRES_AFTER: Final = 600.0
+"""Seconds of wall time for which a hostile heartbeat is good on paper; what honest nodes say is
+1,800."""
 
 
 def say_alive(
@@ -32,12 +36,10 @@ def say_alive(
     paid: dict[str, Any] = (
         {"stamp": stamp} if stamp and "stamp" in Profile.__dataclass_fields__ else {}
     )
-    # Seconds of wall time for which a hostile heartbeat is good on paper; what honest nodes say
-    # is 1,800.
     heartbeat = Heartbeat(
         peer=signer.peer_id,
         seqno=seqno,
-        expires=round(wall + 600.0),
+        expires=round(wall + EXPIRES_AFTER),
         interval=interval,
         profile=Profile(addrs=addrs, run=run, **paid),
     )

@@ -38,12 +38,19 @@ HONEST: Final = "n"
 HOSTILE: Final = "h"
 BOOTSTRAP: Final = 3
 """Honest nodes through which all others join."""
+ARRIVAL: Final = 20.0
+"""Seconds over which the nodes come."""
 LOOK: Final = 1.0
 """Seconds between looks at neighbours: less than an interval between heartbeats, so that no gap
 is missed."""
+VIEWS: Final = 5
+"""Looks at neighbours for each look at whole views, which are long."""
 
 ENOUGH: Final = 3
 """Honest neighbours below which a node is as good as surrounded."""
+RECOVERY: Final = 60.0
+"""Seconds of attack after which also those must have enough that had not when it began: their
+hostile neighbours have lost their credit by then."""
 
 Metrics = dict[str, float | int | str]
 
@@ -111,8 +118,7 @@ class HostileWorkload:
             node = swarm.add(name, self._live, link=scenario.link)
             if name.startswith(HOSTILE):
                 self.hostile[node.peer_id] = None
-            # Seconds over which the nodes come.
-            await swarm.sleep(min(20.0, quiet_from / 2) / scenario.nodes)
+            await swarm.sleep(min(ARRIVAL, quiet_from / 2) / scenario.nodes)
         await swarm.sleep_until(quiet_from)
         self.before_attack(swarm)
         before = self._sent(swarm)
@@ -189,8 +195,7 @@ class HostileWorkload:
         swarm.simulation.plot("honest neighbours, mean", statistics.fmean(found))
         swarm.simulation.plot("bytes sent by the honest", self._sent(swarm))
         self._looks += 1
-        # Looks at neighbours for each look at whole views, which are long.
-        if self._looks % 5 == 0:
+        if self._looks % VIEWS == 0:
             for name in names:
                 members = [member.peer for member in self.views[name].members()]
                 shares.append(sum(map(self.is_honest, members)) / max(1, len(members)))
@@ -200,9 +205,7 @@ class HostileWorkload:
         others."""
         if name not in self._unlucky:
             return False
-        # Seconds of attack after which also those must have enough that had not when it began:
-        # their hostile neighbours have lost their credit by then.
-        if count >= ENOUGH or swarm.simulation.now >= self._attack_at + 60.0:
+        if count >= ENOUGH or swarm.simulation.now >= self._attack_at + RECOVERY:
             del self._unlucky[name]
         return name in self._unlucky
 

@@ -26,9 +26,15 @@ from sim.workloads.participants import ORIGIN, Participant, draw_participants
 
 WITNESS: Final = "sim.workloads.nodes.roles:Witness"
 PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
+HEARTBEAT: Final = 2.0
+"""Seconds between heartbeats: so few nodes can afford it, and all are known sooner."""
+FIRST_AT: Final = 10.0
+"""Second of the first publication: by then all have joined."""
 LINGER: Final = 2.0
 """Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
 levels."""
+NEVER: Final = 2**32 - 1
+"""Expiry of the run file: clocks differ between levels."""
 
 
 class Deployment:
@@ -83,9 +89,8 @@ class Deployment:
         }
         if name == ORIGIN:
             role = {"publisher": self._schedule()}
-        # Seconds between heartbeats: so few nodes can afford it, and all are known sooner.
         return {
-            "membership": {"interval": 2.0},
+            "membership": {"interval": HEARTBEAT},
             "dht": {"difficulty": STAMP_BITS},
             "role": role,
         }
@@ -95,11 +100,10 @@ class Deployment:
         return read_table(NodeConfig, self.table(name), f"the configuration of {name}")
 
     def _schedule(self) -> dict[str, object]:
-        # Second of the first publication: by then all have joined.
         return {
             "seed": self._seed,
             "receivers": sum(self.participants[name].joins == 0 for name in self.receivers),
-            "first_at": float(self._scenario.parameter("first_at", 10.0)),
+            "first_at": float(self._scenario.parameter("first_at", FIRST_AT)),
             "interval": float(self._scenario.parameter("interval", 20.0)),
             "versions": self.versions,
             "policy_bytes": self.policy_bytes,
@@ -107,10 +111,9 @@ class Deployment:
 
     def _sign_run(self) -> Run:
         origin = self.peer(ORIGIN)
-        # Expiry of the run file: clocks differ between levels.
         terms = Terms(
             name=self._scenario.name,
-            expiry=2**32 - 1,
+            expiry=NEVER,
             environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
             trainers=(origin,),
             validators=(origin,),

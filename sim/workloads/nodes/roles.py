@@ -22,6 +22,11 @@ from sim.workloads.policies import make_weights
 ZERO_PATH: Final = "publisher/zero"
 """File on the publisher's disk: wall clock time of the scenario's second 0, for its next
 life."""
+LEAD: Final = 2.0
+"""Seconds between knowing when the first policy goes out and its going out: time to tell who
+watches."""
+LOOK: Final = 0.5
+"""Seconds between looks at members: their upload comes with a heartbeat and is no event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +136,8 @@ class ScheduledPublisher:
         except FileNotFoundError:
             started = node.world.wall()
         while self._missing(node) > 0:
-            # Seconds between looks at members: their upload comes with a heartbeat and is no
-            # event.
-            await node.world.sleep(0.5)
-        # Seconds between knowing when the first policy goes out and its going out: time to tell
-        # who watches.
-        zero = max(started, node.world.wall() + 2.0 - self._config.first_at)
+            await node.world.sleep(LOOK)
+        zero = max(started, node.world.wall() + LEAD - self._config.first_at)
         await node.world.disk.replace(ZERO_PATH, repr(zero).encode())
         return zero
 

@@ -44,6 +44,8 @@ from sim.workloads.participants import ORIGIN, PARTICIPANT_PARAMETERS
 
 PORT: Final = 4001
 """Port at which nodes listen where there are routers."""
+LOOK: Final = 0.5
+"""Virtual seconds between looks at who holds what."""
 
 
 class WholeNodes:
@@ -77,9 +79,8 @@ class WholeNodes:
             swarm.add(name, self._live, link=participant.link)
         dies_at = scenario.parameter("relay_dies_at", math.inf)
         while swarm.simulation.now < scenario.duration and not self._is_over(swarm):
-            # Virtual seconds between looks at who holds what.
-            await swarm.sleep(0.5)
-            swarm.simulation.plot("nodes that hold the last policy", len(self._holders(swarm)))
+            await swarm.sleep(LOOK)
+            self._plot(swarm)
             if swarm.simulation.now >= dies_at:
                 dies_at = math.inf
                 [(relay, _)] = self._reservations(swarm).most_common(1)
@@ -188,6 +189,9 @@ class WholeNodes:
             "reserved_share": round(doors / max(1, WANTED * len(closed)), 4),
             "direct_share": round(paths.count("direct") / max(1, len(paths)), 4),
         }
+
+    def _plot(self, swarm: Swarm) -> None:
+        swarm.simulation.plot("nodes that hold the last policy", len(self._holders(swarm)))
 
     def _logs(self, swarm: Swarm) -> dict[str, HealthLog]:
         logs = {name: HealthLog() for name in self._open}

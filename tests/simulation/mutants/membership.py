@@ -30,7 +30,7 @@ _init = LocalHeartbeat.__init__
 
 BUGS = {
     "stale heartbeats are accepted": (14, MemberList, "seqno_of_dead", death_is_unknown),
-    "no member is ever declared dead": (1, FailureDetector, "_confirm_death", probe_for_ever),
+    "no member is ever declared dead": (1, FailureDetector, "_on_silence", probe_for_ever),
     "partitions are not mended": (19, ActiveView, "_heal", mend_nothing),
     "sequence numbers start again": (2, LocalHeartbeat, "__init__", start_from_one),
 }

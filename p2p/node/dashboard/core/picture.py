@@ -235,12 +235,11 @@ def _flows(known: Mapping[str, NodeView]) -> dict[str, int]:
     """Return the bytes moved, by ``from to``. If both ends have counted, the receiver's count
     is used."""
     flows: dict[str, int] = {}
-    for peer, one in known.items():
-        for other, size in (find(one.health, "flows.to") or {}).items():  # type: ignore[attr-defined]
-            flows[f"{peer} {other}"] = size
-    for peer, one in known.items():
-        for other, size in (find(one.health, "flows.from") or {}).items():  # type: ignore[attr-defined]
-            flows[f"{other} {peer}"] = size
+    for way in ("to", "from"):
+        for peer, one in known.items():
+            moved: Mapping[str, int] = find(one.health, f"flows.{way}") or {}  # type: ignore[assignment]
+            for other, size in moved.items():
+                flows[f"{peer} {other}" if way == "to" else f"{other} {peer}"] = size
     return flows
 
 
@@ -338,19 +337,7 @@ def read(panel: Panel, health: Health) -> Any:
         case Kind.TABLE:
             return _table(panel, find(health, panel.rows))
         case Kind.SAMPLES:
-            rows = find(health, panel.rows)
-            if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
-                return None
-            # Questions with their answers of one role.
-            samples = [
-                [
-                    cell if isinstance(cell, int | float) else bounded_text(str(cell))
-                    for cell in row
-                ]
-                for row in rows[:10]
-                if isinstance(row, Sequence) and len(row) in (3, 5)
-            ]
-            return samples or None
+            return _samples(find(health, panel.rows))
 
 
 def _figure(value: Value, health: Health) -> Any:
@@ -393,3 +380,15 @@ def _cell(value: object) -> Any:
 def _size_of(line: Sequence[Any]) -> tuple[float, str]:
     numbers = [cell for cell in line[1:] if isinstance(cell, int | float)]
     return float(sum(numbers)), str(line[0])
+
+
+def _samples(rows: object) -> list[list[Any]] | None:
+    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+        return None
+    # Questions with their answers of one role.
+    samples = [
+        [cell if isinstance(cell, int | float) else bounded_text(str(cell)) for cell in row]
+        for row in rows[:10]
+        if isinstance(row, Sequence) and len(row) in (3, 5)
+    ]
+    return samples or None
