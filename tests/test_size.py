@@ -21,11 +21,11 @@ LIMITS = {
     "p2p": 2342,
     "p2p/cast": 2002,
     "p2p/circuit": 850,
-    "p2p/dht": 2170,
-    "p2p/gossip": 1132,
+    "p2p/dht": 2134,
+    "p2p/gossip": 1126,
     "p2p/ledger": 1224,
     "p2p/membership": 2435,
-    "p2p/node": 4340,
+    "p2p/node": 4322,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
     "p2p/shardcast": 7059,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2735,
-    "tests": 54856,
+    "tests": 54850,
 }
 
 NO_CODE = {
