@@ -140,7 +140,7 @@ class Calls:
         return call
 
     def expire(self, now: float) -> list[tuple[Call, ContactState]]:
-        """Return the calls that have timed out by ``now``, each with what its contact now is. All
+        """Return the calls that have timed out by ``now``, each with its contact's state. All
         but `FAILED` calls must be sent again."""
         expired: list[tuple[Call, ContactState]] = []
         while self.next_deadline <= now:
