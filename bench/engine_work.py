@@ -238,8 +238,8 @@ class Workshop:
     def advance(
         self, ways: Sequence[Way], questions: Questions, end: float, share: Share = Share()
     ) -> bool:
-        """Write and read missing pieces. Return False if the time was over before, or if
-        another share has the work to falsify."""
+        """Write and read missing pieces. Return False if the time ran out, or if groups to
+        falsify are in another share."""
         due = deque(share.take(ways))
         waited = 0
         while due and waited < len(due):

@@ -272,7 +272,7 @@ def are_alike(one: str, other: str) -> bool:
 def is_fragment(part: str, whole: str) -> bool:
     """Return True if a text is a part of another that says less.
 
-    2 is a fragment of 2x. 13 is none of 13.0, and A none of (A).
+    2 is a fragment of 2x. 13 is not one of 13.0, and A is not one of (A).
     """
     if len(part) > len(whole) + _LONGEST:
         return False
