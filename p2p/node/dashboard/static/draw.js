@@ -31,6 +31,7 @@ function number(value, unit) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size >= 100) return Math.round(value).toLocaleString("en");
+  if (size >= 10) return value.toFixed(1);
   return size >= 0.1 || value === 0 ? value.toFixed(3) : size < 1e-5 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
 }
 
@@ -215,7 +216,7 @@ class Map_ {
     // 12 pixels on the screen, in units of the drawing
     const size = this.size = 12 * Math.max(1, 420 / Math.min(470, this.place.clientWidth || 420));
     const newest = Math.max(-1, ...shown.map((peer) => peers[peer].policy ?? -1));
-    const svg = node("svg", {viewBox: "0 0 420 350", role: "img", "font-size": size});
+    const svg = node("svg", {viewBox: `0 ${Math.min(0, 22 - 2 * size)} 420 ${350 - Math.min(0, 22 - 2 * size)}`, role: "img", "font-size": size});
     const keys = Object.keys(flows).filter((key) => key.split(" ").every((peer) => spots.has(peer)));
     const most = Math.max(1, ...keys.map((key) => flows[key]));
     let busy = 0;
