@@ -38,6 +38,8 @@ TORCH_INDEX ?=
 
 # One thread per process: several torch processes at torch's default number of threads are 20 times slower.
 export OMP_NUM_THREADS ?= 1
+# Byte code is kept, also where the surroundings forbid it: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(STAMP)
 	$(PYTHON) -m roles.demo $(ARGS)

@@ -127,7 +127,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ),
     "dial ahead": Rule(
         "hops do not dial one after another",
-        {"upload:Upload._connect": lambda *_: iter(())},
+        {"upload:Upload.connect": lambda *_: iter(())},
     ),
     "origin's turns": Rule(
         "chunks that are on their way are not asked of the origin",

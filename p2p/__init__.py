@@ -92,7 +92,6 @@ from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.swarm.identify import ping
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork
 from p2p.wire import FrameReader, frame
@@ -138,7 +137,7 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
-    "AddrSource", "BadMessage", "ConfigError", "ConnectionConfig", "Dht", "DhtConfig",
+    "AddrSource", "BadMessage", "ConfigError", "Dht", "DhtConfig",
     "FrameReader", "Gossip", "GossipConfig", "Host", "KeyPair", "LimitExceeded", "Listener",
     "LocalProtocolError", "Member", "Membership", "MembershipConfig", "MemoryNetwork",
     "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Nat", "NatConfig",

@@ -26,9 +26,6 @@ MAX_ITEMS: Final = 128
 """Most items in all lists and tables of a message, unless its caller names another limit. A
 heartbeat has 20, the longest DHT answer 91. Bytes alone do not bound the work: an empty list is
 one byte on the wire and 75 in memory."""
-MAX_DEPTH: Final = 8
-"""Most levels of nesting in a message. Ours have 3, the run file 4; a deeper message is an
-attack on the reader's stack."""
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
 _Message = TypeVar("_Message")
 
@@ -133,7 +130,6 @@ class Holds(Protocol):
     def keep(self, count: int) -> None:
         """Record that the reader keeps ``count`` bytes that it has received and cannot use
         yet."""
-        ...
 
 
 @functools.cache
@@ -212,7 +208,9 @@ def unpack_untrusted(
     *,
     max_items: int = MAX_ITEMS,
     max_list: int = MAX_ITEMS,
-    max_depth: int = MAX_DEPTH,
+    # Most levels of nesting in a message. Ours have 3, the run file 4; a deeper message is an
+    # attack on the reader's stack.
+    max_depth: int = 8,
 ) -> object:
     """Decode canonical msgpack. Raise `BadMessage`, and nothing else, whatever the bytes. Lists
     come as lists, text as str.
@@ -324,15 +322,15 @@ class Codec(NamedTuple):
 
 
 class MessageTable(Generic[_Message]):
-    """The dataclasses that are the messages of one protocol, each with the number of its kind
-    and the codecs of its fields."""
+    """The dataclasses that are the messages of one protocol, each with the number (SHARDCAST:
+    the word) of its kind and the codecs of its fields."""
 
     def __init__(
-        self, what: str, *rows: tuple[int, type[_Message], *tuple[Codec, ...]]
+        self, what: str, *rows: tuple[int | str, type[_Message], *tuple[Codec, ...]]
     ) -> None:
         self._what = what
-        self._codecs: dict[type[_Message], tuple[int, list[tuple[str, Codec]]]] = {}
-        self._layouts: dict[int, Layout[_Message]] = {}
+        self._codecs: dict[type[_Message], tuple[int | str, list[tuple[str, Codec]]]] = {}
+        self._layouts: dict[int | str, Layout[_Message]] = {}
         for number, message, *codecs in rows:
             names = [field.name for field in fields(cast("Any", message))]
             self._codecs[message] = number, list(zip(names, codecs, strict=True))

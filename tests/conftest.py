@@ -7,6 +7,7 @@ suite, ``make test``, leaves it out. `tests.sweeps` is the same for laws with ma
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 from collections import defaultdict
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("deep")]
     if hasattr(config, "workerinput"):
         _start_the_longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests import is looked through once, and not by each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _start_the_longest_first(items: list[pytest.Item]) -> None:

@@ -32,7 +32,7 @@ from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import SOON
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast.disk import LONGEST_RETRY
-from p2p.shardcast.http.core.listing import (
+from p2p.shardcast.http.core.answers import (
     LISTING,
     MAX_LISTING,
     Listed,

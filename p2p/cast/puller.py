@@ -425,11 +425,12 @@ class PullView:
             came = stats.from_origin + stats.from_peers + node.shardcast.arriving
             if came != moved:
                 moved, moved_at = came, node.world.now()
-            index = node.shardcast.fetching_index
-            if self.asks and index is not None:
-                check_replaced(index, self._out, self._ticket.name, self.ours)
-            version, share = node.shardcast.fetching or (PolicyVersion(0), 0.0)
-            total = node.shardcast.fetching_bytes if node.shardcast.fetching else 0
+            coming = node.shardcast.fetching
+            if self.asks and coming is not None and coming.index is not None:
+                check_replaced(coming.index, self._out, self._ticket.name, self.ours)
+            total, share, version = 0, 0.0, PolicyVersion(0)
+            if coming is not None:
+                total, share, version = coming.size, coming.share, coming.manifest.version
             node.announce_share(share)
             self.last.update(
                 total=total, here=int(total * share), rate=meter.rate(came),

@@ -5,7 +5,7 @@ what proves that an author forked its log, and the file that tells a torn end fr
 `ledger` is the driver: it appends, and recovers after kill -9.
 
 Others' ledgers: `core.exchange` is what is kept of each author, what nodes ask each other, and
-which authors equivocate; `service` asks and answers, `kept` has it on the disk.
+which authors equivocate; `service` asks and answers, `ledger` has copies on the disk.
 
 Entries flow one way: a role's statement is signed, written, synced, and only then acknowledged.
 
@@ -14,7 +14,7 @@ and `Ledger.entries`; every other method is for the package itself.
 """
 
 from p2p.ledger.core.chain import Entry, Statement
-from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
+from p2p.ledger.ledger import Ledger, open_ledger
 from p2p.ledger.service import ExchangeConfig, LedgerExchange, open_exchange
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "ExchangeConfig",
     "Ledger",
     "LedgerExchange",
-    "OwnLedger",
     "Statement",
     "open_exchange",
     "open_ledger",

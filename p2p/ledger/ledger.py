@@ -1,4 +1,4 @@
-"""This node's own ledger on disk: append, survive kill -9, iterate.
+"""Ledgers on disk: this node's own (append, survive kill -9, iterate), and copies of others'.
 
 Segment files ``00000000.seg``, ``00000001.seg`` ... in one folder, and the file ``synced``. An
 entry exists once `Ledger.append` has returned: it is on the disk by then, and ``synced`` says
@@ -18,7 +18,9 @@ from typing import Final
 import trio
 
 from p2p.concurrency import Notifier
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
+from p2p.identity import PeerId
 from p2p.ledger.core.chain import (
     EMPTY,
     NOTHING,
@@ -27,6 +29,7 @@ from p2p.ledger.core.chain import (
     Place,
     Segment,
     Synced,
+    decode_fork_untrusted,
     encode_record,
     encode_slots,
     make_entry,
@@ -34,7 +37,7 @@ from p2p.ledger.core.chain import (
     read_segment,
     read_slots,
 )
-from p2p.ledger.kept import newest_told
+from p2p.ledger.core.exchange import LEAST, Exchange, News
 from p2p.wire import MIB
 from p2p.world import World
 
@@ -52,8 +55,20 @@ REMEDY: Final = (
 )
 
 
+FOLDER: Final = "ledgers"
+_FORK: Final = ".fork"
+SLACK: Final = 2
+"""Multiple of its content's size above which a file is rewritten."""
+READ_RATE: Final = 20e6
+"""Bytes of records that are checked per second, for the simulator's clock (measured on one
+core: 20 to 30)."""
+
+
 class Ledger:
-    """Log of this node. There is one per folder; open it with `open_ledger`."""
+    """The one log of this node, read from disk when its first role asks for it (`opened`).
+
+    All roles sign the same log: with a log each, two of them would sign one number twice.
+    """
 
     def __init__(
         self, world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
@@ -70,25 +85,40 @@ class Ledger:
         """True if the files agree with memory, so that an entry may be added."""
         self._turn = trio.Lock()
         self._grown = Notifier()
+        self._reading = trio.Lock()
+        self._is_read = False
 
     @property
     def head(self) -> Head:
         """Number and digest of the newest entry, which heartbeats carry."""
         return self._head
 
-    @property
-    def world(self) -> World:
-        """World whose disk holds the ledger."""
-        return self._world
+    async def opened(self) -> Ledger:
+        """Return this ledger, checked and repaired.
 
-    @property
-    def path(self) -> str:
-        """Path of the folder, to show to people."""
-        return self._world.disk.locate(self._folder)
+        Raises:
+            StorageError: The ledger is damaged. Each call raises this again.
+        """
+        async with self._reading:
+            if not self._is_read:
+                await self.recover()
+                told = await newest_told(self._world)
+                if told is not None and not await self._holds(Head(told.seqno, told.digest)):
+                    raise self.came_from_backup(told.seqno)
+                self._is_read = True
+        return self
 
-    async def holds(self, entry: Entry) -> bool:
-        """Return True if ``entry`` is in this ledger."""
-        return await self._holds(Head(entry.seqno, entry.digest))
+    def came_from_backup(self, told: int) -> StorageError:
+        """Return the error for a node that lacks entry ``told`` of its own log, which its peers
+        have.
+
+        The missing entries are not restored from the peers' copies, though they bear our
+        signature. The node cannot know that it signed and sent no later one.
+        """
+        return StorageError(
+            f"{self._world.disk.locate(self._folder)} ends with entry {self._head.seqno}, but"
+            f" this node has told its peers of entry {told}: it came from a backup; {REMEDY}"
+        )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -113,13 +143,25 @@ class Ledger:
                 await self._settle()
             if self._written >= self._segment_bytes:
                 self._segment, self._written = self._segment + 1, 0
-            entries, data, places, head = self._compose(statements)
+            entries, places, head, data = list[Entry](), list[Place](), self._head, bytearray()
+            for kind, body in statements:
+                entry = make_entry(head, self._world.signer, kind, body, self._world.wall())
+                head = Head(entry.seqno, entry.digest)
+                record = encode_record(entry)
+                places.append(Place(self._written + len(data), len(record), kind))
+                data += record
+                entries.append(entry)
             self._is_settled = False  # until the disk says otherwise
             path = self._path(self._segment)
             with trio.CancelScope(shield=True):
-                await self._world.disk.append(path, data)
+                await self._world.disk.append(path, bytes(data))
                 await self._world.disk.fsync(path)
-                await self._mark(self._written + len(data), head)
+                # Recovery expects so many bytes of the segment from now on.
+                size = self._written + len(data)
+                synced = Synced(self._synced.turn + 1, self._segment, size, head)
+                await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
+                await self._world.disk.fsync(self._mark_path)
+                self._synced = synced
             self._is_settled = True
             self._written += len(data)
             self._places.extend((self._segment, place) for place in places)
@@ -131,27 +173,6 @@ class Ledger:
         """Return when there is an entry with a higher number than ``beyond``."""
         while self._head.seqno <= beyond:
             await self._grown.wait()
-
-    async def _mark(self, size: int, head: Head) -> None:
-        """Record that ``size`` bytes of the newest segment are on disk. Recovery expects that
-        many from now on."""
-        synced = Synced(self._synced.turn + 1, self._segment, size, head)
-        await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
-        await self._world.disk.fsync(self._mark_path)
-        self._synced = synced
-
-    def _compose(
-        self, statements: Sequence[tuple[str, bytes]]
-    ) -> tuple[list[Entry], bytes, list[Place], Head]:
-        entries, places, head, data = [], [], self._head, bytearray()
-        for kind, body in statements:
-            entry = make_entry(head, self._world.signer, kind, body, self._world.wall())
-            head = Head(entry.seqno, entry.digest)
-            record = encode_record(entry)
-            places.append(Place(self._written + len(data), len(record), kind))
-            data += record
-            entries.append(entry)
-        return entries, bytes(data), places, head
 
     async def read(self, seqno: int) -> Entry:
         """Read an entry from disk.
@@ -189,8 +210,7 @@ class Ledger:
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
-        """Read the ledger from disk and check it. `OwnLedger` and `open_ledger` call this
-        before they return it."""
+        """Read the ledger from disk and check it. `opened` and `open_ledger` call this."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
@@ -206,7 +226,13 @@ class Ledger:
             data = await disk.read(self._path(index)) if index < len(names) else b""
             is_owed = not is_sound or index < synced.segment
             owed = synced.size if index == synced.segment else 0
-            segment = await self._take_in(index, data, max(owed, len(data) if is_owed else 0))
+            owed = max(owed, len(data) if is_owed else 0)
+            segment = await self._check(data)
+            if segment.whole < owed:
+                flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
+                raise self._rot(index, segment.whole, flaw)
+            self._places.extend((index, place) for place in segment.places)
+            self._head, self._segment, self._written = segment.head, index, segment.whole
             last, flaw = segment.last or last, segment.flaw
         if not await self._holds(synced.head):
             raise self._rot(
@@ -219,7 +245,10 @@ class Ledger:
         self._synced = synced
         self._is_settled = is_sound and self._as_synced(synced.turn) == synced and not flaw
         if not self._is_settled:
-            await self._settle_or_note()
+            try:
+                await self._settle()
+            except StorageError as error:  # the next `append` settles before it writes
+                logger.warning("ledger.not_settled segment=%d reason=%s", self._segment, error)
 
     async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
         """Return how much of the ledger was on disk, and True if that is certain."""
@@ -227,43 +256,29 @@ class Ledger:
         size = await self._world.disk.size(self._mark_path)
         if size is None:
             if has_segments:
-                await self._refuse_old_format()
+                # Records begin with a zero byte, since none is longer than 2**24; entries of
+                # the old format begin with another.
+                first = await self._world.disk.read(self._path(0), 0, 1)
+                if first not in (b"", b"\0"):
+                    path = self._world.disk.locate(self._path(0))
+                    raise StorageError(
+                        f"{path} is damaged, or was written by an older version of Shoal, which"
+                        f" this one does not read; go on with that version, or {REMEDY}"
+                    )
                 logger.warning(
                     "%s is gone; it is made again if every byte of the ledger is sound", path
                 )
             return NOTHING, False
-        synced, is_sound = read_slots(await self._world.disk.read(self._mark_path))
+        synced, torn = read_slots(await self._world.disk.read(self._mark_path))
         if synced is None and not has_segments:
             raise StorageError(
                 f"{path} is damaged, and there is no segment of the ledger; {REMEDY}"
             )
-        if not is_sound:
+        if torn:
             logger.warning(
                 "%s is damaged; it is made again if every byte of the ledger is sound", path
             )
-        return synced or NOTHING, is_sound
-
-    async def _refuse_old_format(self) -> None:
-        """Raise `StorageError` if the ledger has an old format. Records begin with a zero byte,
-        since none is longer than 2**24; entries of the old format begin with another."""
-        first = await self._world.disk.read(self._path(0), 0, 1)
-        if first not in (b"", b"\0"):
-            path = self._world.disk.locate(self._path(0))
-            raise StorageError(
-                f"{path} is damaged, or was written by an older version of Shoal, which this"
-                f" one does not read; go on with that version, or {REMEDY}"
-            )
-
-    async def _take_in(self, index: int, data: bytes, owed: int) -> Segment:
-        """Check the next segment and add its entries. At least ``owed`` bytes must be whole
-        records."""
-        segment = await self._check(data)
-        if segment.whole < owed:
-            flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
-            raise self._rot(index, segment.whole, flaw)
-        self._places.extend((index, place) for place in segment.places)
-        self._head, self._segment, self._written = segment.head, index, segment.whole
-        return segment
+        return synced or NOTHING, not torn
 
     async def _holds(self, head: Head) -> bool:
         """Return True if ``head`` is that of one of our entries."""
@@ -273,14 +288,6 @@ class Ledger:
 
     def _as_synced(self, turn: int) -> Synced:
         return Synced(turn, self._segment, self._written, self._head)
-
-    async def _settle_or_note(self) -> None:
-        """Settle, or log that the disk refused. The next `append` then settles before it
-        writes."""
-        try:
-            await self._settle()
-        except StorageError as error:
-            logger.warning("ledger.not_settled segment=%d reason=%s", self._segment, error)
 
     async def _settle(self) -> None:
         """Make the files agree with memory, after a start or a failed write.
@@ -303,61 +310,19 @@ class Ledger:
 
     async def _check(self, data: bytes) -> Segment:
         author = self._world.signer.peer_id
-        # Bytes per second that `read_segment` checks, for the simulator's clock (measured on
-        # one core: 20 to 30).
         return await self._world.run_blocking(
-            read_segment, data, self._head, author, cost=len(data) / 20e6
+            read_segment, data, self._head, author, cost=len(data) / READ_RATE
         )
 
     def __repr__(self) -> str:
         return f"Ledger({self._folder}, {len(self._places)} entries)"
 
 
-class OwnLedger:
-    """The one ledger of a node, read from disk when its first role asks for it.
-
-    All roles sign the same log: with a log each, two of them would sign one number twice.
-    """
-
-    def __init__(self, world: World, folder: str = "ledger") -> None:
-        self._ledger = Ledger(world, folder)
-        self._reading = trio.Lock()
-        self._is_read = False
-
-    async def opened(self) -> Ledger:
-        """Return the ledger, checked and repaired.
-
-        Raises:
-            StorageError: The ledger is damaged. Each call raises this again.
-        """
-        async with self._reading:
-            if not self._is_read:
-                await self._ledger.recover()
-                told = await newest_told(self._ledger.world)
-                if told is not None and not await self._ledger.holds(told):
-                    raise self.came_from_backup(told.seqno)
-                self._is_read = True
-        return self._ledger
-
-    def came_from_backup(self, told: int) -> StorageError:
-        """Return the error for a node that lacks entry ``told`` of its own log, which its peers
-        have.
-
-        The missing entries are not restored from the peers' copies, though they bear our
-        signature. The node cannot know that it signed and sent no later one.
-        """
-        return StorageError(
-            f"{self._ledger.path} ends with entry {self._ledger.head.seqno}, but this node has"
-            f" told its peers of entry {told}: it came from a backup; {REMEDY}"
-        )
-
-
 @asynccontextmanager
 async def open_ledger(
     world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
 ) -> AsyncIterator[Ledger]:
-    """Open the ledger in ``folder``, checked and repaired, for programs that are not nodes. A
-    node's roles use `OwnLedger`, since two ledgers open at once would sign the same number.
+    """Open the ledger in ``folder``, checked and repaired, for programs that are not nodes.
 
     Raises:
         StorageError: The ledger is damaged.
@@ -365,3 +330,94 @@ async def open_ledger(
     ledger = Ledger(world, folder, segment_bytes)
     await ledger.recover()
     yield ledger
+
+
+class KeptLedgers:
+    """Copies, in the folder `FOLDER` of a node, of followed authors' logs and of proofs of
+    equivocation, so that a restart forgets no ban or proof.
+
+    One file of records for each author (as in a segment, `p2p.ledger.core.chain`), and one for
+    each proof. They are copies: a file that is damaged is cut off there, and asked for again. A
+    node that the run names keeps one of its own log as well: it shows what others may have
+    heard of it, should the log itself come back from a backup (`newest_told`).
+    """
+
+    def __init__(self, world: World, exchange: Exchange) -> None:
+        self._world = world
+        self._exchange = exchange
+        self._sizes: dict[PeerId, int] = {}
+
+    async def read(self) -> AsyncIterator[News]:
+        """Yield the kept entries and proofs of followed authors, and remove the files of
+        others."""
+        disk, authors = self._world.disk, self._exchange.authors
+        expected = {str(author): author for author in authors}
+        for name in await disk.list(FOLDER):
+            author = expected.get(name.removesuffix(_FORK))
+            if author is None:
+                await disk.remove(f"{FOLDER}/{name}")
+                continue
+            data = await disk.read(f"{FOLDER}/{name}")
+            if not name.endswith(_FORK):
+                self._sizes[author] = len(data)
+            for one in _read(name, data):
+                yield one
+
+    async def keep(self, news: list[News]) -> None:
+        """Write ``news`` to disk. If the disk refuses, the node asks its peers for them
+        again."""
+        try:
+            for one in news:
+                if isinstance(one, Equivocation):
+                    path = f"{FOLDER}/{one.author}"
+                    await self._world.disk.replace(path + _FORK, one.encode())
+                    await self._world.disk.remove(path)
+                    self._sizes.pop(one.author, None)
+            for author in self._exchange.authors:
+                fresh = [one for one in news if isinstance(one, Entry) and one.author == author]
+                if fresh and author not in self._exchange.forks:
+                    await self._append(author, fresh)
+        except StorageError as error:
+            logger.warning("ledger.not_kept reason=%s", error)
+
+    async def _append(self, author: PeerId, fresh: list[Entry]) -> None:
+        disk, path = self._world.disk, f"{FOLDER}/{author}"
+        data = b"".join(map(encode_record, fresh))
+        size = self._sizes.get(author, 0) + len(data)
+        whole = self._exchange.size(author)
+        if size > SLACK * max(whole, LEAST):
+            data = b"".join(map(encode_record, self._exchange.statements(author)))
+            await disk.replace(path, data)
+            size = len(data)
+        else:
+            await disk.append(path, data)
+            await disk.fsync(path)
+        self._sizes[author] = size
+
+
+async def newest_told(world: World) -> Entry | None:
+    """Return the newest entry of this node's own log that its peers may have, or None."""
+    me = world.signer.peer_id
+    path = f"{FOLDER}/{me}"
+    if await world.disk.size(path) is None:
+        return None
+    data = await world.disk.read(path)
+    told = await world.run_blocking(_read, path, data, cost=len(data) / READ_RATE)
+    entries = (one for one in told if isinstance(one, Entry))
+    newest = max(entries, key=lambda entry: entry.seqno, default=None)
+    return newest if newest is not None and newest.is_signed(world.verify) else None
+
+
+def _read(name: str, data: bytes) -> list[News]:
+    """Return the entries or the proof in a file, up to the first damage."""
+    found: list[News] = []
+    try:
+        if name.endswith(_FORK):
+            return [decode_fork_untrusted(data)]
+        offset = 0
+        while offset < len(data):
+            entry, offset = read_record(data, offset)
+            found.append(entry)
+    except BadMessage as error:
+        logger.warning("ledger.copy_damaged %s: %s", name, error)
+    return found

@@ -40,8 +40,7 @@ from p2p.ledger.core.exchange import (
     decode_answer_untrusted,
     decode_question_untrusted,
 )
-from p2p.ledger.kept import KeptLedgers
-from p2p.ledger.ledger import OwnLedger
+from p2p.ledger.ledger import KeptLedgers, Ledger
 from p2p.meter import StrangerMeter
 from p2p.offence import Offence
 from p2p.wire import FrameReader
@@ -92,7 +91,7 @@ class LedgerExchange:
         self,
         world: World,
         host: Host,
-        own: OwnLedger,
+        own: Ledger,
         config: ExchangeConfig,
         peers: Callable[[], Sequence[PeerId]],
         meter: StrangerMeter | None = None,
@@ -157,14 +156,14 @@ class LedgerExchange:
             return
         try:
             head = decode_brief_untrusted(author, brief)
-            fork, is_ahead = self._exchange.hears_head(head)
+            news = self._exchange.take_untrusted(head)
         except BadMessage as error:
             # Whoever passed the heartbeat on could not read it: it is its author's own.
             logger.info("ledger.head_refused author=%s reason=%s", author, error)
             return
-        if fork is not None:
-            self._tell(fork, is_found=True)
-        elif is_ahead:
+        if news is not None:
+            self._tell(news, is_found=True)
+        elif head.seqno > self._exchange.top(author):
             self._hear_claim(author)
 
     def _hear_claim(self, peer: PeerId) -> bool:
@@ -235,30 +234,25 @@ class LedgerExchange:
                 due = world.now() + self._config.interval * dice.uniform(0.75, 1.25)
 
     async def _ask_one(self, peer: PeerId) -> bool:
-        """Ask one peer, then pause. Return True if its answer held news."""
-        is_news = await self._ask(peer)
-        # If peers have entries of our own log that it lacks, it would sign their numbers again.
-        told = self._exchange.top(self._world.signer.peer_id)
-        if told >= 0 and told > (await self._own.opened()).head.seqno:
-            raise self._own.came_from_backup(told)
-        await self._world.sleep_until(self._world.now() + ASK_BACK)
-        return is_news
-
-    async def _ask(self, peer: PeerId) -> bool:
-        """Ask a peer one question and return True if the answer held news. Return False if it
-        does not answer."""
+        """Ask one peer, then pause. Return True if it answers, and its answer held news."""
+        is_news = False
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
                 reply = await request(
                     self._host, peer, LEDGER_PROTOCOL, question, max_reply=MAX_ANSWER
                 )
-                return await self._merge_untrusted(reply)
+                is_news = await self._merge_untrusted(reply)
         except RemoteProtocolError as error:
             self._host.penalise(peer, Offence.NONSENSE.points, str(error))
         except (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("ledger.no_answer peer=%s reason=%s", peer, error)
-        return False
+        # If peers have entries of our own log that it lacks, it would sign their numbers again.
+        told = self._exchange.top(self._world.signer.peer_id)
+        if told >= 0 and told > (await self._own.opened()).head.seqno:
+            raise self._own.came_from_backup(told)
+        await self._world.sleep_until(self._world.now() + ASK_BACK)
+        return is_news
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
         """Merge an answer and return True if it held news.
@@ -269,15 +263,10 @@ class LedgerExchange:
         answer = decode_answer_untrusted(reply)
         news: list[News] = []
         try:
-            for fork in answer.forks:
-                found = self._exchange.take_fork_untrusted(fork)
-                if found is not None:
-                    self._tell(found)
-                    news.append(found)
-            for statement in answer.statements:
-                one = self._exchange.take_untrusted(statement)
+            for said in (*answer.forks, *answer.statements):
+                one = self._take_untrusted(said)
                 if one is not None:
-                    self._tell(one, is_found=True)
+                    self._tell(one, is_found=one is not said)
                     news.append(one)
         finally:
             await self._kept.keep(news)
@@ -305,16 +294,18 @@ class LedgerExchange:
     def take_own(self, one: News) -> News | None:
         """Add a statement or proof from this node's own disk, and return it if it is new."""
         try:
-            if isinstance(one, Equivocation):
-                found: News | None = self._exchange.take_fork_untrusted(one)
-            else:
-                found = self._exchange.take_untrusted(one)
+            found = self._take_untrusted(one)
         except BadMessage as error:
             logger.warning("ledger.copy_refused reason=%s", error)
             return None
         if found is not None:
             self._tell(found, is_found=found is not one)
         return found
+
+    def _take_untrusted(self, said: Statement | Equivocation[Statement]) -> News | None:
+        if isinstance(said, Equivocation):
+            return self._exchange.take_fork_untrusted(said)
+        return self._exchange.take_untrusted(said)
 
     def _tell(self, news: News, *, is_found: bool = False) -> None:
         if isinstance(news, Equivocation):
@@ -333,7 +324,7 @@ class LedgerExchange:
 async def open_exchange(
     world: World,
     host: Host,
-    own: OwnLedger,
+    own: Ledger,
     config: ExchangeConfig,
     peers: Callable[[], Sequence[PeerId]],
     meter: StrangerMeter | None = None,

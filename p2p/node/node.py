@@ -35,7 +35,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import OwnLedger, open_exchange
+from p2p.ledger import Ledger, open_exchange
 from p2p.membership import open_membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
@@ -144,7 +144,7 @@ async def _open_services(
     run = book.run
     assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
-    ledger = OwnLedger(world)
+    ledger = Ledger(world)
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,

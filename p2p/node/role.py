@@ -17,7 +17,7 @@ from p2p.dht import Dht
 from p2p.gossip import Gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import LedgerExchange, OwnLedger
+from p2p.ledger import Ledger, LedgerExchange
 from p2p.membership import Membership
 from p2p.meter import StrangerMeter
 from p2p.node.admission import Capability, SignedRun
@@ -91,7 +91,7 @@ class Node:
     """DHT records."""
     shardcast: Shardcast
     """Distribution of policies."""
-    ledger: OwnLedger
+    ledger: Ledger
     """Signed log of this node, which the first role that asks reads from disk."""
     ledgers: LedgerExchange
     """Ledgers of the run's trainers and validators, as peers sent them. Empty unless the run

@@ -70,12 +70,10 @@ class Piece:
     end: int
     skip: int
     """Number of values of the first row of ``up`` that lie before the run."""
-    dtype: str
-    scale: float
-    rank: int
     down: bytes
     up: bytes
-    adapter_dtype: str
+    target: Target
+    adapter: AdapterFile
 
 
 def read_adapter_untrusted(
@@ -143,7 +141,8 @@ def merge_run_untrusted(
     """
     made = bytearray(old)
     for piece in pieces:
-        down, up = (_numbers(one, piece.adapter_dtype) for one in (piece.down, piece.up))
+        dtype = piece.target.down.dtype
+        down, up = (_numbers(one, dtype) for one in (piece.down, piece.up))
         if not (np.isfinite(down).all() and np.isfinite(up).all()):
             return b"", 0
         base = memoryview(old)[piece.start : piece.end]
@@ -159,9 +158,9 @@ def _numbers(raw: Bytes, dtype: str) -> _F32:
 
 
 def _merged(base: Bytes, piece: Piece, down: _F32, up: _F32) -> bytes:
-    rank = piece.rank
+    rank, dtype = piece.adapter.rank, piece.target.place.dtype
     down, up = down.reshape(rank, -1), up.reshape(-1, rank)
-    before, made, skip = _numbers(base, piece.dtype), [], piece.skip
+    before, made, skip = _numbers(base, dtype), [], piece.skip
     width, at = down.shape[1], 0
     rows = max(1, _VALUES // width)
     with np.errstate(over="ignore", invalid="ignore"):  # the digests judge what comes out
@@ -172,11 +171,11 @@ def _merged(base: Bytes, piece: Piece, down: _F32, up: _F32) -> bytes:
             for one in range(1, rank):
                 np.multiply(part[:, one : one + 1], down[one], out=product)
                 total += product
-            total *= np.float32(piece.scale)
+            total *= np.float32(piece.adapter.scale)
             values = total.reshape(-1)[skip:]
             values = values[: len(before) - at] + before[at : at + len(values)]
             at, skip = at + len(values), 0
-            made.append(_stored(values, piece.dtype))
+            made.append(_stored(values, dtype))
     return b"".join(made)
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final, get_args, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PEER_ID_BYTES, PeerId, ProtocolId, decode_peer_id_untrusted
@@ -23,12 +22,7 @@ from p2p.shardcast.chunkset import Ranges, pack_ranges, unpack_ranges_untrusted
 from p2p.shardcast.codec import MAX_WIRE
 from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index
 from p2p.shardcast.manifest import MAX_MANIFEST, MAX_ROSTER_BYTES, Manifest
-from p2p.wire import (
-    KI,
-    fields_untrusted,
-    pack,
-    unpack_untrusted,
-)
+from p2p.wire import KI, Codec, MessageTable, fields_untrusted, pack, unpack_untrusted
 
 BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Protocol of bulk streams, which carry chunks from the peer that opened the stream."""
@@ -65,28 +59,13 @@ MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 """Most bytes of a bulk frame with a control message: the longest index has 2.6 MiB."""
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """Encoding of a message's field."""
-
-    kind: type
-    """Type of the field in msgpack."""
-    decode: Callable[[Any], Any] = _same
-    """Converts the msgpack value to the field's value; may raise `BadMessage`."""
-    encode: Callable[[Any], Any] = _same
-
-
-def _between(low: int, high: int) -> _Field:
+def _between(low: int, high: int) -> Codec:
     def decode(number: int) -> int:
         if not low <= number <= high:
             raise BadMessage(f"{number} is not between {low} and {high}")
         return number
 
-    return _Field(int, decode)
+    return Codec(int, decode=decode)
 
 
 def _digest_untrusted(digest: bytes) -> bytes:
@@ -126,30 +105,14 @@ def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-_Policy = Annotated[bytes, _Field(bytes, _digest_untrusted)]
-_Signed = Annotated[bytes, _Field(bytes, _manifest_untrusted)]
-_Ranges = Annotated[Ranges, _Field(bytes, unpack_ranges_untrusted, pack_ranges)]
-_Count = Annotated[int, _between(0, _MAX_COUNT)]
-_Peer = Annotated[PeerId, _Field(bytes, decode_peer_id_untrusted, lambda peer: peer.digest)]
-_Peers = Annotated[
-    tuple[PeerId, ...],
-    _Field(bytes, _names_untrusted, lambda peers: b"".join(peer.digest for peer in peers)),
-]
-_Rows = Annotated[
-    tuple[tuple[int, int, int], ...],
-    _Field(bytes, _rows_untrusted, lambda rows: b"".join(_RECEIPT_ROW.pack(*r) for r in rows)),
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Tells, on connecting, what the sender knows. The receiver answers with a newer version
     and with convictions that the sender lacks."""
 
-    KIND: ClassVar = "hello"
-    newest: Annotated[int, _between(-1, _MAX_COUNT)]
+    newest: int
     """The newest version that the sender knows, -1 if none."""
-    convicted: _Peers = ()
+    convicted: tuple[PeerId, ...] = ()
     """Publishers that the sender knows to have contradicted themselves; at most
     `MAX_CONVICTED`."""
 
@@ -159,44 +122,39 @@ class PolicyNews:
     """A signed manifest. Its index follows if it is short or was asked for; otherwise that is
     empty."""
 
-    KIND: ClassVar = "policy"
-    manifest: _Signed = field(repr=False)
-    index: Annotated[bytes, _Field(bytes)] = field(repr=False)
+    manifest: bytes = field(repr=False)
+    index: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RosterNews:
     """A signed roster."""
 
-    KIND: ClassVar = "roster"
-    roster: Annotated[bytes, _Field(bytes)] = field(repr=False)
+    roster: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Two signed manifests that convict their publisher."""
 
-    KIND: ClassVar = "evidence"
-    first: _Signed = field(repr=False)
-    second: _Signed = field(repr=False)
+    first: bytes = field(repr=False)
+    second: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Asks which chunks of this policy the receiver has, now and later, and for its index."""
 
-    KIND: ClassVar = "ask"
-    policy: _Policy
-    index: Annotated[bool, _Field(bool)]
+    policy: bytes
+    index: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Have:
     """Names chunks that the sender now holds."""
 
-    KIND: ClassVar = "have"
-    policy: _Policy
-    ranges: _Ranges
+    policy: bytes
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +162,8 @@ class Taken:
     """Names chunks that the sender has requested from another peer, so that the receiver need
     not send them."""
 
-    KIND: ClassVar = "taken"
-    policy: _Policy
-    ranges: _Ranges
+    policy: bytes
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,20 +174,18 @@ class Skipped:
     The receiver fetches those that it lacks, and passes all of them on along the stripe.
     """
 
-    KIND: ClassVar = "skipped"
-    policy: _Policy
-    epoch: _Count
-    stripe: Annotated[int, _between(0, NO_STRIPE - 1)]
-    ranges: _Ranges
+    policy: bytes
+    epoch: int
+    stripe: int
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
     """Asks the receiver to send these chunks."""
 
-    KIND: ClassVar = "want"
-    policy: _Policy
-    chunks: Annotated[tuple[int, ...], _Field(list, _chunks_untrusted, list)]
+    policy: bytes
+    chunks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +193,17 @@ class Credit:
     """Tells the origin that the sender received ``received`` chunks of its hand-out, and may be
     given ``granted`` in all."""
 
-    KIND: ClassVar = "credit"
-    policy: _Policy
-    received: Annotated[int, _between(0, MAX_CHUNKS)]
-    granted: Annotated[int, _between(0, 2 * MAX_CHUNKS)]
+    policy: bytes
+    received: int
+    granted: int
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
     """Tells the origin that `peer` sent the sender a wrong chunk of this policy."""
 
-    KIND: ClassVar = "blame"
-    policy: _Policy
-    peer: Annotated[PeerId, _Field(bytes, decode_peer_id_untrusted, lambda peer: peer.digest)]
+    policy: bytes
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +211,9 @@ class Receipt:
     """Tells the origin that the sender has the whole policy, and how many milliseconds passed
     from the first chunk to the last. ``rows`` count chunks by (roster epoch, stripe)."""
 
-    KIND: ClassVar = "receipt"
-    policy: _Policy
-    milliseconds: Annotated[int, _between(1, _MAX_COUNT)]
-    rows: _Rows
+    policy: bytes
+    milliseconds: int
+    rows: tuple[tuple[int, int, int], ...]
 
 
 Message = (
@@ -298,18 +250,38 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
-_FIELDS: Final[Mapping[type[Message], dict[str, _Field]]] = {
-    kind: {one.name: hints[one.name].__metadata__[0] for one in fields(kind)}
-    for kind in get_args(Message)
-    for hints in [get_type_hints(kind, include_extras=True)]
-}
-_KINDS: Final[Mapping[str, type[Message]]] = {kind.KIND: kind for kind in get_args(Message)}
+_POLICY: Final = Codec(bytes, decode=_digest_untrusted)
+_SIGNED: Final = Codec(bytes, decode=_manifest_untrusted)
+_BYTES: Final = Codec(bytes)
+_RANGES: Final = Codec(bytes, pack_ranges, unpack_ranges_untrusted)
+_COUNT: Final = _between(0, _MAX_COUNT)
+_PEER: Final = Codec(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)
+_PEERS: Final = Codec(
+    bytes, lambda all_: b"".join(one.digest for one in all_), _names_untrusted
+)
+_ROWS: Final = Codec(
+    bytes, lambda rows: b"".join(_RECEIPT_ROW.pack(*row) for row in rows), _rows_untrusted
+)
+_TABLE: Final = MessageTable[Message](
+    "shardcast message",
+    ("hello", Hello, _between(-1, _MAX_COUNT), _PEERS),
+    ("policy", PolicyNews, _SIGNED, _BYTES),
+    ("roster", RosterNews, _BYTES),
+    ("evidence", Evidence, _SIGNED, _SIGNED),
+    ("ask", Ask, _POLICY, Codec(bool)),
+    ("have", Have, _POLICY, _RANGES),
+    ("taken", Taken, _POLICY, _RANGES),
+    ("skipped", Skipped, _POLICY, _COUNT, _between(0, NO_STRIPE - 1), _RANGES),
+    ("want", Want, _POLICY, Codec(list, list, _chunks_untrusted)),
+    ("credit", Credit, _POLICY, _between(0, MAX_CHUNKS), _between(0, 2 * MAX_CHUNKS)),
+    ("blame", Blame, _POLICY, _PEER),
+    ("receipt", Receipt, _POLICY, _between(1, _MAX_COUNT), _ROWS),
+)
 
 
 def encode_message(message: Message) -> bytes:
     """Return the wire bytes of a control message."""
-    parts = _FIELDS[type(message)].items()
-    return pack([message.KIND, *(part.encode(getattr(message, name)) for name, part in parts)])
+    return pack(_TABLE.encode(message))
 
 
 def decode_message_untrusted(data: bytes | memoryview) -> Message:
@@ -317,14 +289,7 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
     value = unpack_untrusted(data)
     if not isinstance(value, list) or not value:
         raise BadMessage("a shardcast message is a list that starts with its kind")
-    kind = _KINDS.get(value[0]) if isinstance(value[0], str) else None
-    if kind is None:
-        raise BadMessage(f"a shardcast message has no kind {value[0]!r:.20}")
-    parts = _FIELDS[kind].values()
-    found = fields_untrusted(
-        value[1:], *(part.kind for part in parts), what="shardcast message"
-    )
-    return kind(*(part.decode(one) for part, one in zip(parts, found, strict=True)))
+    return _TABLE.decode_untrusted(value[0], value[1:])
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
@@ -346,15 +311,3 @@ def decode_chunk_header_untrusted(data: bytes) -> ChunkHeader:
         raise BadMessage("not the head of a chunk")
     policy, index, epoch, stripe = _HEADER.unpack_from(data, 1)
     return ChunkHeader(policy, _between(0, MAX_CHUNKS - 1).decode(index), epoch, stripe)
-
-
-def decode_bulk_untrusted(data: bytes) -> Message | tuple[ChunkHeader, bytes]:
-    """Decode a whole bulk frame into a message, or a chunk's header and bytes. Raise
-    `BadMessage`, and nothing else."""
-    if not data:
-        raise BadMessage("an empty bulk frame")
-    if data[0] == MESSAGE_KIND:
-        return decode_message_untrusted(memoryview(data)[1:])
-    if len(data) <= BULK_OVERHEAD:
-        raise BadMessage("a bulk frame of an unknown kind, or without a chunk")
-    return decode_chunk_header_untrusted(data[:BULK_OVERHEAD]), data[BULK_OVERHEAD:]

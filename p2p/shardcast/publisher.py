@@ -281,11 +281,9 @@ class PolicyPublisher:
                     tuple(encodings),
                     note,
                 ).sign(self._world.signer)
-            await self._store.commit_own(manifest, index, path)
-            self._store.cache_nowait(manifest.digest, digested.wires)
+            await self._store.commit_own(manifest, index, digested.wires, source=path)
             if patch is not None:
-                await self._store.commit_patch(manifest, patch.index, draft)
-                self._store.cache_nowait(patch.index.digest, patch.wires)
+                await self._store.commit_own(manifest, patch.index, patch.wires, draft=draft)
             # A new epoch for a new version, if the last one is old enough or was empty.
             early = self._world.now() < self._told_at + self._config.roster_interval
             is_kept = self._told and early and not self._world.buggify("shardcast/early roster")

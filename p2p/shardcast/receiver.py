@@ -236,7 +236,7 @@ class Receiver:
         offer = self._core.offer(peer, header)
         if offer is None:
             await reader.skip(size)
-            self._handle(ev.ChunkDiscarded(peer, header, size))
+            self._handle(ev.ChunkCame(peer, header, size, is_right=None))
             return True
         if size > wire_limit(offer.span):  # no chunk of this span: its bytes need not be seen
             self._handle(ev.ChunkCame(peer, header, size, is_right=False))

@@ -105,29 +105,21 @@ class Sender:
         if len(self._items) > MAX_WAITING:
             self.scope.cancel()
 
-    async def run(self, host: Host, report: Callable[[ev.Event], object]) -> bool:
-        """Send until the peer is lost, and return True then. The task is cancelled when the
-        peer is dropped."""
+    async def run(self, host: Host, report: Callable[[ev.Event], object]) -> None:
+        """Send until the peer is lost or dropped."""
         with self.scope:
             try:
                 async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:
                     while True:
-                        await self._send_waiting(stream, report)
+                        while self._items:
+                            await self._send(stream, self._items.popleft(), report)
+                        self._some.clear()
+                        await self._some.wait()
             except LOST as error:
                 logger.debug("bulk_ended peer=%r reason=%r", self.peer, error)
-        return True
-
-    async def _send_waiting(self, stream: Stream, report: Callable[[ev.Event], object]) -> None:
-        while self._items:
-            await self._send(stream, self._items.popleft(), report)
-        self._some.clear()
-        await self._some.wait()
 
     async def _send(
-        self,
-        stream: Stream,
-        item: Message | ChunkHeader,
-        report: Callable[[ev.Event], object],
+        self, stream: Stream, item: Message | ChunkHeader, report: Callable[[ev.Event], object]
     ) -> None:
         """Send one item. A chunk's 4 MiB are released when this returns."""
         if not isinstance(item, ChunkHeader):
@@ -136,7 +128,12 @@ class Sender:
                 await self._throttle.charge(len(message))
             await stream.send_all(message)
             return
-        data = await self._read(item)
+        data = None
+        try:
+            data = await self._store.chunk(item.policy, item.index)
+        except StorageError as error:
+            name = item.policy.hex()[:8]
+            logger.warning("chunk_unreadable policy=%s index=%d: %s", name, item.index, error)
         if data is not None:
             await self._throttle.charge(len(data))
             header = encode_chunk_header(item)
@@ -150,16 +147,3 @@ class Sender:
                 await stream.send_all(data)
             await stream.drained(UNSENT)
         report(ev.ChunkSent(self.peer, len(data or b"")))
-
-    async def _read(self, chunk: ChunkHeader) -> bytes | None:
-        """Return the chunk's bytes; None if they are gone or cannot be read."""
-        try:
-            return await self._store.chunk(chunk.policy, chunk.index)
-        except StorageError as error:
-            logger.warning(
-                "chunk_unreadable policy=%s index=%d: %s",
-                chunk.policy.hex()[:8],
-                chunk.index,
-                error,
-            )
-            return None

@@ -129,21 +129,10 @@ class Shardcast:
         return own.version if own is not None else NO_POLICY
 
     @property
-    def fetching(self) -> tuple[PolicyVersion, float] | None:
-        """The newest version on its way, and the fraction of it that is here; None if there is
-        none."""
-        coming = self._coming
-        return (coming.manifest.version, coming.share) if coming is not None else None
-
-    @property
-    def fetching_bytes(self) -> int:
-        """Raw bytes of the version that `fetching` names; 0 if there is none."""
-        coming = self._coming
-        if coming is None:
-            return 0
-        if coming.index is None:
-            return coming.manifest.size
-        return sum(coming.index.spans[span].size for span in coming.wanted)
+    def fetching(self) -> Download | None:
+        """The download of the newest version on its way; None if there is none."""
+        coming = [download for download in self._core.downloads if not download.stored]
+        return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
     def arriving(self) -> int:
@@ -151,21 +140,10 @@ class Shardcast:
         return self._receiver.budget.held
 
     @property
-    def fetching_index(self) -> Index | None:
-        """The index of the version that `fetching` names, once it is known."""
-        return None if self._coming is None else self._coming.index
-
-    @property
     def damaged(self) -> Mapping[str, str]:
         """Maps the absolute path of each damaged file that peers asked for to ``changed`` or to
         the error that reading it gives."""
         return self._store.damaged
-
-    @property
-    def _coming(self) -> Download | None:
-        """The download of the newest version on its way; None if there is none."""
-        coming = [download for download in self._core.downloads if not download.stored]
-        return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
     def flows(self) -> dict[str, dict[str, int]]:
@@ -339,25 +317,20 @@ class Shardcast:
             case ev.RefuseRoster(reason):
                 logger.warning("roster_refused reason=%s", reason)
             case ev.Halt(evidence):
-                logger.warning(
-                    "trainer_halted trainer=%r version=%d",
-                    evidence.author,
-                    evidence.first.version,
-                )
+                version = evidence.first.version
+                logger.warning("trainer_halted trainer=%r version=%d", evidence.author, version)
                 self._jobs.send_nowait(effect)
             case ev.PassOn():
                 pass  # read from the list by `receive_announcement`
 
-    def on_peer(self, event: PeerEvent) -> None:
-        """Pass a change of connection to the core. This is a `Host` listener."""
+    def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
             self._driver.feed(ev.PeerUp(event.peer))
         else:
             self._drop_sender(event.peer)
             self._driver.feed(ev.PeerLost(event.peer))
 
-    def on_message(self, peer: PeerId, data: bytes) -> None:
-        """Decode a control message and pass it to the core. This is a `MessageHandler`."""
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
         self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
 
     async def _wait_written(self, policy: bytes) -> None:
@@ -444,10 +417,8 @@ class Shardcast:
         return sender
 
     async def _run_sender(self, sender: Sender) -> None:
-        if (
-            await sender.run(self._host, self._driver.feed)
-            and self._senders.get(sender.peer) is sender
-        ):
+        await sender.run(self._host, self._driver.feed)
+        if self._senders.get(sender.peer) is sender:
             del self._senders[sender.peer]
             self._driver.feed(ev.PeerLost(sender.peer))
 
@@ -466,31 +437,32 @@ class Shardcast:
             await dawdle(self._world, "shardcast/late chore")
             self._world.sometimes("shardcast/gave up a version", isinstance(job, ev.Abandon))
             try:
-                await self._do_job(job)
+                match job:
+                    case ev.Halt():
+                        await self._store.keep_convictions(self.halted.values())
+                    case ev.Abandon(policy):
+                        await self._store.forget(policy)
+                    case ev.Patch():
+                        await self._do_patch(job)
+                    case ev.Finish(policy):
+                        await self._finish(policy)
             except StorageError as error:
                 if not isinstance(job, ev.Abandon):
                     self._unfinished.append(job)  # every chunk is here: served meanwhile
                 self._disk_refused(error)
 
-    async def _do_job(self, job: _Job) -> None:
-        if isinstance(job, ev.Halt):
-            await self._store.keep_convictions(self.halted.values())
-        elif isinstance(job, ev.Abandon):
-            await self._store.forget(job.policy)
-        elif isinstance(job, ev.Patch):
-            await self._do_patch(job)
-        elif self._store.entry(job.policy) is None:
+    async def _finish(self, policy: bytes) -> None:
+        if self._store.entry(policy) is None:
             return  # it was given up meanwhile
-        elif await self._store.finish(job.policy):
-            self._disk.note_success()
-            self._note_trouble(None)
-            self._written.notify_all()
-            self._driver.feed(ev.Stored(job.policy))
-            self._whole_one.notify_all()
-            await self._prune()
-        else:
-            self._driver.feed(ev.Unusable(job.policy))
-            await self._store.forget(job.policy)
+        if not await self._store.finish(policy):
+            self._driver.feed(ev.Unusable(policy))
+            await self._store.forget(policy)
+            return
+        self._disk.note_success()
+        self._note_trouble(None)
+        self._driver.feed(ev.Stored(policy))
+        self._whole_one.notify_all()
+        await self._prune()
 
     async def _do_patch(self, job: ev.Patch) -> None:
         try:
@@ -508,7 +480,7 @@ class Shardcast:
     async def _prune(self) -> None:
         try:
             for policy in await self._store.prune():
-                self._driver.feed(ev.Forgotten(policy))
+                self._driver.feed(ev.Unusable(policy))
         except StorageError as error:
             # tried again when the next version is whole
             logger.warning("prune_failed reason=%s", error)
@@ -539,9 +511,9 @@ class Shardcast:
             self._nursery.start_soon(self._do_jobs)
             self._nursery.start_soon(self._mend_disk)
             with (
-                self._host.receiving(PROTOCOL_ID, self.on_message, max_message=MAX_CONTROL),
+                self._host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_CONTROL),
                 self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
-                self._host.watching(self.on_peer),
+                self._host.watching(self._on_peer),
             ):
                 for peer in self._host.connected:
                     self._driver.feed(ev.PeerUp(peer))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -87,7 +87,6 @@ _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
 DRAFT: Final = "publishing"
 """Folder of a publisher's patches that are not yet named by a manifest."""
-_LOCK: Final = "lock"
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -174,7 +173,7 @@ class PolicyStore:
         Raises:
             StorageError: Another process holds the lock.
         """
-        return self._disk.holding(f"{self.folder}/{_LOCK}")
+        return self._disk.holding(f"{self.folder}/lock")
 
     def entry(self, policy: bytes) -> StoredPolicy | None:
         """Return a policy that is here, complete or not; None if it is not here."""
@@ -245,28 +244,30 @@ class PolicyStore:
         refuses."""
         async with self._preparing:
             if not entry.has_head:
-                await self._write_head(entry)
+                data, local = entry.encode_head(), self._world.signer.peer_id
+                # Only a head that this node has signed is fsynced, since later lives must know
+                # it; for others `finish` does it, since every stream would wait.
+                if entry.manifest.publisher == local:
+                    await self._disk.replace(entry.head, data)
+                else:
+                    await self._disk.write(entry.head, data)
                 entry.has_head = True
             if entry.has_room:
                 return
+            files, chosen = entry.index.files, self._selection
+            numbers = range(len(files)) if chosen is None else chosen.files(entry.index)
             try:
-                for number in self._fetched_files(entry.index):
-                    await self._disk.reserve(entry.file(number), entry.index.files[number].size)
+                for number in numbers:
+                    await self._disk.reserve(entry.file(number), files[number].size)
             except Unnameable:
                 raise
             except StorageError as error:
-                numbers = self._fetched_files(entry.index)
                 raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
                     f" {error}",
-                    sum(entry.index.files[number].size for number in numbers),
+                    sum(files[number].size for number in numbers),
                 ) from error
             entry.has_room = True
-
-    def _fetched_files(self, index: Index) -> Sequence[int]:
-        if self._selection is None:
-            return range(len(index.files))
-        return self._selection.files(index)
 
     async def selected(self, version: PolicyVersion) -> StoredPolicy | None:
         """Return a version of which all selected files are written; None if there is none.
@@ -286,14 +287,6 @@ class PolicyStore:
                     await self._disk.fsync(entry.file(number))
             return entry
         return None
-
-    async def _write_head(self, entry: StoredPolicy) -> None:
-        """Write the head of a policy. Only a head that this node has signed is fsynced, since
-        later lives must know it; for others `finish` does it, since every stream would wait."""
-        if entry.manifest.publisher == self._world.signer.peer_id:
-            await self._disk.replace(entry.head, entry.encode_head())
-        else:
-            await self._disk.write(entry.head, entry.encode_head())
 
     async def finish(self, policy: bytes) -> bool:
         """Make a complete policy durable, under its final name. Return False if it is
@@ -399,19 +392,7 @@ class PolicyStore:
                     adapter.path, one.down.start, one.down.end - one.down.start
                 )
                 up = await self._disk.read(adapter.path, low, high - low)
-                pieces.append(
-                    Piece(
-                        start - first,
-                        stop - first,
-                        skip,
-                        one.place.dtype,
-                        adapter.scale,
-                        adapter.rank,
-                        down,
-                        up,
-                        one.down.dtype,
-                    )
-                )
+                pieces.append(Piece(start - first, stop - first, skip, down, up, one, adapter))
         except FileNotFoundError:
             return b"", 0
         if len(old) != run.size:
@@ -509,7 +490,8 @@ class PolicyStore:
         try:
             return await self._disk.read(entry.file(place.file), place.offset, size)
         except FileNotFoundError:  # `finish` has renamed it, and waits until that is durable
-            return await self._disk.read(entry.final_file(place.file), place.offset, size)
+            final = entry.file(place.file, is_final=True)
+            return await self._disk.read(final, place.offset, size)
 
     async def _compute(
         self, function: Callable[..., _T], *args: object, size: int, rate: float
@@ -609,34 +591,33 @@ class PolicyStore:
 
     # Publishing
 
-    async def commit_own(self, manifest: Manifest, index: Index, source: str) -> None:
-        """Store, durably, a policy whose files are at ``source``. Raise `StorageError` if the
-        disk refuses."""
+    async def commit_own(
+        self,
+        manifest: Manifest,
+        index: Index,
+        wires: Mapping[int, bytes],
+        *,
+        source: str = "",
+        draft: str = "",
+    ) -> None:
+        """Store, durably, a policy whose files are at ``source``, or a patch of our own whose
+        file is at ``draft``. Raise `StorageError` if the disk refuses.
+
+        The packed chunks ``wires`` are kept in memory, since they are about to be sent to all
+        roots.
+        """
         entry = StoredPolicy(manifest, index, self.folder, source)
         entry.verified |= ChunkSet.below(len(index))
-        entry.stored = True
-        for path in entry.files:
+        entry.stored = entry.has_head = True
+        for path in [draft] if draft else entry.files:
             await self._disk.fsync(path)
+        if draft:
+            await self._disk.rename(draft, entry.final)
         await self._disk.replace(entry.head, entry.encode_head())
         self._entries[entry.name] = entry
         await self._disk.remove(entry.part)  # of a version whose files had been lost
-
-    async def commit_patch(self, manifest: Manifest, index: Index, draft: str) -> None:
-        """Store, durably, a patch of our own whose file is at ``draft``. Raise `StorageError`
-        if the disk refuses."""
-        entry = StoredPolicy(manifest, index, self.folder)
-        entry.verified |= ChunkSet.below(len(index))
-        await self._disk.fsync(draft)
-        await self._disk.rename(draft, entry.final)
-        await self._disk.replace(entry.head, entry.encode_head())
-        entry.has_head = True
-        entry.stored = True
-        self._entries[entry.name] = entry
-
-    def cache_nowait(self, policy: bytes, wires: Mapping[int, bytes]) -> None:
-        """Keep chunks of our own in memory, since they are about to be sent to all roots."""
         for chunk, wire in wires.items():
-            self._remember(policy, chunk, wire)
+            self._remember(entry.name, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
         """Store our roster durably for the next life. Raise `StorageError` if the disk
@@ -660,7 +641,11 @@ class PolicyStore:
             # Two manifests of 4 KiB each for 128 publishers; a run names a handful.
             pairs = unpack_untrusted(await self._disk.read(path, 0, MIB))
             for pair in pairs if isinstance(pairs, list) else ():
-                found.append(self._evidence_untrusted(pair))
+                first, second = (
+                    decode_manifest_untrusted(data, self._run, self._world.verify)
+                    for data in fields_untrusted(pair, bytes, bytes, what="conviction")
+                )
+                found.append(Equivocation(first, second))
         except FileNotFoundError:
             return []
         except BadMessage as error:
@@ -672,13 +657,6 @@ class PolicyStore:
                 len(found),
             )
         return found
-
-    def _evidence_untrusted(self, pair: object) -> Equivocation[Manifest]:
-        first, second = (
-            decode_manifest_untrusted(data, self._run, self._world.verify)
-            for data in fields_untrusted(pair, bytes, bytes, what="conviction")
-        )
-        return Equivocation(first, second)
 
     async def load_roster(self) -> Roster | None:
         """Return the last roster that an earlier life signed."""
@@ -706,7 +684,14 @@ class PolicyStore:
                 continue
             self._entries[entry.name] = entry
             found.append(entry)
-        await self._remove_orphans()
+        # Files whose head is gone or void, because a crash came between two removals, and
+        # drafts that a killed node left behind.
+        known = {path for e in self._entries.values() for path in (e.weights, e.head)}
+        ends = (PART, *WHOLE, PATCH_FILE, "publishing.tmp", DRAFT)
+        for name in await self._disk.list(self.folder):
+            path = f"{self.folder}/{name}"
+            if name.endswith(ends) and path not in known:
+                await self._disk.remove(path)
         # Patches first: an origin hands its newest version out as the patch that it was.
         return sorted(found, key=lambda entry: (entry.version, not entry.is_patch))
 
@@ -743,19 +728,6 @@ class PolicyStore:
         await self._disk.remove(entry.part)
         await self._disk.rename(entry.final, entry.part)
         entry.stored = False
-
-    async def _remove_orphans(self) -> None:
-        """Remove files whose head is gone or void, because a crash came between two
-        removals."""
-        known = {path for e in self._entries.values() for path in (e.weights, e.head)}
-        for name in await self._disk.list(self.folder):
-            path = f"{self.folder}/{name}"
-            # Drafts that a killed node left behind, oldest first.
-            if (
-                name.endswith((PART, *WHOLE, PATCH_FILE, "publishing.tmp", DRAFT))
-                and path not in known
-            ):
-                await self._disk.remove(path)
 
 
 async def tensors_of(disk: Disk, path: str, size: int) -> list[Tensor]:

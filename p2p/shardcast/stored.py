@@ -95,16 +95,9 @@ class StoredPolicy:
         """The current path of its file or folder."""
         return self.final if self.stored else self.part
 
-    def file(self, number: int) -> str:
-        """Return the current path of one of its files."""
-        return self._inside(self.weights, number)
-
-    def final_file(self, number: int) -> str:
-        """Return the final path of one of its files."""
-        return self._inside(self.final, number)
-
-    def _inside(self, weights: str, number: int) -> str:
-        path = self.index.files[number].path
+    def file(self, number: int, *, is_final: bool = False) -> str:
+        """Return the current path of one of its files, or its final one."""
+        weights, path = self.final if is_final else self.weights, self.index.files[number].path
         return f"{weights}/{path}" if path else weights
 
     @property

@@ -68,7 +68,7 @@ from p2p.swarm.core.limits import (
     reach_of,
 )
 from p2p.swarm.outbox import Lane, Outbox, Server
-from p2p.transport.connection import Connection, ConnectionConfig, MuxedStream
+from p2p.transport.connection import KEEPALIVE, Connection, MuxedStream
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.tcp import TcpNetwork
@@ -115,8 +115,9 @@ class SwarmConfig:
     strict: bool = False
     """True if a handler's crash ends the host. Tests and simulations say yes."""
 
-    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
-    """Pacing and patience of each connection."""
+    keepalive: float = KEEPALIVE
+    """Seconds without a byte from a peer after which this side pings it. After two more such
+    intervals the peer counts as gone."""
 
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     """Limits of what strangers may hold; over TCP less, if the operating system allows fewer
@@ -124,6 +125,8 @@ class SwarmConfig:
 
     def __post_init__(self) -> None:
         door.check_fields(self)
+        if not self.keepalive > 0:
+            raise ValueError("keepalive is positive")
 
 
 class SwarmHost:
@@ -170,7 +173,7 @@ class SwarmHost:
             world,
             self.network,
             self._static,
-            config.connection,
+            config.keepalive,
             config.limits,
             callbacks,
             partial(self._spawn, self._on_behalf, None),

@@ -33,14 +33,13 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 import trio
 
 from p2p.bounded import TokenBucket
-from p2p.door import check, check_fields, check_number
+from p2p.door import check, check_number
 from p2p.errors import (
     LimitExceeded,
     LocalProtocolError,
@@ -78,7 +77,6 @@ it is given up. A peer that takes nothing of an answer for so long holds a task,
 and the answer."""
 OVER: Final = ProtocolError("the stream is over")
 """The error of a stream that both sides have ended. Nothing that was sent is lost."""
-_UNKNOWN: Final = ProtocolId("")
 _UNNAMED_COST: Final = 4 * KI
 """Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
 Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
@@ -89,18 +87,20 @@ class MuxedStream(Stream):
     """An ordered byte stream to one peer, for one protocol. An exception that leaves its block
     resets it."""
 
+    protocol = ProtocolId("")
+
     def __init__(
         self, owner: Connection, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
     ) -> None:
         self.peer = peer
-        self.protocol = _UNKNOWN
         self._owner = owner
         self._id = stream_id
         self._negotiation: Proposer | Chooser | None = negotiation
         # a few, at most: an empty deque takes 0.7 KiB, and streams are idle
         self._chunks: list[bytearray] = []
         self._readable = Wakeup()
-        self._writable = Wakeup()
+        self.writable = Wakeup()
+        """Woken when the sender may have room again."""
         # Flags, not a `p2p.concurrency.ConflictDetector` each: with two more objects a stream
         # and three more blocks a request, small requests took 3 to 6 % more CPU time.
         self._receiving = self._sending = False
@@ -109,7 +109,7 @@ class MuxedStream(Stream):
         self._sent_end = False
         self._closed = False
         self._failure: Exception | None = None
-        self._credit = owner.yield_every
+        self._credit = YIELD_EVERY
         self.held = 0
         """Bytes from the peer that this node keeps, as the budget counts them."""
         self.since = 0.0
@@ -119,7 +119,7 @@ class MuxedStream(Stream):
         self._taken = 0  # of them, what the application received last, until it asks for more
         self._answer(negotiation.data_to_send())
         if isinstance(negotiation, Chooser):
-            self._owner.budget.hold(self, _UNNAMED_COST)
+            owner.budget.hold(self, _UNNAMED_COST)
 
     @property
     def is_negotiated(self) -> bool:
@@ -160,7 +160,7 @@ class MuxedStream(Stream):
                     view = view[sent:]
                     waited = True
                     self._stalls = 0
-                    await self._writable.wait()
+                    await self.writable.wait()
                     self._check_sending()
         except LocalProtocolError as error:
             # We check what we do: the peer has ended the stream, and we are yet to be told.
@@ -168,7 +168,7 @@ class MuxedStream(Stream):
         finally:
             self._sending = False
         if self._credit <= 0:
-            self._credit = self._owner.yield_every
+            self._credit = YIELD_EVERY
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -193,10 +193,12 @@ class MuxedStream(Stream):
                     # what has been taken since the last look lies below
                     queued, mark = now, self._owner.drains.sealed
                     self._stalls = 0
-                if queued + self._owner.drains.unsent(mark) <= at_most:
+                drains = self._owner.drains
+                if queued + max(0, mark - drains.left) <= at_most:
                     return
-                self._owner.drain(self, mark + queued - at_most)
-                await self._writable.wait()
+                drains.waiting[self] = mark + queued - at_most
+                self._owner.flush()
+                await self.writable.wait()
         finally:
             self._sending = False
             self._owner.drains.waiting.pop(self, None)
@@ -217,7 +219,7 @@ class MuxedStream(Stream):
         try:
             self._check_sending()
             while not self._owner.mux.room(self._id):
-                await self._writable.wait()
+                await self.writable.wait()
                 self._check_sending()
         except LocalProtocolError as error:
             raise trio.BrokenResourceError(str(error)) from error
@@ -248,9 +250,7 @@ class MuxedStream(Stream):
             raise ValueError("max_bytes must be at least 1")
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        if self._taken:  # the application comes back, and is done with it
-            self._owner.budget.release(self, self._taken)
-            self._taken = 0
+        self._release_taken()  # the application comes back, and is done with it
         if self._chunks and self._credit > 0 and not self._closed:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -276,11 +276,7 @@ class MuxedStream(Stream):
         self._receiving = True
         try:
             if self._is_readable():
-                if self._credit > 0:
-                    await trio.lowlevel.checkpoint_if_cancelled()
-                else:
-                    self._credit = self._owner.yield_every
-                    await trio.lowlevel.checkpoint()
+                await self._checkpoint()
             while not self._is_readable():
                 await self._readable.wait()
         finally:
@@ -315,7 +311,7 @@ class MuxedStream(Stream):
         if self._credit > 0:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            self._credit = self._owner.yield_every
+            self._credit = YIELD_EVERY
             await trio.lowlevel.checkpoint()
 
     def reset(self) -> None:
@@ -331,7 +327,7 @@ class MuxedStream(Stream):
         if self._owner.mux.has_data:
             self._owner.flush()
         self._readable.set()
-        self._writable.set()
+        self.writable.set()
 
     def _let_go(self) -> None:
         self._chunks.clear()
@@ -408,14 +404,17 @@ class MuxedStream(Stream):
         """Count ``count`` bytes of an unfinished frame that the reader keeps (see
         `p2p.wire.Holds`)."""
         if not self._closed and self._failure is None:
-            if self._taken:  # it says itself what it keeps of that
-                self._owner.budget.release(self, self._taken)
-                self._taken = 0
+            self._release_taken()  # it says itself what it keeps of that
             more, self._kept = count - self._kept, count
             if more > 0:
                 self._owner.budget.hold(self, more)
             elif more:
                 self._owner.budget.release(self, -more)
+
+    def _release_taken(self) -> None:
+        if self._taken:
+            self._owner.budget.release(self, self._taken)
+            self._taken = 0
 
     def evict(self) -> None:
         """Give up the stream because the host holds too much. The application sees a broken
@@ -442,17 +441,13 @@ class MuxedStream(Stream):
         if isinstance(self._negotiation, Chooser):
             self._let_go()  # no application has it yet, and none will
         self._readable.set()
-        self._writable.set()
+        self.writable.set()
 
     def has_stalled(self) -> bool:
         """Return True if a `send_all` has waited in vain at the last `STALLS` looks. This is
         called at regular intervals."""
         self._stalls = self._stalls + 1 if self._sending else 0
         return self._stalls > STALLS
-
-    def wake_sender(self) -> None:
-        """Wake the sender, since there may be room again."""
-        self._writable.set()
 
     def _answer(self, data: bytes) -> None:
         """Send our part of a negotiation."""
@@ -495,9 +490,6 @@ BATCH: Final = 4
 """Number of records sealed for one send. More measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 """Bytes of a sealing buffer, 256 KiB: those records with their lengths."""
-_POOL: Final = 4
-"""Number of sealing buffers kept for reuse. As many connections can send at full speed on one
-core."""
 _buffers: list[bytearray] = []
 READ_BYTES: Final = 512 * KI
 """Bytes requested from the raw stream at once: eight full records, two of the peer's batches,
@@ -508,34 +500,19 @@ _CAUTIOUS_READ: Final = 16 * KI
 MAX_FRAME_RATE: Final = 25_000
 """Frames and records a second, beyond one per KiB, that a connection may send before its reader
 pauses. Each costs 2 to 4 µs whatever it carries, so this is a tenth of a core."""
-FRAME_BURST: Final = 50_000
-"""Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
 """Number of frames (a new stream counts as `STREAM_WORK`) after which other tasks have their
 turn: about a millisecond of work. The short end of a record of bulk stays below it."""
+KEEPALIVE: Final = 30.0
+"""Seconds between two keep-alive ticks."""
+YIELD_EVERY: Final = 64 * KI
+"""Bytes that a task may send or receive on a stream between two schedule points."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush a connection, or all of a host, when it closes: the 8 MiB that they may hold
 together leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionConfig:
-    """Pacing and patience of one connection."""
-
-    keepalive: float = 30.0
-    """Seconds without a byte from the peer after which this side pings it. After two more such
-    intervals the peer counts as gone."""
-
-    yield_every: int = 64 * KI
-    """Bytes a task may send or receive on a stream between two schedule points."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not (self.keepalive > 0 and self.yield_every >= 0):
-            raise ValueError("keepalive is positive, yield_every is not negative")
 
 
 class _Pace(TokenBucket):
@@ -547,7 +524,8 @@ class _Pace(TokenBucket):
     __slots__ = ("_charged", "read_bytes")
 
     def __init__(self) -> None:
-        super().__init__(FRAME_BURST, 0.0)
+        # As many frames and records may come at once after a pause: 0.15 s of work.
+        super().__init__(50_000, 0.0)
         self.read_bytes = _CAUTIOUS_READ
         self._charged = 0
 
@@ -586,27 +564,15 @@ class _Tail:
         """Count ``pending`` bytes of a record. With ``progress`` the record before is
         complete."""
         if progress:
-            self.let_go()
+            self._connection.budget.forget(self)
         if pending > self.held:
             self._connection.budget.hold(self, pending - self.held)
-
-    def wait(self, count: int) -> None:
-        """Count ``count`` more bytes, of whole records that wait."""
-        self._connection.budget.hold(self, count)
-
-    def go_on(self, count: int) -> None:
-        """Release ``count`` of the waiting bytes, unless they were given up."""
-        self._connection.budget.release(self, min(count, self.held))
-
-    def let_go(self) -> None:
-        """Release everything, because the record is complete or the connection is over."""
-        self._connection.budget.forget(self)
 
     def evict(self) -> None:
         """Abort the connection, because the budget needs its bytes and it cannot go on without
         its record."""
         logger.info("gave up the connection to %r: the host holds too much", self.peer)
-        self.let_go()
+        self._connection.budget.forget(self)
         self._connection.abort()
 
 
@@ -633,10 +599,6 @@ class _Drains:
         """Bytes that have left for the line, as far as the raw stream can tell."""
         return self.given - (0 if self._meter is None else self._meter.unsent)
 
-    def unsent(self, mark: int) -> int:
-        """Return how many of the first ``mark`` bytes are still here."""
-        return max(0, mark - self.left)
-
     def keep_short(self, burst: int) -> None:
         """Limit unsent bytes in the kernel to about ``burst``, the bytes sealed at a time."""
         if self._meter is not None:
@@ -646,7 +608,7 @@ class _Drains:
         """Wake all waiting streams, since bytes have left."""
         waiting, self.waiting = self.waiting, {}
         for stream in waiting:
-            stream.wake_sender()
+            stream.writable.set()
 
     async def wait(self) -> None:
         """Return when some waiting stream may be done, or when `looking` was cancelled."""
@@ -673,7 +635,7 @@ class Connection:
         dialer: bool,
         serves: Callable[[ProtocolId], bool],
         on_stream: Callable[[MuxedStream], None],
-        config: ConnectionConfig | None = None,
+        keepalive: float = KEEPALIVE,
         budget: HostBudget | None = None,
         turns: Turns | None = None,
     ) -> None:
@@ -707,9 +669,9 @@ class Connection:
         self._early = secured.early
         self._serves = serves
         self.on_stream = on_stream
-        self._config = config or ConnectionConfig()
-        self.yield_every = self._config.yield_every
-        self._streams: dict[int, MuxedStream] = {}
+        self._keepalive = keepalive
+        self.streams: dict[int, MuxedStream] = {}
+        """Open streams, of either side."""
         self._work = Wakeup()
         self._unchoked = Wakeup()
         self._pace = _Pace()
@@ -731,11 +693,6 @@ class Connection:
         """True if new streams can be opened."""
         return not (self._closing or self._over) and self.mux.may_open
 
-    @property
-    def stream_count(self) -> int:
-        """Number of open streams, of either side."""
-        return len(self._streams)
-
     async def run(self) -> None:
         """Carry bytes until either side closes. Nothing is raised; `failure` says how the
         connection ended."""
@@ -746,7 +703,14 @@ class Connection:
                     nursery.start_soon(self._read)
                     await self._write()
         finally:
-            self._tear_down()
+            self._over = True
+            for timer in self._timers:
+                timer.cancel()
+            self._fail_streams(self.failure or ProtocolError("the connection was lost"))
+            self.streams.clear()
+            self.mux.abandon()
+            self.budget.forget(self._tail)
+            del self._tail  # it refers to us, and what is in no cycle is freed at once
             try:
                 await trio.aclose_forcefully(self._raw)
             finally:
@@ -762,9 +726,9 @@ class Connection:
         if self._over or self._closing:
             raise trio.BrokenResourceError("the connection is closed")
         stream_id = self.mux.open_stream()
-        stream = MuxedStream(self, stream_id, self.peer, Proposer([protocol]))
+        stream = MuxedStream(self, stream_id, self.peer, Proposer(protocol))
         stream.protocol = protocol
-        self._streams[stream_id] = stream
+        self.streams[stream_id] = stream
         return stream
 
     def learn(self, protocols: Iterable[ProtocolId]) -> None:
@@ -794,11 +758,6 @@ class Connection:
         if self.drains.looking is not None:
             self.drains.looking.cancel()
 
-    def drain(self, stream: MuxedStream, mark: int) -> None:
-        """Wake ``stream`` when the first ``mark`` bytes have left, or earlier."""
-        self.drains.waiting[stream] = mark
-        self.flush()
-
     def abort(self) -> None:
         """End the connection at once."""
         self._scope.cancel()
@@ -806,11 +765,11 @@ class Connection:
     def let_go(self, stream_id: int) -> None:
         """Forget a stream that the application has closed. The mux alone waits for the peer to
         end it."""
-        self._streams.pop(stream_id, None)
+        self.streams.pop(stream_id, None)
 
     def __repr__(self) -> str:
         return (
-            f"Connection({'to' if self.dialer else 'from'} {self.peer!r}, {len(self._streams)}"
+            f"Connection({'to' if self.dialer else 'from'} {self.peer!r}, {len(self.streams)}"
             " streams)"
         )
 
@@ -825,15 +784,13 @@ class Connection:
                 self._heard = True
                 opened = self._session.receive_data(data)
                 if self._session.tail or self._tail.held:
-                    self._tail.count(self._session.pending, progress=bool(opened))
+                    self._tail.count(len(self._session.tail), progress=bool(opened))
                 # A record of at most this many bytes counts as a message: its few frames are
                 # charged with later ones, since a look at the clock for each would cost half as
                 # much as the record.
                 if len(opened) == 1 and len(opened[0]) < (KI):
-                    if self._receive(opened[0]) and self.mux.is_choked:
-                        await self._wait_unchoked()
-                    if self.mux.allowance <= 0:
-                        await self._wait_turn()
+                    if self._receive(opened[0]):
+                        await self._wait_turn(())
                         await self._take([self.mux.rest])
                 elif opened:
                     await self._take(opened)
@@ -846,29 +803,13 @@ class Connection:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
 
-    async def _wait_unchoked(self, opened: Sequence[bytearray] = ()) -> None:
-        waiting = sum(map(len, opened)) + len(self.mux.rest)
-        self._tail.wait(waiting)
-        while self.mux.is_choked:
-            await self._unchoked.wait()
-        self._tail.go_on(waiting)
-
-    async def _wait_turn(self, opened: Sequence[bytearray] = ()) -> None:
-        waiting = sum(map(len, opened)) + len(self.mux.rest)
-        self._tail.wait(waiting)
-        await self._turns.wait()
-        self._tail.go_on(waiting)
-        self.mux.allowance = _CROWD
-
     async def _take(self, opened: list[bytearray]) -> None:
         """Process records piece by piece, and release each."""
         self.budget.time = self._world.now()
         size = sum(map(len, opened))
         while opened:
             # Of eight, or of some hundred small ones.
-            if self._receive(opened.pop(0)) and self.mux.is_choked:
-                await self._wait_unchoked(opened)
-            if self.mux.allowance <= 0:
+            if self._receive(opened.pop(0)):
                 await self._wait_turn(opened)
                 if self.mux.rest:
                     opened.insert(0, self.mux.rest)
@@ -890,20 +831,21 @@ class Connection:
                     before, since = self.drains.left, self._world.now()
                     await self.drains.wait()
                     if (left := self.drains.left - before) > 0:
-                        self._note_slow(left, self._world.now() - since)
+                        self._note_line(left, self._world.now() - since)
                 else:
                     await self._work.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
 
-    def _note_slow(self, count: int, seconds: float) -> None:
-        self._burst.note_slow(count, seconds)
-        self._shorten()
-
-    def _shorten(self) -> None:
-        """Limit what is sealed at a time to what the line empties soon."""
-        self.mux.shorten(min(MAX_PLAINTEXT, self._burst.size))
+    def _note_line(self, count: int = 0, seconds: float = 0.0) -> None:
+        """Limit what is sealed at a time to what the line empties soon, given that it took
+        ``count`` bytes in some seconds; all of a batch at once if ``count`` is 0."""
+        if count:
+            self._burst.note_slow(count, seconds)
+        else:
+            self._burst.note_free()
+        self.mux.queue.shorten(min(MAX_PLAINTEXT, self._burst.size))
         self.drains.keep_short(self._burst.size)
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
@@ -936,33 +878,35 @@ class Connection:
                 await self._send_slowly(view[sent:used], len(buffer))
                 sent = used
             left = bytes(view[sent:used]) if sent < used else b""
-        if len(_buffers) < _POOL:
+        # Four sealing buffers are kept for reuse: as many connections can send at full speed on
+        # one core.
+        if len(_buffers) < 4:
             _buffers.append(buffer)
         if left:
             await self._send_slowly(left, len(left))
         elif sent == used and self._burst.size < _BATCH_BYTES:
-            self._burst.note_free()
-            self._shorten()
+            self._note_line()
         self.drains.given = self.drains.sealed
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
         """Send what the network does not take at once. Meanwhile ``held`` bytes count as
         queued."""
-        self.mux.seal(held)
+        self.mux.queue.seal(held)
         since = self._world.now()
         try:
             await self._raw.send_all(data)
-            self._note_slow(len(data), self._world.now() - since)
+            self._note_line(len(data), self._world.now() - since)
         finally:
-            self.mux.seal(-held)
+            self.mux.queue.seal(-held)
             if self.mux.has_news:
                 self._settle()
 
     # What the peer does.
 
     def _receive(self, plaintext: bytearray) -> bool:
-        """Process a record of the peer. Return True if there is data to send."""
-        mux, streams = self.mux, self._streams
+        """Process a record of the peer. Return True if the reader must wait before the next, or
+        before the rest of this one (`_wait_turn`)."""
+        mux, streams = self.mux, self.streams
         for event in mux.receive_data(plaintext):
             # by far the most frequent, and `match` takes ten times as long
             if type(event) is DataReceived:
@@ -972,23 +916,34 @@ class Connection:
                 self._handle(event)
         if mux.has_news:
             self._settle()
-        if not mux.has_data:
-            return False
-        self.flush()
-        return True
+        if mux.has_data:
+            self.flush()
+        return mux.allowance <= 0 or mux.is_choked
+
+    async def _wait_turn(self, later: Sequence[bytearray]) -> None:
+        """Wait while the peer takes none of our answers, and for a turn if this one's work is
+        done. The rest of the record and ``later`` ones count as held meanwhile."""
+        waiting = sum(map(len, later)) + len(self.mux.rest)
+        self.budget.hold(self._tail, waiting)
+        while self.mux.is_choked:
+            await self._unchoked.wait()
+        if self.mux.allowance <= 0:
+            await self._turns.wait()
+            self.mux.allowance = _CROWD
+        self.budget.release(self._tail, min(waiting, self._tail.held))
 
     def _handle(self, event: Event) -> None:
         match event:
             case StreamOpened(stream_id):
-                self._streams[stream_id] = MuxedStream(
+                self.streams[stream_id] = MuxedStream(
                     self, stream_id, self.peer, Chooser(self._serves)
                 )
                 self._fresh[stream_id] = 0
             case EndReceived(stream_id):
-                if stream := self._streams.get(stream_id):
+                if stream := self.streams.get(stream_id):
                     stream.feed_end()
             case StreamReset(stream_id):
-                if stream := self._streams.get(stream_id):
+                if stream := self.streams.get(stream_id):
                     stream.fail(ProtocolError("the peer reset the stream"))
             case WentAway():
                 logger.debug("%r is going away", self.peer)
@@ -1000,33 +955,23 @@ class Connection:
     def _settle(self) -> None:
         """Wake the streams that may send again, and end those that are over."""
         for stream_id in self.mux.take_writable():
-            if stream := self._streams.get(stream_id):
-                stream.wake_sender()
+            if stream := self.streams.get(stream_id):
+                stream.writable.set()
         for stream_id in self.mux.take_closed():
-            if stream := self._streams.pop(stream_id, None):
+            if stream := self.streams.pop(stream_id, None):
                 # it is ended, reset or closed already: nothing is to wait for it
                 stream.fail(OVER)
             self._fresh.pop(stream_id, None)
 
     def _fail_streams(self, error: Exception) -> None:
-        for stream in list(self._streams.values()):
+        for stream in list(self.streams.values()):
             stream.fail(error)
-
-    def _tear_down(self) -> None:
-        self._over = True
-        for timer in self._timers:
-            timer.cancel()
-        self._fail_streams(self.failure or ProtocolError("the connection was lost"))
-        self._streams.clear()
-        self.mux.abandon()
-        self._tail.let_go()
-        del self._tail  # it refers to us, and what is in no cycle is freed at once
 
     # Keep-alive.
 
     def _schedule_tick(self) -> None:
-        if self._config.keepalive < math.inf and not self._closing:
-            self._tick_due = self._world.now() + self._config.keepalive
+        if self._keepalive < math.inf and not self._closing:
+            self._tick_due = self._world.now() + self._keepalive
             self._timers = [self._world.call_at(self._tick_due, self._tick)]
 
     def _tick(self) -> None:
@@ -1034,7 +979,7 @@ class Connection:
         interval."""
         if self._closing or self._over:
             return
-        if self._world.now() - self._tick_due > self._config.keepalive / 2:
+        if self._world.now() - self._tick_due > self._keepalive / 2:
             # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to
             # be read.
             logger.info("a keep-alive is %.0f s late", self._world.now() - self._tick_due)
@@ -1050,7 +995,7 @@ class Connection:
             self.mux.ping(self._silence)
             self.flush()
         for stream_id, ticks in list(self._fresh.items()):
-            stream = self._streams.get(stream_id)
+            stream = self.streams.get(stream_id)
             if stream is None or stream.is_negotiated:
                 del self._fresh[stream_id]
             elif ticks:

@@ -17,18 +17,6 @@ from p2p.errors import (
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 
-STAGGER: Final = 0.25
-"""Seconds that an address may stay silent before the next is tried beside it (recommended by
-RFC 8305)."""
-AT_ONCE: Final = 4
-"""Most addresses of one peer tried at the same time: two families, inside and outside. 32 dials
-take 128 sockets."""
-
-MAX_NAMED: Final = 2
-"""Most addresses that an error message names: the surest two. A person mends one at a time."""
-MAX_REASON: Final = 120
-"""Most characters of the reason given for one address."""
-
 DIAL_FAILURES: Final = (
     PeerUnreachable,
     ProtocolNotSupported,
@@ -53,56 +41,64 @@ async def race(
     """
     if not addrs:
         raise PeerUnreachable(f"no address of {peer} is known")
-    won: list[tuple[D, Multiaddr]] = []
-    errors: list[Exception] = []
+    found = await stagger(addrs, attempt, DIAL_FAILURES)
+    if isinstance(found, tuple):
+        return found
+    for error, _ in found:
+        if isinstance(error, WrongPeer):
+            raise error
+    reasons = [
+        str(error if isinstance(error, ShoalError) else f"{addr}: {error or 'too slow'}")[:120]
+        for error, addr in found[:2]
+    ]
+    if len(found) > 2:  # a person mends one at a time, the surest ones
+        reasons.append(f"and {len(found) - 2} more addresses")
+    raise PeerUnreachable(f"{peer} cannot be reached: {'; '.join(reasons)}")
 
-    async def try_addr(addr: Multiaddr) -> bool:
+
+async def stagger(
+    places: Sequence[T],
+    attempt: Callable[[T], Awaitable[D]],
+    failures: tuple[type[Exception], ...],
+) -> tuple[D, T] | list[tuple[Exception, T]]:
+    """Return the first success of ``attempt`` with its place; if there is none, the error of
+    each place, one of ``failures``.
+
+    Each attempt starts a quarter of a second after the one before (recommended by RFC 8305), or
+    at once after a failure, at most four at a time: two families, inside and outside. 32 dials
+    take 128 sockets.
+    """
+    won: list[tuple[D, T]] = []
+    errors: list[tuple[Exception, T]] = []
+    slots = trio.CapacityLimiter(4)
+
+    async def try_one(place: T) -> None:
         try:
-            won.append((await attempt(addr), addr))
-        except DIAL_FAILURES as error:
-            is_ours = isinstance(error, ShoalError)
-            errors.append(
-                error if is_ours else PeerUnreachable(f"{addr}: {error or 'too slow'}")
-            )
-            return False
-        return True
+            won.append((await attempt(place), place))
+        except failures as error:
+            errors.append((error, place))
+
+    async def take_turn(place: T, failed: trio.Event) -> None:
+        async with slots:
+            await try_one(place)
+            if won:
+                nursery.cancel_scope.cancel()
+        failed.set()
 
     try:
-        await stagger(addrs, try_addr)
+        if len(places) == 1:
+            await try_one(places[0])
+        else:
+            async with trio.open_nursery() as nursery:
+                for place in places:
+                    failed = trio.Event()
+                    nursery.start_soon(take_turn, place, failed)
+                    with trio.move_on_after(0.25):
+                        await failed.wait()
     except BaseException:
         for late, _ in won:
             await trio.aclose_forcefully(late)
         raise
     for late, _ in won[1:]:  # finished in the same tick
         await trio.aclose_forcefully(late)
-    if won:
-        return won[0]
-    wrong = [error for error in errors if isinstance(error, WrongPeer)]
-    if wrong:
-        raise wrong[0]
-    reasons = [f"{error!s:.{MAX_REASON}}" for error in errors[:MAX_NAMED]]
-    if len(errors) > MAX_NAMED:
-        reasons.append(f"and {len(errors) - MAX_NAMED} more addresses")
-    raise PeerUnreachable(f"{peer} cannot be reached: {'; '.join(reasons)}")
-
-
-async def stagger(places: Sequence[T], attempt: Callable[[T], Awaitable[bool]]) -> None:
-    """Call ``attempt`` for all places until one returns True. Each starts a `STAGGER` after the
-    one before, or at once after a failure, at most `AT_ONCE` at a time."""
-    if len(places) == 1:
-        await attempt(places[0])
-        return
-    slots = trio.CapacityLimiter(AT_ONCE)
-
-    async def try_one(place: T, failed: trio.Event) -> None:
-        async with slots:
-            if await attempt(place):
-                nursery.cancel_scope.cancel()
-        failed.set()
-
-    async with trio.open_nursery() as nursery:
-        for place in places:
-            failed = trio.Event()
-            nursery.start_soon(try_one, place, failed)
-            with trio.move_on_after(STAGGER):
-                await failed.wait()
+    return won[0] if won else errors

@@ -35,8 +35,6 @@ SECONDS: Final = 1.0
 _HEAD: Final = struct.Struct(">HHHHHH")
 _RECORD: Final = struct.Struct(">HHIH")
 _IN: Final = 1
-_ASKS: Final = 0x0100
-"""Flag that requests a recursive lookup. The highest bit of the flags marks an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,8 @@ async def _texts(name: str, servers: Iterable[tuple[str, int]]) -> list[str]:
         with trio.socket.socket(family, socket.SOCK_DGRAM) as sock, trio.move_on_after(SECONDS):
             try:
                 await sock.connect((host, port))
-                await sock.send(encode_question(name, TXT, number, _ASKS))
+                # The flag asks for a recursive lookup.
+                await sock.send(encode_question(name, TXT, number, 0x0100))
                 while True:
                     try:
                         answer = decode_dns_untrusted(await sock.recv(MAX_DATAGRAM))

@@ -72,6 +72,8 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         """Return when the other end has read all but ``at_most`` bytes."""
         with self._sending:
             self._check_open()
+            await trio.lowlevel.checkpoint()
+            self._check_open()
             while len(self._out.buffer) > at_most:
                 await self._out.writable.wait()
                 self._check_open()
@@ -81,13 +83,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
     async def wait_send_all_might_not_block(self) -> None:
         """Return when there is room in the pipe."""
-        with self._sending:
-            self._check_open()
-            await trio.lowlevel.checkpoint()
-            self._check_open()
-            while len(self._out.buffer) >= PIPE_BYTES:
-                await self._out.writable.wait()
-                self._check_open()
+        await self.wait_unsent(PIPE_BYTES - 1)
 
     def _check_open(self) -> None:
         if self._closed or self._out.ended:
@@ -142,15 +138,12 @@ def memory_pair() -> tuple[MemoryStream, MemoryStream]:
 class MemoryListener:
     """Accepts streams at one ``/memory/`` address."""
 
-    def __init__(self, network: MemoryNetwork, addr: Multiaddr) -> None:
-        self._network = network
-        self._addr = addr
+    def __init__(self, addr: Multiaddr, listeners: dict[Multiaddr, MemoryListener]) -> None:
+        """Listen at ``addr``. ``listeners`` are those of the network, which this one leaves
+        when it is closed."""
+        self.addr = addr
+        self._listeners = listeners
         self._send, self._receive = trio.open_memory_channel[MemoryStream](BACKLOG)
-
-    @property
-    def addr(self) -> Multiaddr:
-        """The address at which it listens."""
-        return self._addr
 
     def offer(self, stream: MemoryStream) -> bool:
         """Put a dialled stream into the backlog. Return False if the backlog is full."""
@@ -169,7 +162,8 @@ class MemoryListener:
 
     async def aclose(self) -> None:
         """Stop listening."""
-        self._network.forget(self)
+        if self._listeners.get(self.addr) is self:
+            del self._listeners[self.addr]
         self._send.close()
         while True:
             try:
@@ -213,10 +207,5 @@ class MemoryNetwork:
             place = Multiaddr((("memory", str(next(self._numbers))),))
         if place in self._listeners:
             raise ConfigError(f"{place} is taken")
-        listener = self._listeners[place] = MemoryListener(self, place)
+        listener = self._listeners[place] = MemoryListener(place, self._listeners)
         return listener
-
-    def forget(self, listener: MemoryListener) -> None:
-        """Free the address of a listener that has closed."""
-        if self._listeners.get(listener.addr) is listener:
-            del self._listeners[listener.addr]

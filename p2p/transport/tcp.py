@@ -48,10 +48,6 @@ DNS_THREADS: Final = 4
 half a minute, which must not delay the disk or the proofs."""
 DNS_TIMEOUT: Final = 5.0
 """Seconds for the lookup of a name: the resolver's first question and a repetition."""
-ACCEPT_BATCH: Final = 64
-"""Most connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as in
-trio's server, a backlog of 340 built up in a flood."""
-_FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
 _EVERYWHERE: Final = {
@@ -110,19 +106,14 @@ class TcpStream(trio.abc.HalfCloseableStream):
         limit = (64 * KI) if max_bytes is None else operator.index(max_bytes)
         if limit < 1:
             raise ValueError("max_bytes must be at least 1")
-        while True:
-            await self._wait(trio.lowlevel.wait_readable)
-            try:
-                return self._sock.recv(limit)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise _broken(error) from error
+        data = bytearray(limit)
+        with memoryview(data) as buffer:
+            count = await self.receive_into(buffer)
+        return bytes(data[:count])
 
     def send_nowait(self, data: memoryview) -> int:
         """Send as much as the kernel takes at once, and return how many bytes that is."""
-        if self._sock.fileno() < 0 or self._sent_end:
-            raise trio.ClosedResourceError("this socket was closed")
+        self._check_open()
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -193,9 +184,8 @@ class TcpStream(trio.abc.HalfCloseableStream):
     async def send_eof(self) -> None:
         """End the outgoing direction."""
         with self._sending:
-            if self._sock.fileno() < 0:
-                raise trio.ClosedResourceError("this socket was closed")
-            if not self._sent_end:
+            if self._sock.fileno() < 0 or not self._sent_end:
+                self._check_open()
                 self._sent_end = True
                 try:
                     self._sock.shutdown(socket.SHUT_WR)
@@ -278,7 +268,7 @@ class TcpListener:
     def __init__(self, sock: socket.socket) -> None:
         """Wrap ``sock``, which listens and is non-blocking. The listener owns it from now
         on."""
-        self._sock = sock
+        self.sock = sock
         self._accepted: deque[TcpStream] = deque()
         self._host, self._port = _without_scope(sock.getsockname())
         self._outward = _EVERYWHERE[self._host][2] if self._host in _EVERYWHERE else self._host
@@ -293,44 +283,23 @@ class TcpListener:
                 self._outward = _outward(self._host)
         return Multiaddr.tcp(self._outward, self._port)
 
-    @property
-    def is_open(self) -> bool:
-        """True while it listens."""
-        return self._sock.fileno() >= 0
-
-    @property
-    def family(self) -> socket.AddressFamily:
-        """The address family, IPv4 or IPv6."""
-        return self._sock.family
-
-    def share_port(self) -> tuple[str, int]:
-        """Let dials leave from this listener's port, and return the address to bind them to.
-
-        The option is set after the listener was bound, so a second process that wants to listen
-        here still fails: it binds without the option.
-        """
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        host, port = self._sock.getsockname()[:2]
-        return host, port
-
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """Return the next connection. Raise `LimitExceeded` while the machine is out of
-        sockets.
-
-        Takes all that wait, up to `ACCEPT_BATCH`: with one in each pass of a busy scheduler, a
-        flood fills the kernel's queue, and those that dial honestly wait behind it.
-        """
+        sockets."""
         while not self._accepted:
-            if self._sock.fileno() < 0:
+            if self.sock.fileno() < 0:
                 raise trio.ClosedResourceError("this listener was closed")
-            await trio.lowlevel.wait_readable(self._sock)
+            await trio.lowlevel.wait_readable(self.sock)
             self._accept_waiting()
         return self._accepted.popleft()
 
     def _accept_waiting(self) -> None:
-        for _ in range(ACCEPT_BATCH):
+        # 64 at most in one pass of the scheduler, 20 µs each. With one a pass, as in trio's
+        # server, a flood fills the kernel's queue (340 of them), and those that dial honestly
+        # wait behind it.
+        for _ in range(64):
             try:
-                sock, _ = self._sock.accept()
+                sock, _ = self.sock.accept()
                 sock.setblocking(False)
                 self._accepted.append(TcpStream(sock))
             except BlockingIOError:
@@ -344,9 +313,9 @@ class TcpListener:
 
     async def aclose(self) -> None:
         """Stop listening."""
-        if self._sock.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
+        if self.sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.sock)
+            self.sock.close()
         while self._accepted:
             await self._accepted.popleft().aclose()
         await trio.lowlevel.checkpoint()
@@ -377,7 +346,7 @@ class TcpNetwork:
         ``/dnsaddr``; the default is this machine's."""
         self._name_servers = tuple(name_servers)
         self._name_threads = trio.CapacityLimiter(DNS_THREADS)
-        self._listeners: list[TcpListener] = []
+        self._listeners: list[socket.socket] = []
 
     @property
     def descriptors(self) -> int:
@@ -397,7 +366,10 @@ class TcpNetwork:
                 return await self._dial_any(await resolve(addr, self._name_servers))
             host, port = addr.host_port
             hosts = await self._look_up(addr.parts[0][0], host, port)
-            return await _first(hosts, port)
+            found = await stagger(hosts, partial(trio.open_tcp_stream, port=port), (OSError,))
+            if isinstance(found, tuple):
+                return _adopt(found[0])
+            raise found[0][0] if found else OSError("the name has no address")
         except (OSError, ValueError) as error:
             raise PeerUnreachable(f"{addr} does not answer: {error}") from error
 
@@ -415,13 +387,14 @@ class TcpNetwork:
         """Return the addresses of a host. Raise `OSError` if the lookup fails."""
         if not kind.startswith("dns"):
             return [host]
-        ask = partial(socket.getaddrinfo, host, port, _FAMILY.get(kind, 0), socket.SOCK_STREAM)
+        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, 0)
+        ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
         with trio.move_on_after(DNS_TIMEOUT):
             found = await trio.to_thread.run_sync(
                 ask, abandon_on_cancel=True, limiter=self._name_threads
             )
             # Addresses of one name that are tried: as many as are tried at the same time
-            # (`p2p.transport.dial.AT_ONCE`). A stranger's name may have hundreds.
+            # (`p2p.transport.dial.stagger`). A stranger's name may have hundreds.
             return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:4]
         raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
 
@@ -439,7 +412,8 @@ class TcpNetwork:
         for extra in listeners[1:]:
             await extra.aclose()
         listener = TcpListener(_detached(listeners[0].socket))
-        self._listeners = [one for one in self._listeners if one.is_open] + [listener]
+        self._listeners = [one for one in self._listeners if one.fileno() >= 0]
+        self._listeners.append(listener.sock)
         return listener
 
     async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
@@ -452,10 +426,13 @@ class TcpNetwork:
         """
         host, port = addr.host_port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listeners = [one for one in self._listeners if one.is_open and one.family == family]
+        listeners = [o for o in self._listeners if o.fileno() >= 0 and o.family == family]
         if not listeners:
             raise PeerUnreachable(f"there is no listener from whose port to dial {addr}")
-        place = listeners[-1].share_port()
+        # Dials may leave from the listener's port. This is set after the listener was bound, so
+        # a second process that wants to listen there still fails: it binds without the option.
+        listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        place = listeners[-1].getsockname()[:2]
         while True:
             sock = trio.socket.socket(family, socket.SOCK_STREAM)
             try:
@@ -473,26 +450,3 @@ class TcpNetwork:
                 raise
             # Least and most seconds until a refused punch is tried again.
             await trio.sleep(random.uniform(0.002, 0.04))  # noqa: TID251 - real routers
-
-
-async def _first(hosts: Sequence[str], port: int) -> TcpStream:
-    """Connect to the first of ``hosts`` that answers. Raise `OSError` if none does."""
-    won: list[trio.SocketStream] = []
-    errors: list[OSError] = []
-
-    async def try_one(host: str) -> bool:
-        try:
-            won.append(await trio.open_tcp_stream(host, port))
-        except OSError as error:
-            errors.append(error)
-            return False
-        return True
-
-    try:
-        await stagger(hosts, try_one)
-    finally:
-        for late in won[1:]:
-            await trio.aclose_forcefully(late)
-    if won:
-        return _adopt(won[0])
-    raise errors[0] if errors else OSError("the name has no address")

@@ -56,7 +56,7 @@ async def secure(
         muxers=(yamux.PROTOCOL_ID,),
         expected=expected,
     )
-    negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
+    negotiation = Proposer(noise.PROTOCOL_ID) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
     await _send(raw, negotiation.data_to_send() + handshake.data_to_send())
     while negotiation.chosen is None:
         negotiation.receive_data(first or await _receive(raw))
@@ -65,10 +65,9 @@ async def secure(
         _check_listens(negotiation)
     handshake.receive_data(negotiation.leftover)
     await _send(raw, handshake.data_to_send())
-    while not handshake.done:
+    while (session := handshake.session) is None:
         handshake.receive_data(await _receive(raw))
         await _send(raw, handshake.data_to_send())
-    session = handshake.session
     early = b"".join(session.receive_data(handshake.leftover))
     if handshake.muxer is None:
         early = await _negotiate_muxer(raw, session, early, dialer=dialer)
@@ -80,7 +79,7 @@ async def _negotiate_muxer(
 ) -> bytes:
     """Negotiate the muxer with peers without the Noise extension, such as py-libp2p."""
     wanted = yamux.PROTOCOL_ID
-    negotiation = Proposer([wanted]) if dialer else Chooser(wanted.__eq__)
+    negotiation = Proposer(wanted) if dialer else Chooser(wanted.__eq__)
     await _send(raw, session.seal(negotiation.data_to_send()))
     negotiation.receive_data(early)
     while negotiation.chosen is None:

@@ -10,7 +10,7 @@ import trio
 
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import RealWorld, open_world
-from p2p.transport.connection import Connection, ConnectionConfig, MuxedStream
+from p2p.transport.connection import Connection, MuxedStream
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.noise import NoiseSession, StaticKey
 from p2p.transport.core.yamux import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN, WINDOW_UPDATE
@@ -138,7 +138,7 @@ async def open_victims(
                 dialer=False,
                 serves=ECHO.__eq__,
                 on_stream=on_stream or accepted.append,
-                config=ConnectionConfig(keepalive=keepalive),
+                keepalive=keepalive,
                 **options,
             )
             victim = Victim(world, connection, Hostile(other, theirs.session))

@@ -16,7 +16,7 @@ from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
-from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
+from p2p.shardcast.messages import decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
 from roles.contract.core.file import DOMAIN, FORMAT, decode_run_untrusted
 from roles.protocol.core.answer import decode_reply_untrusted, decode_request_untrusted
@@ -61,7 +61,6 @@ def signed_manifest(data: bytes) -> bytes:
 PARSERS: dict[str, Callable[[bytes], object]] = {
     "msgpack": unpack_untrusted,
     "shardcast": decode_message_untrusted,
-    "bulk": lambda data: decode_bulk_untrusted(b"\1" + data),
     "manifest": lambda data: decode_manifest_untrusted(data, b"run", verify),
     "signed manifest": lambda data: decode_manifest_untrusted(
         signed_manifest(data), b"run", verify

@@ -174,7 +174,7 @@ async def test_files_that_change_after_they_were_published_convict_no_peer(
             await trainer.world.disk.write("weights-1", b"overwritten", 200_000)
             trainer.shardcast._store._cache.clear()
             async with town.member(1) as other:
-                while other.shardcast.fetching is None or other.shardcast.fetching[1] < 0.9:
+                while other.shardcast.fetching is None or other.shardcast.fetching.share < 0.9:
                     await other.world.sleep(0.01)
                 await other.world.sleep(0.2)
                 assert other.shardcast.newest == -1

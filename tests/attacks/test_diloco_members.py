@@ -244,16 +244,6 @@ def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
         assert any(isinstance(one, ev.Reduce) for one in effects) == computed
 
 
-def test_beats_from_the_future_make_no_member_and_no_record() -> None:
-    made = with_readys()
-    stranger = peer_named(50)
-    made.handle(ev.Received(stranger, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
-    made.handle(ev.Received(LIAR, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
-    assert made.joiners(1.0) == []
-    assert made.record == BEFORE
-    assert LIAR in made.live(1.0)
-
-
 class _Reader:
     """Tells whether somebody could still read."""
 

@@ -33,12 +33,11 @@ from p2p.swarm.core.limits import (
     group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import DNS_THREADS, TcpNetwork
 
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 def peer_at(number: int) -> PeerId:
@@ -100,7 +99,7 @@ def test_minted_identities_wash_off_no_refusal() -> None:
     for number in range(2, 10_100):
         scores.penalise(peer_at(number), 1.0, now=0.0)
     assert scores.is_refused(peer_at(0), 1.0)
-    assert scores.points(peer_at(1), 0.0) == PENALTY_LIMIT - 1
+    assert scores.points.count(peer_at(1), 0.0) == PENALTY_LIMIT - 1
 
 
 class SilentNetwork(MemoryNetwork):

@@ -13,12 +13,12 @@ from p2p.host import MAX_OUTBOX, PeerEvent, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import identify, outbox as outbox_module
 from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.connection import Connection
 from p2p.transport.memory import MemoryNetwork
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:

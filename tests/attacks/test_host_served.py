@@ -17,13 +17,12 @@ from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import identify, swarm as swarm_module
 from p2p.swarm.core import limits as limits_module
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import encode_varint, frame
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")), identify=False)
+QUIET = SwarmConfig(keepalive=float("inf"), identify=False)
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
@@ -111,21 +110,6 @@ def test_the_peer_with_the_most_streams_loses_its_newest(
         for one in own:
             budget.served_to_end(one)
     assert budget.served == 0
-    assert not budget._by_served
-
-
-async def test_one_peer_has_a_share_over_all_its_connections() -> None:
-    """The share is the peer's, not the connection's."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-    ):
-        budget = victim.budget
-        peer = one.peer_id
-        served = [limits_module.ServedStream(peer, lambda: None) for _ in range(300)]
-        refused = [stream for stream in served if budget.serve(stream) is stream]
-        assert len(refused) == 300 - limits_module.MAX_SERVED_PER_PEER
 
 
 @pytest.mark.parametrize("kind", ["messages", "requests"])

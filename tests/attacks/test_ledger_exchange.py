@@ -11,7 +11,7 @@ import pytest
 from p2p.errors import StorageError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
-from p2p.ledger import ExchangeConfig, LedgerExchange, OwnLedger, open_exchange
+from p2p.ledger import ExchangeConfig, Ledger, LedgerExchange, open_exchange
 from p2p.ledger.core.exchange import (
     LEDGER_PROTOCOL,
     MAX_ANSWER,
@@ -37,7 +37,7 @@ class Stage:
     swarm: Swarm
     size: int
     exchanges: dict[str, LedgerExchange] = field(default_factory=dict)
-    owns: dict[str, OwnLedger] = field(default_factory=dict)
+    owns: dict[str, Ledger] = field(default_factory=dict)
     acts: dict[str, Callable[[SimNode, Host], Awaitable[None]]] = field(default_factory=dict)
     """What a node does instead of exchanging ledgers."""
     ended: list[StorageError] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Stage:
 
     async def live(self, machine: SimNode) -> None:
         others = [one for one in machine.siblings if one is not machine]
-        own = self.owns[machine.name] = OwnLedger(machine.world)
+        own = self.owns[machine.name] = Ledger(machine.world)
         async with machine.open_host() as host:
             for other in others:
                 host.add_addrs(other.peer_id, [other.addr])

@@ -295,7 +295,7 @@ async def test_data_behind_a_refused_protocol_is_neither_kept_nor_welcome_for_ev
         for _ in range(6):
             await victim.hostile.send(frame(DATA, 0, 1, bytes(30_000)))
         await trio.testing.wait_all_tasks_blocked()
-        negotiation = victim.connection._streams[1]._negotiation
+        negotiation = victim.connection.streams[1]._negotiation
         assert negotiation is not None
         assert negotiation.leftover == b""
         assert victim.connection.mux._streams[1].consumed < KI  # no window for more of it

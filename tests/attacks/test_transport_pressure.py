@@ -49,7 +49,7 @@ async def test_questions_that_we_could_not_answer_are_not_blamed_on_the_peer() -
         assert victim.connection.failure is None
         assert victim.connection.is_open
         assert mux.is_choked  # back-pressure: nothing more is read
-        assert mux._queue.control_bytes <= MAX_CONTROL + 66 * KI
+        assert len(mux.queue.control) <= MAX_CONTROL + 66 * KI
         answers = 0
         with trio.fail_after(60):
             while answers < 20 * 5000:

@@ -133,6 +133,6 @@ async def test_streams_of_the_peer_that_it_never_ends_are_swept(
             await victim.world.sleep(6)
             await victim.hostile.send(frame(DATA, 0, 99_999, b"alive"))
         assert victim.connection.mux.stream_ids == ()
-        assert victim.connection._streams == {}
+        assert victim.connection.streams == {}
         assert victim.connection.is_open
         nursery.cancel_scope.cancel()

@@ -22,7 +22,7 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
 from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.connection import ConnectionConfig
+from p2p.transport import connection
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork
 from sim.kernel.simulation import Simulation
@@ -96,9 +96,14 @@ def on_tcp(law: NetworkLaw) -> None:
     trio.run(main)
 
 
+@pytest.fixture(autouse=True)
+def _frequent_schedule_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conformance with trio's stream rules wants a schedule point in every call."""
+    monkeypatch.setattr(connection, "YIELD_EVERY", 0)
+
+
 def _run_hosts(law: HostLaw, network: Network, anywhere: str, nowhere: str) -> None:
-    # Conformance with trio's stream rules wants a schedule point in every call.
-    config = SwarmConfig(connection=ConnectionConfig(yield_every=0))
+    config = SwarmConfig()
 
     async def main() -> None:
         with trio.fail_after(PATIENCE):
@@ -147,7 +152,7 @@ def on_circuits(law: NetworkLaw) -> None:
         async with AsyncExitStack() as stack:
             stack.enter_context(trio.fail_after(PATIENCE))
             keys = [KeyPair(bytes([seed]) * 32) for seed in (1, 2, 3, 4)]
-            config = SwarmConfig(connection=ConnectionConfig(yield_every=0))
+            config = SwarmConfig()
             relay, one, other = [
                 await stack.enter_async_context(open_host(key=key, strict=True, config=config))
                 for key in keys[:3]
@@ -205,7 +210,7 @@ def swarm_on_simulation(law: HostLaw) -> None:
             opened: list[Host] = []
 
             async def live(node: SimNode) -> None:
-                config = SwarmConfig(strict=True, connection=ConnectionConfig(yield_every=0))
+                config = SwarmConfig(strict=True)
                 host = open_host(
                     network=node.network, world=node.world, listen=("/memory/0",), config=config
                 )

@@ -269,23 +269,6 @@ def test_what_makes_no_sense_is_one_sentence_and_no_run(
     assert not (tmp_path / "mine" / "run.shoal").exists()
 
 
-def test_a_model_that_was_not_fetched_is_named_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, said = init(capsys, tmp_path / "mine", "--model", "smollm2")
-    assert (code, "shoal models fetch smollm2" in said) == (2, True)
-
-
-def test_what_is_no_run_file_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """It said "not msgpack: unpack(b) received extra data"."""
-    assert run_main(["show", str(ROOT / "README.md")]) == 2
-    said = capsys.readouterr().err
-    assert "README.md cannot be shown: it is no run file" in said
-    assert "shoal run create" in said
-    assert "msgpack" not in said
-
-
 # The examples
 
 
@@ -394,13 +377,6 @@ def test_the_view_shows_what_goes_wrong_and_no_cheater_where_there_is_none() -> 
     Console(file=out, width=80).print(draw(swarm, 60.0, SORTING))
     assert "step 3 goes wrong: ratio_max is 227, over 20" in out.getvalue()
     assert "cheater" not in out.getvalue()
-
-
-def test_a_folder_without_a_run_is_not_played(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_main(["start", str(tmp_path)]) == 2
-    assert f"shoal run init {tmp_path} makes a run" in capsys.readouterr().err
 
 
 # A folder is of one run

@@ -14,7 +14,7 @@ from blake3 import blake3
 from p2p.cast.pull_http import Origins, OriginsFailed, open_origins
 from p2p.errors import ConfigError
 from p2p.machine import RealWorld
-from p2p.shardcast.http.core.listing import MAX_SHARDS
+from p2p.shardcast.http.core.answers import MAX_SHARDS
 from p2p.shardcast.http.server import serve_http
 from tests.e2e.http_world import edge_of, shelf_of, world_at
 

@@ -120,7 +120,7 @@ def test_small_parsers(data: bytes) -> None:
 @given(mutated(line("/multistream/1.0.0") + line("/a") + line("na")), st.integers(1, 50))
 def test_negotiations(data: bytes, step: int) -> None:
     for machine in (
-        Proposer([ProtocolId("/a"), ProtocolId("/b")]),
+        Proposer(ProtocolId("/b")),
         Chooser({"/b"}.__contains__),
     ):
         with contextlib.suppress(RemoteProtocolError, ProtocolNotSupported):

@@ -60,13 +60,6 @@ def test_a_node_whose_trainer_speaks_another_protocol_names_the_version(
     assert len(loud) == 2, "each says it once"
 
 
-def test_a_trainer_that_starts_is_of_no_other_version() -> None:
-    health = perform(Play(SPEAKS))
-    assert health["done"] == 1
-    (worker,) = roles_of(health, "inference")
-    assert "version" not in worker["now"]
-
-
 def test_a_run_file_of_another_format_names_the_remedy() -> None:
     head = unpack_untrusted(RUN.document)
     assert isinstance(head, list)

@@ -4,23 +4,18 @@ import math
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from p2p.errors import ConfigError
 from p2p.node.tables import read_table
 from roles.rl.algorithms.base import (
     Algorithm,
     Group,
-    Sequences,
     Tokens,
-    has_spread,
     k3,
     normalised,
 )
@@ -133,13 +128,6 @@ def test_dapo_takes_something_off_answers_near_the_limit() -> None:
     assert found == pytest.approx(plain)
 
 
-def test_spread_is_what_teaches() -> None:
-    assert has_spread([0, 1, 1])
-    assert not has_spread([1, 1, 1])
-    assert not has_spread([1])
-    assert not has_spread([])
-
-
 @pytest.mark.parametrize("algorithm", ALL, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(("one", "other"), [(0.0, -65504.0), (-65504.0, 0.0), (-1.0, -400.0)])
 def test_losses_are_numbers_however_far_log_probs_are_apart(
@@ -154,16 +142,6 @@ def test_losses_are_numbers_however_far_log_probs_are_apart(
         torch.autograd.backward(value)
         assert math.isfinite(value.item())
         assert all(map(math.isfinite, gradient_of(tokens)))
-
-
-def test_shared_terms_are_means_over_tokens() -> None:
-    tokens, sequences = batch(CURRENT, CURRENT, [0.0] * 5, [3, 2], reference=OLD)
-    objective = Objective("grpo", Grpo(), SharedOptions(kl_reference=0.5, entropy=0.25))
-    value, metrics = objective.loss(tokens, sequences)
-    away = k3(vector(*OLD), vector(*CURRENT))
-    expected = 0.5 * away.mean() - 0.25 * tokens.entropy.mean()
-    assert value.item() == pytest.approx(expected.item())
-    assert metrics["k3_reference"].tolist() == pytest.approx(away.tolist())
 
 
 @pytest.mark.parametrize(
@@ -187,25 +165,6 @@ def test_options_go_to_the_algorithm_and_to_what_all_share() -> None:
     found = find_algorithm("cispo", {"cap": 3.0, "kl_reference": 0.01})
     assert found.algorithm == Cispo(cap=3.0)
     assert found.shared == SharedOptions(kl_reference=0.01)
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """What a beginner writes: one number a group, and a loss of many numbers."""
-
-    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        return [np.zeros(1, np.float32) for _ in groups]
-
-    def loss(self, tokens: Tokens, sequences: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
-        return tokens.logprobs, {}
-
-
-def test_an_algorithm_that_returns_nonsense_is_told_so() -> None:
-    objective = Objective("mine", Wrong())
-    with pytest.raises(ConfigError, match="'mine' must return one finite number"):
-        objective.advantages([group(1, 0)])
-    with pytest.raises(ConfigError, match="'mine' must return a scalar"):
-        objective.loss(*batch([0.0], [0.0], [1.0], [1]))
 
 
 def gradient_of(tokens: Tokens) -> list[float]:

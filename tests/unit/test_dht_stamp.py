@@ -4,12 +4,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.dht.stamp import (
-    ID_BYTES,
-    MAX_DIFFICULTY,
     check_stamp,
-    dht_id,
     make_stamp,
-    stamp_cost,
     stamp_work,
 )
 from p2p.identity import PeerId
@@ -42,21 +38,3 @@ def test_a_stamp_is_bound_to_its_peer() -> None:
 @pytest.mark.parametrize("nonce", [b"", b"1234567", b"123456789"])
 def test_a_nonce_of_the_wrong_length_is_worth_nothing(nonce: bytes) -> None:
     assert not check_stamp(PEER, nonce, 0)
-
-
-def test_the_id_is_not_the_work() -> None:
-    """Else an id with work would begin with zeros, and all nodes would crowd one corner."""
-    nonce = make_stamp(PEER, 12)
-    assert len(dht_id(PEER, nonce)) == ID_BYTES
-    assert dht_id(PEER, nonce)[:1] != b"\0"
-
-
-@pytest.mark.parametrize("difficulty", [-1, MAX_DIFFICULTY + 1])
-def test_a_senseless_difficulty_is_refused(difficulty: int) -> None:
-    with pytest.raises(ValueError, match="difficulty"):
-        make_stamp(PEER, difficulty)
-
-
-def test_the_expected_cost_doubles_per_bit() -> None:
-    assert stamp_cost(20) == 2 * stamp_cost(19)
-    assert 0.1 < stamp_cost(20) < 1

@@ -108,12 +108,6 @@ def test_a_peer_has_one_place_and_its_newest_addresses() -> None:
     assert table.contact_of(first.peer) is moved
 
 
-def test_we_are_not_in_our_own_table() -> None:
-    table, _ = table_with(0, 1)
-    table.add(table.node.contact)
-    assert len(table) == 0
-
-
 def test_stale_targets_lie_in_buckets_not_looked_up() -> None:
     table, _ = table_with(300, 2)
     own = table.node.long_id
@@ -138,14 +132,6 @@ def test_without_kademlia_the_operator_reads_the_remedy(
 def python(code: str) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_the_package_imports_without_warnings_and_without_its_wire() -> None:
-    code = (
-        "import sys, p2p.dht.core.table; print('kademlia' in sys.modules, 'rpcudp' in"
-        " sys.modules)"
-    )
-    assert python(code) == "True False"
 
 
 def test_nobody_loads_kademlia_before_a_dht_is_opened() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
-from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.messages import (
@@ -245,13 +244,6 @@ def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> 
     )
     with pytest.raises(BadMessage, match="no majority"):
         check_record(twice, BEFORE, RUN, fake_verify, None)
-
-
-def test_odd_times_are_refused() -> None:
-    with pytest.raises(ValueError, match="two lost beats"):
-        RoundConfig(beat=2.0, silence=5.0)
-    with pytest.raises(ValueError, match="outlast"):
-        RoundConfig(grace=60.0, patience=30.0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
-from p2p.node.rival import are_rivals
+from p2p.node.rundoc import are_rivals
 from p2p.node.tables import load_toml
 from roles.contract import Run
 from roles.envs.data import pin_data

@@ -87,15 +87,6 @@ def test_what_is_published_reaches_all_who_hear_and_nobody_else() -> None:
     play(body)
 
 
-def test_publishing_needs_no_subscription() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n9"].publish(TOPIC, b"hello")
-        await stage.swarm.sleep(2)
-        assert sum(len(heard) for heard in stage.heard.values()) == 9
-
-    play(body)
-
-
 @pytest.mark.parametrize(("data", "reason"), [(b"old news", "ignore"), (b"bad news", "reject")])
 def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> None:
     async def body(stage: Stage) -> None:
@@ -104,19 +95,6 @@ def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> Non
         assert not any(stage.heard.values())
         judged = sum(service.counters.get(reason, 0) for service in stage.services.values())
         assert 0 < judged <= 4  # whom n2 is connected to
-
-    play(body)
-
-
-def test_who_leaves_a_topic_hears_no_more() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n3"].unsubscribe(TOPIC)
-        await stage.swarm.sleep(2)
-        assert stage.services["n3"].topics == {}
-        stage.services["n2"].publish(TOPIC, b"version 1")
-        await stage.swarm.sleep(2)
-        assert stage.heard["n3"] == []
-        assert len(stage.heard["n4"]) == 1
 
     play(body)
 

@@ -9,25 +9,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.shardcast.http.core.body import Body, Slice
-from p2p.shardcast.http.core.listing import (
+from p2p.shardcast.http.core.answers import (
     MAX_LISTING,
     MAX_SHARDS,
+    Body,
     Listed,
+    Slice,
     decode_listing_untrusted,
     encode_listing,
-    parse_shard_path_untrusted,
-    shard_count,
-    shard_path,
-)
-from p2p.shardcast.http.core.ranges import (
-    ByteRange,
-    RangeNotSatisfiable,
-    etag,
-    has_tag_untrusted,
     parse_range_untrusted,
+    parse_shard_path_untrusted,
+    shard_path,
+    tar_of,
 )
-from p2p.shardcast.http.core.tar import tar_of
 from p2p.shardcast.manifest import PolicyVersion
 
 FILES = [b"weights" * 100, b"", bytes(range(256)) * 7]
@@ -77,35 +71,20 @@ def test_any_part_of_a_body_is_that_part_of_the_whole(data: st.DataObject, most:
 )
 def test_a_range_is_read_as_the_rfc_says(header: str, expected: tuple[int, int] | None) -> None:
     part = parse_range_untrusted(header, 100)
-    assert part == (None if expected is None else ByteRange(*expected))
+    assert part == (None if expected is None else range(*expected))
 
 
 @pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0"])
 def test_a_range_behind_the_end_cannot_be_satisfied(header: str) -> None:
-    with pytest.raises(RangeNotSatisfiable):
-        parse_range_untrusted(header, 100)
-    with pytest.raises(RangeNotSatisfiable):
-        parse_range_untrusted("bytes=0-", 0)
+    assert not len(parse_range_untrusted(header, 100))
+    assert not len(parse_range_untrusted("bytes=0-", 0))
 
 
 @given(st.text(max_size=60), st.integers(0, 10**6))
 def test_whatever_a_header_says_the_range_lies_in_the_body(header: str, size: int) -> None:
     for text in (header, f"bytes={header}"):
-        try:
-            part = parse_range_untrusted(text, size)
-        except RangeNotSatisfiable:
-            continue
-        assert part is None or 0 <= part.start < part.end <= size
-
-
-def test_a_tag_is_found_among_several_and_weak_ones() -> None:
-    tag = etag(b"\x12" * 32, "f0")
-    assert has_tag_untrusted(tag, tag)
-    assert has_tag_untrusted(f'"other", W/{tag}', tag)
-    assert has_tag_untrusted("*", tag)
-    assert not has_tag_untrusted("", tag)
-    assert not has_tag_untrusted(tag[:-2] + '1"', tag)
-    assert not has_tag_untrusted(tag + " " * 2000, tag)
+        part = parse_range_untrusted(text, size)
+        assert not part or 0 <= part.start < part.stop <= size
 
 
 def test_python_unpacks_the_archive_and_it_is_the_same_everywhere() -> None:
@@ -202,7 +181,3 @@ def test_a_shard_has_one_path(version: int, shard: int) -> None:
 )
 def test_other_paths_are_no_shards(path: str) -> None:
     assert parse_shard_path_untrusted(path) is None
-
-
-def test_an_empty_file_has_one_shard() -> None:
-    assert [shard_count(size) for size in (0, 1, 50_000_000, 50_000_001)] == [1, 1, 1, 2]

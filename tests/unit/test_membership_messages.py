@@ -93,10 +93,6 @@ def test_a_heartbeat_survives_the_wire(heartbeat: Heartbeat) -> None:
         assert decode_heartbeat_untrusted(signed.wire) == signed
 
 
-def test_a_heartbeat_takes_about_two_hundred_bytes() -> None:
-    assert 150 <= len(typical().wire) <= 250
-
-
 def test_the_largest_heartbeat_fits() -> None:
     host = "a" * 76 + ".com"
     profile = Profile(
@@ -195,19 +191,3 @@ def test_limits_of_messages_hold() -> None:
     with pytest.raises(BadMessage):
         decode_message_untrusted(bytes(MAX_MEMBERSHIP_MESSAGE + 1))
     assert decode_message_untrusted(pack([8, [wire] * MAX_HEARTBEATS]))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"load": float("nan")},
-        {"load": 1.1},
-        {"policy": -2},
-        {"roles": ("",)},
-        {"run": bytes(33)},
-        {"slots": -1},
-    ],
-)
-def test_a_profile_that_makes_no_sense_is_refused_at_birth(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"most|version|upload"):
-        Profile(**fields)  # type: ignore[arg-type]

@@ -106,27 +106,6 @@ def test_what_a_node_says_of_itself_is_known_soon() -> None:
     play(body)
 
 
-def test_a_field_that_does_not_exist_is_refused() -> None:
-    async def body(stage: Stage) -> None:
-        with pytest.raises(TypeError):
-            stage.services["n1"].me.update(colour="red")
-        with pytest.raises(ValueError, match="load"):
-            stage.services["n1"].me.update(load=2.0)
-
-    play(body, size=2)
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_killed_node_is_dead_to_all(silent: bool) -> None:
-    async def body(stage: Stage) -> None:
-        stage.swarm.kill("n2", silent=silent)
-        await stage.swarm.sleep(4)
-        await everybody_knows_everybody(stage)
-        assert stage.changes("n5", "n2") == [Change.JOINED, Change.DIED]
-
-    play(body)
-
-
 def test_a_node_that_ends_cleanly_has_left() -> None:
     async def body(stage: Stage) -> None:
         stage.leaving["n2"].set()

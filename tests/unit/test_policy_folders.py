@@ -10,10 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
-from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
-from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.vllm.weights import OpenWeights
@@ -134,15 +131,6 @@ def test_a_base_whose_weights_were_removed_still_makes_folders(
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
 
 
-def test_a_base_that_is_damaged_later_is_named(tmp_path: Path) -> None:
-    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
-    learner.step(some_groups())
-    (base / "model.safetensors").write_bytes(b"damage")
-    with pytest.raises(EngineError, match=r"base/model\.safetensors is no weights file"):
-        learner.save(None, tmp_path / "1")
-    assert not (tmp_path / "1").exists()
-
-
 def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
     base = make_folder(tmp_path / "base")
     learner = opened(tmp_path, base)
@@ -164,35 +152,6 @@ def test_a_published_folder_is_adopted(tmp_path: Path) -> None:
     other.adopt(tmp_path / "1", 1)
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
-
-
-def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
-    base = make_folder(tmp_path / "base", shards=3)
-    next(base.glob("*.safetensors")).unlink()
-    with pytest.raises(EngineError):
-        opened(tmp_path, base)
-
-
-@pytest.mark.deep
-async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
-    tmp_path: Path,
-) -> None:
-    make_folder(tmp_path / "model")
-    world = RealWorld(KeyPair(b"t" * 32), tmp_path)
-    for life in range(2):
-        async with open_engine(world, CONFIG, name="trainer") as engine:
-            assert await engine.open("trainer/checkpoint", "model") == life
-            await engine.save("trainer/checkpoint", f"trainer/weights/{life}")
-            await engine.step(some_groups())
-            await engine.save("trainer/checkpoint", f"trainer/weights/{life + 1}")
-    weights = [tmp_path / f"trainer/weights/{step}/model.safetensors" for step in range(3)]
-    assert weights[0].read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
-    assert len({path.read_bytes() for path in weights}) == 3
-    async with open_engine(world, CONFIG, name="trainer") as engine:
-        await engine.adopt("trainer/weights/2", 2, "model")
-        await engine.save("", "trainer/weights/again")
-    again = tmp_path / "trainer/weights/again/model.safetensors"
-    assert again.read_bytes() == weights[2].read_bytes()
 
 
 def with_surplus(base: Path, shards: int) -> Path:

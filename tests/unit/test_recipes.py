@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
-from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
 from roles.rl.learner import LearnerConfig, Schedule
 from roles.rl.recipes import (
@@ -74,11 +73,6 @@ def test_a_step_too_far_from_its_samplers_is_told(change: dict[str, float], said
     assert LearningGuards().why_wrong(report(**change)).startswith(said)
 
 
-def test_one_token_among_thousands_is_no_step_that_goes_wrong() -> None:
-    """`shoal run init --nodes 1` said so of steps 11, 14 and 23, and learnt well."""
-    assert LearningGuards().why_wrong(report(ratio_max=157.0, k3=0.0098)) == ""
-
-
 def test_entropy_that_rises_for_five_steps_is_told() -> None:
     guards = LearningGuards()
     rising = [guards.why_wrong(report(step, entropy=0.2 + 0.03 * step)) for step in range(7)]
@@ -86,12 +80,6 @@ def test_entropy_that_rises_for_five_steps_is_told() -> None:
     assert "entropy rose 5 steps in a row, from 0.20 to 0.35" in rising[5]
     assert "entropy rose" in rising[6]
     assert guards.why_wrong(report(7, entropy=0.2)) == ""
-
-
-def test_the_same_trouble_is_told_once() -> None:
-    guards = LearningGuards()
-    told = [guards.is_news(wrong) for wrong in ("", "k3", "k3", "", "k3")]
-    assert told == [False, True, False, False, True]
 
 
 def test_rates_climb_fall_and_stay() -> None:
@@ -119,11 +107,6 @@ def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: 
     assert rates == sorted(rates, reverse=True)
     assert (rates[50], rates[90]) == pytest.approx((halfway, late))
     assert rates[100] == rates[119] == pytest.approx(0.1)
-
-
-def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="group_size"):
-        SamplingTerms(steps=1, group_size=1, max_new_tokens=1)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import trio.testing
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 
 ECHO = ProtocolId("/test/echo")
 OTHER = ProtocolId("/test/other")
-QUIET = SwarmConfig(connection=ConnectionConfig(keepalive=float("inf")))
+QUIET = SwarmConfig(keepalive=float("inf"))
 MARK = ContextVar("MARK", default="clean")
 
 

@@ -14,7 +14,9 @@ import trio
 from p2p.errors import BadMessage, LocalProtocolError
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.adapter import (
+    AdapterFile,
     Piece,
+    Target,
     merge_run_untrusted,
     read_adapter_untrusted,
 )
@@ -227,5 +229,8 @@ def test_numbers_that_are_not_finite_make_nothing(value: float) -> None:
     old = bytes(2 * 8)
     run, spans = SpanRun(0, 1, 16, 2), [Span(digest_of(old), 16, 2)]
     for down, expected in ((np.zeros(4, "<f4"), 1), (np.full(4, value, "<f4"), 0)):
-        piece = Piece(0, 16, 0, "BF16", 1.0, 1, down.tobytes(), bytes(8), "F32")
+        factor = Tensor(0, 16, 4, dtype="F32")
+        target = Target(0, Tensor(0, 16, 2, dtype="BF16"), factor, factor)
+        adapter = AdapterFile("", 1.0, 1, (target,))
+        piece = Piece(0, 16, 0, down.tobytes(), bytes(8), target, adapter)
         assert merge_run_untrusted(run, spans, old, [piece])[1] == expected

@@ -155,7 +155,7 @@ def test_a_patch_that_no_peer_has_any_more_is_gone_round() -> None:
     swarm.run(swarm.now + 10)
     for other in [swarm.origin, *swarm.peers]:
         if other is not node:
-            swarm.give(other, ev.Forgotten(gone.index))
+            swarm.give(other, ev.Unusable(gone.index))
     took = back(swarm, node)
     assert 4 in node.whole
     assert took <= 1.05 * (POLICY + 2 * PATCH)

@@ -110,13 +110,6 @@ def test_more_chunks_than_a_batch() -> None:
     assert commit([rows])[0][258 * 299 :] == commit([rows[32 * 299 :]])[0]
 
 
-def test_shapes_are_ours_to_get_right() -> None:
-    with pytest.raises(ValueError, match="tokens, width"):
-        commit([np.zeros(64, dtype=np.float32)])
-    with pytest.raises(ValueError, match="zip"):
-        verify([b""], [])
-
-
 # Arithmetic
 
 
@@ -230,13 +223,6 @@ def test_blocks_of_any_size_amount_to_the_whole(
     assert len(proof) == proof_size(len(rows), width, values)
     assert verify([proof], [fed], values) == verify([proof], [rows], values)
     assert sum(len(part) for part in fed.waiting) < 32 * width
-
-
-def test_blocks_have_one_width() -> None:
-    fed = TopValues()
-    fed.add(noise(3, 8))
-    with pytest.raises(ValueError, match="rows of 9 after rows of 8"):
-        fed.add(noise(3, 9))
 
 
 def test_fewer_values_are_the_packages_own_format() -> None:

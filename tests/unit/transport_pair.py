@@ -10,7 +10,7 @@ import trio
 
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
-from p2p.transport.connection import Connection, ConnectionConfig, MuxedStream
+from p2p.transport.connection import Connection, MuxedStream
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryStream, memory_pair
 from p2p.transport.upgrade import Secured, secure
@@ -60,11 +60,10 @@ async def secure_pair(
 
 @asynccontextmanager
 async def open_pair(
-    config: ConnectionConfig | None = None,
+    keepalive: float = float("inf"),
     wrap: Callable[[MemoryStream], trio.abc.HalfCloseableStream] = lambda raw: raw,
 ) -> AsyncIterator[Pair]:
     """A pair for the length of the block; ``wrap`` makes something of its raw streams."""
-    config = config or ConnectionConfig(keepalive=float("inf"))
     async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
         one, other = memory_pair()
         raw = wrap(one), wrap(other)
@@ -84,7 +83,7 @@ async def open_pair(
                 dialer=True,
                 serves=serves,
                 on_stream=accept,
-                config=config,
+                keepalive=keepalive,
             ),
             Connection(
                 world,
@@ -93,7 +92,7 @@ async def open_pair(
                 dialer=False,
                 serves=serves,
                 on_stream=accept,
-                config=config,
+                keepalive=keepalive,
             ),
             raw,
         )

@@ -185,7 +185,7 @@ async def forged_hello(attack: Attack) -> None:
             head = line(MULTISTREAM) + line(noise.PROTOCOL_ID)
             await stream.send_all(head + handshake.data_to_send())
             reply = b""
-            while not handshake.done:
+            while not handshake.session:
                 data = bytes(await stream.receive_some(4096))
                 if not data:
                     return

@@ -43,8 +43,6 @@ DOMAIN: Final = "/shoal/ledger/1.0.0"
 HEAD_DOMAIN: Final = "/shoal/ledger-head/1.0.0"
 DIGEST_BYTES: Final = 32
 """Bytes of a digest, which is SHA-256."""
-GENESIS: Final = bytes(DIGEST_BYTES)
-"""Digest of the predecessor in the first entry."""
 MAX_BODY: Final = 64 * KI
 """Maximum bytes of an entry's body. A verdict has about 300; evidence is named by its
 digest."""
@@ -110,8 +108,8 @@ class Head:
     digest: bytes
 
 
-EMPTY: Final = Head(-1, GENESIS)
-"""Head of a log without entries."""
+EMPTY: Final = Head(-1, bytes(DIGEST_BYTES))
+"""Head of a log without entries. The first entry has its digest as predecessor."""
 
 
 def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) -> Entry:
@@ -389,18 +387,12 @@ def encode_slots(synced: Synced) -> tuple[Synced, bytes]:
     return odd, even.encode().ljust(SLOT_BYTES, b"\0") + odd.encode()
 
 
-def read_slots(data: bytes) -> tuple[Synced | None, bool]:
-    """Return the newer of the sound slots, or None, and True if both are sound. Never
+def read_slots(data: bytes) -> tuple[Synced | None, list[int]]:
+    """Return the newer of the sound slots, or None, and the offsets of damaged slots. Never
     raises."""
-    found = [
-        slot for offset in (0, SLOT_BYTES) if (slot := _read_slot(data, offset)) is not None
-    ]
-    return max(found, key=lambda slot: slot.turn, default=None), len(found) == 2
-
-
-def torn_slots(data: bytes) -> list[int]:
-    """Return the offsets of damaged slots."""
-    return [offset for offset in (0, SLOT_BYTES) if _read_slot(data, offset) is None]
+    slots = {offset: _read_slot(data, offset) for offset in (0, SLOT_BYTES)}
+    newest = max(filter(None, slots.values()), key=lambda slot: slot.turn, default=None)
+    return newest, [offset for offset, slot in slots.items() if slot is None]
 
 
 def _read_slot(data: bytes, offset: int) -> Synced | None:

@@ -105,12 +105,14 @@ class Shelf:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        """Maximum bytes of the window."""
         self.top = -1
         """Highest number of an entry held here; -1 if there is none."""
         self._floor = -1
         """Highest number dropped from the window. Entries up to it are not added again."""
         self._window: dict[int, Entry] = {}
-        self._bytes = 0
+        self.size = 0
+        """Approximate bytes of the window."""
         self._lasting: dict[int, Entry] = {}
         self._lasting_floor = -1
         # Signed heads of one author that are kept beside its entries: those of five minutes. An
@@ -123,18 +125,8 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
 
-    @property
-    def size(self) -> int:
-        """Approximate bytes of the window."""
-        return self._bytes
-
-    @property
-    def budget(self) -> int:
-        """Maximum bytes of the window."""
-        return self._budget
-
-    @budget.setter
-    def budget(self, budget: int) -> None:
+    def resize(self, budget: int) -> None:
+        """Change the maximum bytes of the window."""
         if budget > self._budget:
             self._floor = -1
         self._budget = budget
@@ -158,9 +150,16 @@ class Shelf:
         digest = self.digest(self.top)
         return Extent(self.top, digest, self._floor, low, high, named)
 
-    def missing(self, extent: Extent) -> Iterator[Entry]:
-        """Yield the entries that the responder has and the requester lacks. New and lasting
-        ones alternate; then come holes, newest first."""
+    def differs(self, extent: Extent) -> bool:
+        """Return True if a statement here contradicts the requester's newest one."""
+        return extent.top >= 0 and self.digest(extent.top) not in (b"", extent.digest)
+
+    def missing(self, extent: Extent) -> Iterator[Statement]:
+        """Yield the entries that the responder has and the requester lacks, after a statement
+        that contradicts the requester's newest one. New and lasting entries alternate; then
+        come holes, newest first."""
+        if self.differs(extent) and (other := self.get(extent.top)) is not None:
+            yield other
         given: dict[int, None] = {}
         new = (self._window[at] for at in sorted(self._window) if at > extent.top)
         lasting = (
@@ -171,8 +170,8 @@ class Shelf:
             for at in sorted(self._window, reverse=True)
             if extent.floor < at <= extent.top and extent.lacks(at)
         )
-        for entry in chain(_alternate(new, lasting), holes):
-            if entry.seqno not in given:
+        for entry in chain(chain.from_iterable(zip_longest(new, lasting)), holes):
+            if entry is not None and entry.seqno not in given:
                 given[entry.seqno] = None
                 yield entry
 
@@ -215,7 +214,7 @@ class Shelf:
         seqno = statement.seqno
         if seqno > self._floor and seqno not in self._window:
             self._window[seqno] = statement
-            self._bytes += _size(statement)
+            self.size += _size(statement)
             self.top = max(self.top, seqno)
         # Bytes of an entry that is kept so long; a trainer's have under 100.
         is_short = len(statement.body) <= 4 * KI
@@ -227,9 +226,9 @@ class Shelf:
 
     def _trim(self) -> None:
         """Drop the entries beyond the author's limits."""
-        while self._bytes > self._budget and len(self._window) > 1:
+        while self.size > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
-            self._bytes -= _size(self._window.pop(self._floor))
+            self.size -= _size(self._window.pop(self._floor))
         while len(self._lasting) > MAX_LASTING:
             self._lasting_floor = min(self._lasting)
             del self._lasting[self._lasting_floor]
@@ -237,12 +236,6 @@ class Shelf:
 
 def _size(entry: Entry) -> int:
     return len(entry.body) + KI // 4
-
-
-def _alternate(first: Iterator[Entry], second: Iterator[Entry]) -> Iterator[Entry]:
-    """Yield from both iterators in turn until both are exhausted."""
-    for pair in zip_longest(first, second):
-        yield from (entry for entry in pair if entry is not None)
 
 
 LEDGER_PROTOCOL: Final = ProtocolId(DOMAIN)
@@ -274,14 +267,19 @@ class Question:
 
     def to_bytes(self) -> bytes:
         """Return the question as sent."""
-        rows = [_row(author, extent) for author, extent in self.extents.items()]
+        rows = [
+            [
+                author.digest,
+                one.top,
+                one.digest,
+                one.floor,
+                one.low,
+                one.high,
+                [*chain(*one.spans)],
+            ]
+            for author, one in self.extents.items()
+        ]
         return pack([rows, [peer.digest for peer in self.forked]])
-
-
-def _row(author: PeerId, extent: Extent) -> list[object]:
-    ends = [end for span in extent.spans for end in span]
-    numbers = (extent.floor, extent.low, extent.high)
-    return [author.digest, extent.top, extent.digest, *numbers, ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +361,7 @@ def decode_answer_untrusted(data: bytes) -> Answer:
     )
 
 
+_NONE: Final = Shelf(0)
 TOTAL: Final = 16 * MIB
 """Bytes of entries kept of all authors together, in memory and, twice, on disk: 20,000
 verdicts."""
@@ -396,11 +395,9 @@ class Exchange:
         budget = max(LEAST, min(MOST, TOTAL // max(1, len(wanted))))
         self.forks = {peer: self.forks[peer] for peer in wanted if peer in self.forks}
         before = self._shelves
-        self._shelves = {
-            peer: before[peer] if peer in before else Shelf(budget) for peer in wanted
-        }
+        self._shelves = {peer: before.get(peer, Shelf(budget)) for peer in wanted}
         for shelf in self._shelves.values():
-            shelf.budget = budget
+            shelf.resize(budget)
 
     @property
     def authors(self) -> list[PeerId]:
@@ -410,13 +407,11 @@ class Exchange:
     def top(self, author: PeerId) -> int:
         """Return the number of the newest entry of ``author`` held here; -1 if there is
         none."""
-        shelf = self._shelves.get(author)
-        return -1 if shelf is None else shelf.top
+        return self._shelves.get(author, _NONE).top
 
     def size(self, author: PeerId) -> int:
         """Return the approximate bytes kept of an author."""
-        shelf = self._shelves.get(author)
-        return 0 if shelf is None else shelf.size
+        return self._shelves.get(author, _NONE).size
 
     def statements(self, author: PeerId) -> Iterator[Entry]:
         """Iterate over the entries of an author by number; empty if it equivocated."""
@@ -484,10 +479,11 @@ class Exchange:
         asked = [one for one in self._in_turn(self._answers) if one in question.extents]
         for place, author in enumerate(asked):
             extent, shelf = question.extents[author], self._shelves[author]
-            is_behind = is_behind or self._lacks(shelf, extent)
+            # The requester has something of an author that is not here.
+            is_behind = is_behind or extent.top > shelf.top or shelf.differs(extent)
             parts = len(asked) - place
             room, most = left // parts, len(said) + (MAX_STATEMENTS - len(said)) // parts
-            for statement in self._beyond(shelf, extent):
+            for statement in shelf.missing(extent):
                 if room <= 0 or len(said) >= most:
                     break
                 size = len(statement.encode())
@@ -499,28 +495,3 @@ class Exchange:
         authors = [one for one in self._shelves if one not in self.forks]
         first = turn % max(1, len(authors))
         return authors[first:] + authors[:first]
-
-    def _lacks(self, shelf: Shelf, extent: Extent) -> bool:
-        """Return True if the requester has something of an author that is not here."""
-        return extent.top > shelf.top or (
-            extent.top >= 0 and shelf.digest(extent.top) not in (b"", extent.digest)
-        )
-
-    def _beyond(self, shelf: Shelf, extent: Extent) -> Iterator[Statement]:
-        """Yield the entries of an author that the requester lacks, after a statement that
-        contradicts the requester's newest one."""
-        other = shelf.get(extent.top) if extent.top >= 0 else None
-        if other is not None and shelf.digest(extent.top) != extent.digest:
-            yield other
-        yield from shelf.missing(extent)
-
-    def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
-        """Compare the head in a heartbeat with the log here. Return a proof of equivocation, or
-        None, and True if the head is ahead of the log.
-
-        Raises:
-            BadMessage: The head is not signed by its author.
-        """
-        news = self.take_untrusted(head)
-        is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
-        return (news if isinstance(news, Equivocation) else None), is_ahead

@@ -39,7 +39,6 @@ from p2p.ledger.core.chain import (
     Synced,
     read_record,
     read_slots,
-    torn_slots,
 )
 
 MAX_FLAWS: Final = 1000
@@ -123,7 +122,9 @@ def inspect(
             found.blame(Flaw(name, 0, lost, f"{due:08d}.seg is missing"))
             head = None
         data, due = segments[name], index + 1
-        owed = _owed(index, len(data), synced, is_newest=name == newest)
+        owed = len(data)  # how many of its bytes must be whole records
+        if name == newest and synced is not None and index >= synced.segment:
+            owed = synced.size if index == synced.segment else 0
         behind = head
         for entry, behind in _read(found, name, data, head, owed, verify):
             if entry is None:
@@ -136,7 +137,12 @@ def inspect(
         head = behind
     if synced is not None and synced.segment >= due and synced.size:
         found.blame(Flaw("synced", 0, -1, f"{synced.segment:08d}.seg is missing"))
-    _check_end(found, synced)
+    if synced is not None and synced.head != EMPTY:  # the head that was acknowledged
+        number, named = synced.head.seqno, found.acknowledged
+        if named is None and not found.flaws:
+            found.blame(Flaw("synced", 0, number, "the entry that it names is missing"))
+        elif named not in (None, synced.head.digest):
+            found.blame(Flaw("synced", 0, number, "the entry that it names was another"))
     return found
 
 
@@ -145,10 +151,9 @@ def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -
         if has_segments:
             found.blame(Flaw("synced", 0, -1, "it is missing"))
         return None
-    synced, _ = read_slots(marks)
-    for at in torn_slots(marks):
-        what = "a mark is damaged, or a crash tore it"
-        found.blame(Flaw("synced", at, -1, what))
+    synced, torn = read_slots(marks)
+    for at in torn:
+        found.blame(Flaw("synced", at, -1, "a mark is damaged, or a crash tore it"))
     slot = len(NOTHING.encode())
     for start, end in ((slot, SLOT_BYTES), (SLOT_BYTES + slot, len(marks))):
         wrong = [at for at in range(start, min(end, len(marks))) if marks[at]]
@@ -158,26 +163,21 @@ def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -
     return synced
 
 
-def _owed(index: int, size: int, synced: Synced | None, *, is_newest: bool) -> int:
-    """Return how many bytes of a segment must be whole records."""
-    if not is_newest or synced is None or index < synced.segment:
-        return size
-    return synced.size if index == synced.segment else 0
-
-
 def _read(
     found: Inspection, name: str, data: bytes, head: Head | None, owed: int, verify: Verify
 ) -> Iterator[tuple[Entry | None, Head | None]]:
     """Yield the sound entries of one segment, which continues the log at ``head``. Each comes
     with the head after it; at the end comes the last head with None as entry. A head of None is
     lost: the next entry is then accepted whatever its predecessor."""
-    offset, search = 0, _Search(data)
+    # Bytes that may be hashed in vain: some may look like records of 65 KiB that begin every
+    # few bytes.
+    offset, budget = 0, 2 * len(data) + 16 * MAX_ENTRY
     while offset < len(data):
         number = -1 if head is None else head.seqno + 1
         try:
             entry, end = read_record(data, offset)
         except BadMessage as error:
-            end = search.next_record(offset)
+            end, budget = _next_record(data, offset, budget)
             if offset >= owed and end == len(data):
                 found.torn = Flaw(name, offset, number, str(error))
             else:
@@ -199,30 +199,20 @@ def _read(
     yield None, head
 
 
-class _Search:
-    """Search for whole records in one damaged segment."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._budget = 2 * len(data) + 16 * MAX_ENTRY
-        """Bytes that may be hashed in vain. Bytes may look like records of 65 KiB that begin
-        every few bytes."""
-
-    def next_record(self, offset: int) -> int:
-        """Return the start of the next whole record after ``offset``, or the end of the data if
-        none is found within the budget."""
-        data = self._data
-        for match in _RECORD.finditer(data, offset + 1 + RECORD_HEAD):
-            start = match.start() - RECORD_HEAD
-            self._budget -= int.from_bytes(data[start : start + LENGTH_BYTES], "big")
-            if self._budget < 0:
-                break
-            try:
-                read_record(data, start)
-            except BadMessage:
-                continue
-            return start
-        return len(data)
+def _next_record(data: bytes, offset: int, budget: int) -> tuple[int, int]:
+    """Return the start of the next whole record after ``offset``, or the end of the data if
+    none is found within the budget, and what is left of that."""
+    for match in _RECORD.finditer(data, offset + 1 + RECORD_HEAD):
+        start = match.start() - RECORD_HEAD
+        budget -= int.from_bytes(data[start : start + LENGTH_BYTES], "big")
+        if budget < 0:
+            break
+        try:
+            read_record(data, start)
+        except BadMessage:
+            continue
+        return start, budget
+    return len(data), budget
 
 
 def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterator[str]:
@@ -234,14 +224,3 @@ def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterato
         yield f"it does not follow on entry {head.seqno} as that stands here"
     if not entry.is_signed(verify):
         yield "its signature is not its author's"
-
-
-def _check_end(found: Inspection, synced: Synced | None) -> None:
-    """Compare the entries with the head that was acknowledged."""
-    if synced is None or synced.head == EMPTY:
-        return
-    number, named = synced.head.seqno, found.acknowledged
-    if named is None and not found.flaws:
-        found.blame(Flaw("synced", 0, number, "the entry that it names is missing"))
-    elif named not in (None, synced.head.digest):
-        found.blame(Flaw("synced", 0, number, "the entry that it names was another"))

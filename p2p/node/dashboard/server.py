@@ -62,7 +62,7 @@ from p2p.node.folders import SOCKET
 from p2p.node.panels import load_panels
 from p2p.node.role import Role
 from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
-from p2p.shardcast.http.core.hosts import is_loopback, machine_named
+from p2p.shardcast.http.core.answers import is_loopback, machine_named
 from p2p.world import World
 
 logger = logging.getLogger(__name__)

@@ -140,13 +140,8 @@ class ShardcastCore:
         return self._own_time.deadline(self._soonest_deadline())
 
     def _soonest_deadline(self) -> float:
-        due = min(
-            self._origin.next_deadline,
-            self._announcer.next_deadline,
-        )
-        for download in self._downloads.values():
-            due = min(due, download.next_deadline)
-        return due
+        due = min(self._origin.next_deadline, self._announcer.next_deadline)
+        return min([due, *[one.next_deadline for one in self._downloads.values()]])
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return the effects. `BadMessage` means that the peer broke
@@ -158,8 +153,6 @@ class ShardcastCore:
                 self._heard(peer, message, gossip)
             case ev.ChunkCame():
                 self._chunk_came(event)
-            case ev.ChunkDiscarded(peer, header, size):
-                self._chunk_discarded(peer, header, size)
             case ev.ChunkSent(peer, size):
                 self._chunk_sent(peer, size)
             case ev.PeerUp(peer):
@@ -191,8 +184,6 @@ class ShardcastCore:
                 self._versions.reopen(policy)
                 self._versions.reopen(manifest.digest)
                 self._fetch_late([manifest])
-            case ev.Forgotten(policy):
-                self._close(policy)
             case ev.Unwritable():
                 # Stop fetching, and remember what to begin with when the disk takes data.
                 self._versions.is_disk_full = True
@@ -205,7 +196,14 @@ class ShardcastCore:
                 self._fetch_late(self._versions.take_postponed())
             case _:
                 assert_never(event)
-        self._flow()
+        if self._origin.is_roster_due(self._now):
+            self._out.append(ev.Regroup())
+        if not self._origin.is_idle:
+            self._out += self._origin.start(self._now)
+            for peer, header in self._origin.give(self._upload.has_room, self._now):
+                self._upload.push(peer, header)
+        self._out += self._upload.start(self._now)
+        self._out += self._upload.confirm()
         return self._out
 
     # What comes in: news
@@ -330,9 +328,9 @@ class ShardcastCore:
                 # over by the first chunk that comes, and pulled then.
                 download.pull_only = False
                 if not download.is_whole:
-                    self._out += self._upload.prepare(download)
+                    self._out += self._upload.connect(download)
                 elif download.manifest == self.newest:
-                    self._out += self._upload.foresee(download)
+                    self._out += self._upload.connect(download, ahead=1)
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
         """Start to fetch a version if it is worth fetching; return the downloads that this
@@ -342,7 +340,7 @@ class ShardcastCore:
             for peer in self._versions.take_early(download.name):
                 self._announcer.subscribe(download.name, peer)
             if not download.pull_only:
-                self._out += self._upload.prepare(download)
+                self._out += self._upload.connect(download)
         for download in given_up:
             self._abandon(download)
         return begun
@@ -359,7 +357,7 @@ class ShardcastCore:
     def _halt(self, evidence: Equivocation[Manifest]) -> None:
         publisher = evidence.author
         self.statements.halt(evidence)
-        message = Evidence(evidence.first.encode(), evidence.second.encode())
+        message = _message_of(evidence)
         for download in self.downloads:
             if download.manifest.publisher == publisher and not download.is_whole:
                 self._abandon(download)
@@ -370,26 +368,19 @@ class ShardcastCore:
         """Send a newcomer the convictions and the newest version that it lacks."""
         halted = self.statements.halted
         lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
-        download = self._versions.best
-        if download is not None and not (
-            download.manifest.version > hello.newest
-            and self.statements.is_trusted(download.manifest.publisher)
+        messages: list[Message] = [_message_of(one) for one in lacking[:MAX_CONVICTED]]
+        name, best = b"", self._versions.best
+        if (
+            best is not None
+            and best.manifest.version > hello.newest
+            and self.statements.is_trusted(best.manifest.publisher)
         ):
-            download = None
-        name = download.manifest.digest if download is not None else b""
-        if not (lacking or name) or not self._peers.greet(peer, name, len(halted)):
-            return
-        for evidence in lacking[:MAX_CONVICTED]:
-            message = Evidence(evidence.first.encode(), evidence.second.encode())
-            self._out.append(ev.Send(peer, message))
-        if download is None:
-            return
-        newest = hello.newest
-        roster = self.statements.roster(download.manifest.publisher)
-        if roster is not None:
-            self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        for news in (*self._versions.patches_since(newest, download.manifest), download):
-            self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
+            name, roster = best.manifest.digest, self.statements.roster(best.manifest.publisher)
+            messages += [RosterNews(roster.encode())] if roster is not None else []
+            for news in (*self._versions.patches_since(hello.newest, best.manifest), best):
+                messages.append(news_of(news.manifest, news.index, INLINE_INDEX))
+        if messages and self._peers.greet(peer, name, len(halted)):
+            self._out += [ev.Send(peer, message) for message in messages]
 
     # What comes in: chunks
 
@@ -411,17 +402,6 @@ class ShardcastCore:
         )
         return ev.Accept(download.index.spans[header.index], is_expected)
 
-    def _chunk_discarded(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
-        download = self._downloads.get(header.policy)
-        if not self._peers.admit(peer) or download is None:
-            return  # of a version that was given up, or of a banned peer
-        if header.index not in download.verified:
-            return
-        self.stats.duplicates += size
-        if peer == download.manifest.publisher:
-            # Given again, since its first root failed.
-            self._upload.forward(download, header, peer, self._now)
-
     def _chunk_came(self, event: ev.ChunkCame) -> None:
         peer, header, size = event.peer, event.header, event.size
         download = self._downloads.get(header.policy)
@@ -430,8 +410,13 @@ class ShardcastCore:
         if header.index >= download.count:
             self._ban(peer, "sent a chunk that does not exist")
             return
-        if header.index in download.verified:  # since it was wanted
-            self._chunk_discarded(peer, header, size)
+        if header.index in download.verified:
+            self.stats.duplicates += size
+            if peer == download.manifest.publisher:
+                # Given again, since its first root failed.
+                self._upload.forward(download, header, peer, self._now)
+            return
+        if event.is_right is None:
             return
         request = self._repair.arrived(download, header.index, peer, self._now)
         if not event.is_right:
@@ -458,20 +443,17 @@ class ShardcastCore:
         if download.is_whole:
             self._out += self._announcer.tell(download)
             self._out.append(ev.Finish(header.policy))
-            self._report(download)
+            # The receipt says what each stripe has brought.
+            origin = download.manifest.publisher
+            receipt = self._stripe_counts.take(
+                download.name, self.statements.roster(origin), self._now
+            )
+            if receipt is not None and not self._peers.is_gone(origin):
+                self._out.append(ev.Send(origin, receipt))
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
                 self._pull(waiting)
         elif is_answer or download.pull_only or download.has_urgent:
             self._pull(download)
-
-    def _report(self, download: Download) -> None:
-        """Send the origin a receipt that says what each stripe has brought."""
-        publisher = download.manifest.publisher
-        receipt = self._stripe_counts.take(
-            download.name, self.statements.roster(publisher), self._now
-        )
-        if receipt is not None and not self._peers.is_gone(publisher):
-            self._out.append(ev.Send(publisher, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, size, self._now)
@@ -493,7 +475,7 @@ class ShardcastCore:
         if not download.is_patch:
             self.stats.versions_completed += 1
             self._advance_newest(download.manifest)
-            self._out += self._upload.foresee(download)
+            self._out += self._upload.connect(download, ahead=1)
         self._patch()
 
     def _patch(self) -> None:
@@ -562,7 +544,7 @@ class ShardcastCore:
             download = self._downloads[manifest.digest]
         self._origin.publish(download, resumed=resumed)
         if not resumed:  # else peers are asked what they hold, each as it connects
-            self._out += self._upload.foresee(download)
+            self._out += self._upload.connect(download, ahead=1)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
         """Return the entries of the next roster with the upload that this node believes of each
@@ -575,7 +557,7 @@ class ShardcastCore:
             self._origin.regroup(roster, self._now)
             newest = self._versions.best
             if newest is not None and newest.manifest.publisher == self._local:
-                self._out += self._upload.foresee(newest)
+                self._out += self._upload.connect(newest, ahead=1)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up a version that the disk holds. This node's own newest version is announced
@@ -633,16 +615,6 @@ class ShardcastCore:
 
     # What goes out
 
-    def _flow(self) -> None:
-        if self._origin.is_roster_due(self._now):
-            self._out.append(ev.Regroup())
-        if not self._origin.is_idle:
-            self._out += self._origin.start(self._now)
-            for peer, header in self._origin.give(self._upload.has_room, self._now):
-                self._upload.push(peer, header)
-        self._out += self._upload.start(self._now)
-        self._out += self._upload.confirm()
-
     def _tick(self) -> None:
         self._patch()
         self._origin.expire(self._now)
@@ -673,3 +645,7 @@ class ShardcastCore:
         self._abandon(lost)
         for download in self._adopt(self._versions.newest_known(lost.manifest)):
             self._out += self._repair.inquire(download, self._now)
+
+
+def _message_of(evidence: Equivocation[Manifest]) -> Evidence:
+    return Evidence(evidence.first.encode(), evidence.second.encode())

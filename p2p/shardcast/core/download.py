@@ -109,14 +109,6 @@ class Availability:
         self._takers.pop(peer, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """The time at which a missing chunk was first seen at another peer, and that peer."""
-
-    when: float
-    peer: PeerId
-
-
 class LateChunks:
     """The missing chunks of one version: seen at others, withheld by a parent, or urgent.
 
@@ -145,12 +137,13 @@ class LateChunks:
         """One beyond the highest chunk that was pushed."""
         self.urgent = EMPTY
         """Chunks to pull now, unless they are already requested."""
-        # In the order of time, since a chunk is entered once and leaves for good.
-        self._seen: dict[int, Sighting] = {}
+        # When and at which peer a missing chunk was first seen. In the order of time, since a
+        # chunk is entered once and leaves for good.
+        self._seen: dict[int, tuple[float, PeerId]] = {}
 
     def note_seen(self, chunk: int, peer: PeerId, now: float) -> None:
         """Record that ``peer`` holds a chunk that this node lacks."""
-        self._seen.setdefault(chunk, Sighting(now, peer))
+        self._seen.setdefault(chunk, (now, peer))
 
     def note_withheld(self, chunk: int) -> None:
         """Mark a chunk as urgent that a parent holds and will not push."""
@@ -171,27 +164,28 @@ class LateChunks:
         """Mark a chunk as urgent."""
         self.urgent = self.urgent.including(chunk)
 
-    def note_arrival(self, chunk: int, now: float) -> Sighting | None:
-        """Record that a chunk has arrived; return where it was first seen."""
+    def note_arrival(self, chunk: int, now: float) -> float:
+        """Record that a chunk has arrived; return when it was first seen, or ``now``."""
         passed = self._passed.pop(chunk, None)
         if passed is not None:
             self._behind.observe(now - passed)
         self.overdue = self.overdue.excluding(chunk)
         self.urgent = self.urgent.excluding(chunk)
-        return self._seen.pop(chunk, None)
+        seen = self._seen.pop(chunk, None)
+        return now if seen is None else seen[0]
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
         """Make the chunks urgent that `peer` was first to have, unless they are requested
         elsewhere."""
-        for chunk, seen in self._seen.items():
-            if seen.peer == peer and chunk not in requested:
+        for chunk, (_, first) in self._seen.items():
+            if first == peer and chunk not in requested:
                 self.note_urgent(chunk)
 
     def mark_late(self, now: float, patience: float) -> None:
         """Mark the chunks as late that others have had for ``patience`` seconds."""
         while self._seen:
-            chunk, seen = next(iter(self._seen.items()))
-            if seen.when + patience > now:
+            chunk, (when, _) = next(iter(self._seen.items()))
+            if when + patience > now:
                 break
             del self._seen[chunk]
             self.note_urgent(chunk)
@@ -206,12 +200,9 @@ class LateChunks:
 
     def due(self, patience: float) -> float:
         """Return the time at which `mark_late` next has something to do; infinite if never."""
-        due = math.inf
-        if self._seen:
-            due = next(iter(self._seen.values())).when + patience
+        due: float = next(iter(self._seen.values()), (math.inf,))[0] + patience
         if self._passed:
-            passed = next(iter(self._passed.values()))
-            due = min(due, passed + self._overdue_after)
+            due = min(due, next(iter(self._passed.values())) + self._overdue_after)
         return due
 
 
@@ -281,26 +272,11 @@ class Download:
         self.inquire_at = now + self.patience
         """Time at which to ask other peers what they have, unless something comes before."""
 
-    @classmethod
-    def held(
-        cls,
-        manifest: Manifest,
-        index: Index,
-        verified: ChunkSet,
-        now: float,
-        stall: float,
-        *,
-        stored: bool,
-    ) -> Download:
-        """Return the state of a version of which the disk holds ``verified``. It is not being
-        handed out."""
-        download = cls(manifest, now, stall, manifest.encoding_of(index))
-        download.index = index
-        download.stored = stored
-        download.verified = verified
-        download._left -= len(verified)
-        download.pull_only = not stored and not download.is_whole
-        return download
+    def resume(self, index: Index, verified: ChunkSet, *, stored: bool) -> None:
+        """Take the chunks that the disk holds of a version, which is not being handed out."""
+        self.index, self.stored, self.verified = index, stored, verified
+        self._left -= len(verified)
+        self.pull_only = not stored and not self.is_whole
 
     def __repr__(self) -> str:
         return (
@@ -313,6 +289,13 @@ class Download:
     def left_bytes(self) -> int:
         """Bytes still to come, estimated from the mean chunk."""
         return int(self._left * self.wire_per_chunk)
+
+    @property
+    def size(self) -> int:
+        """Raw bytes of the wanted chunks, or of all files while the index is unknown."""
+        if self.index is None:
+            return self.manifest.size
+        return sum(self.index.spans[span].size for span in self.wanted)
 
     @property
     def is_in_vain(self) -> bool:
@@ -443,13 +426,6 @@ class Download:
         self._requested = self._requested.including(chunk)
         self.requests[chunk] = Request(peer, now, deadline)
 
-    def extend_requests(self, peer: PeerId, deadline: float) -> None:
-        """Extend the requests to a peer that has just delivered a chunk to at least
-        ``deadline``."""
-        for request in self.requests.values():
-            if request.peer == peer:
-                request.deadline = max(request.deadline, deadline)
-
     def expire(self, now: float) -> dict[int, Request]:
         """Give up the requests whose deadline has passed, and return them."""
         overdue = {
@@ -474,7 +450,7 @@ class Download:
         seen = self._lateness.note_arrival(chunk, now)
         if pushed:
             self._lateness.note_pushed(chunk, self.missing, now)
-            self._pace.note_lag(now - seen.when if seen is not None else 0.0)
+            self._pace.note_lag(now - seen)
         self._pace.note_arrival(now, pushed=pushed)
         self.inquiries = 0
         self.inquire_at = now + self._silence

@@ -62,18 +62,9 @@ class ChunkCame:
     header: ChunkHeader
     size: int
     """Bytes on the wire."""
-    is_right: bool = True
-    """True if the chunk unpacks to the span that the index names."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkDiscarded:
-    """A chunk from ``peer`` that `ShardcastCore.offer` did not want: its ``size`` bytes were
-    thrown away."""
-
-    peer: PeerId
-    header: ChunkHeader
-    size: int
+    is_right: bool | None = True
+    """True if the chunk unpacks to the span that the index names; None if it was not wanted
+    (`ShardcastCore.offer`), and its bytes were thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +115,7 @@ class PatchFailed:
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """This policy cannot be completed on this node: its content contradicts its manifest, or
-    the disk has no room for it (until `RoomMade`)."""
+    the disk has no room for it (until `RoomMade`). Or the disk no longer holds it."""
 
     policy: bytes
 
@@ -135,13 +126,6 @@ class RoomMade:
 
     policy: bytes
     manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The disk no longer holds this policy."""
-
-    policy: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +149,6 @@ Event = (
     | Resumed
     | Heard
     | ChunkCame
-    | ChunkDiscarded
     | ChunkSent
     | PeerUp
     | PeerLost
@@ -174,7 +157,6 @@ Event = (
     | PatchFailed
     | Unusable
     | RoomMade
-    | Forgotten
     | Unwritable
     | Writable
     | Tick

@@ -146,14 +146,9 @@ class Origin:
             due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)
             self._regroup_at = min(self._regroup_at, due)
 
-    @property
-    def _roster_at(self) -> float:
-        """Time at which a new roster is due."""
-        return min(self._regroup_at, self._reported_at)
-
     def is_roster_due(self, now: float) -> bool:
         """Return True once if a new roster is due."""
-        if now < self._roster_at:
+        if now < min(self._regroup_at, self._reported_at):
             return False
         self._regroup_at, self._regrouped_at = math.inf, now
         self._reported_at = math.inf
@@ -189,13 +184,11 @@ class Origin:
         handout = self._handouts.get(policy)
         if handout is None:
             return False
-        root = handout.suspect(chunk, by, now)
-        if root is not None:
-            self._report(handout, root, by, now)
+        self._report(handout, handout.suspect(chunk, by, now), by, now)
         return handout.ask(chunk, by, now, lanes)
 
-    def _report(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
-        if handout.report(root, by):
+    def _report(self, handout: HandOut, root: PeerId | None, by: PeerId, now: float) -> None:
+        if root is not None and handout.report(root, by):
             self._capacities.note_demoted(root)
             self._regroup_at = now
 
@@ -236,10 +229,8 @@ class Origin:
     @property
     def next_deadline(self) -> float:
         """Time at which `expire` or `start` next has something to do."""
-        if self.is_idle:
-            return self._roster_at
-        handouts = self._handouts.values()
-        due = [self._roster_at, *(handout.next_deadline for handout in handouts)]
-        if self._next is not None:
-            due.append(self._turn_at if self._turn_at > -math.inf else math.inf)
-        return min(due, default=math.inf)
+        due = [self._regroup_at, self._reported_at]
+        due += [handout.next_deadline for handout in self._handouts.values()]
+        if self._next is not None and self._turn_at > -math.inf:
+            due.append(self._turn_at)
+        return min(due)

@@ -291,39 +291,23 @@ class Upload:
                 credit.confirmed = news
                 yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
-    def foresee(self, download: Download) -> Iterator[ev.Connect]:
-        """Return the connections to open for the version after ``download``, if the roster
-        stays the same."""
-        return self._connect(download, PolicyVersion(download.manifest.version + 1))
-
-    def prepare(self, download: Download) -> Iterator[ev.Connect]:
-        """Return the connections to open to the peers that this node feeds in this version, by
-        the newest roster.
+    def connect(self, download: Download, *, ahead: int = 0) -> Iterator[ev.Connect]:
+        """Return the connections to open to the peers that this node feeds in this version, or
+        ``ahead`` versions later if the roster stays the same.
 
         They are dialled when the version is announced, before there is anything to send. If
         each relay waited for its first chunk, the hops of a stripe would dial one after
         another.
         """
-        return self._connect(download, download.manifest.version)
-
-    def _connect(self, download: Download, version: PolicyVersion) -> Iterator[ev.Connect]:
-        publisher = download.manifest.publisher
+        publisher, gone = download.manifest.publisher, self._peers.is_gone
         roster = self._statements.roster(publisher)
         if roster is None:
             return
-        forest = build_forest(roster, version)
-        if publisher == self._local:
-            fed = list(forest.roots)
-        else:
-            stripes = range(len(forest.stripes))
-            fed = [
-                child
-                for stripe in stripes
-                for child in forest.children(stripe, self._local, self._peers.is_gone)
-            ]
-        yield from (
-            ev.Connect(peer) for peer in dict.fromkeys(fed) if not self._peers.is_gone(peer)
-        )
+        forest = build_forest(roster, PolicyVersion(download.manifest.version + ahead))
+        fed = list(forest.roots) if publisher == self._local else []
+        for stripe in range(len(forest.stripes) if publisher != self._local else 0):
+            fed += forest.children(stripe, self._local, gone)
+        yield from (ev.Connect(peer) for peer in dict.fromkeys(fed) if not gone(peer))
 
     # For the asking
 

@@ -128,11 +128,6 @@ class Versions:
 
     # What is fetched
 
-    def is_fed(self, manifest: Manifest) -> bool:
-        """Return True if the origin of a version feeds this node."""
-        roster = self._statements.roster(manifest.publisher)
-        return roster is not None and self._local in roster.positions
-
     def fetch(self, manifest: Manifest, now: float) -> tuple[list[Download], list[Download]]:
         """Start to fetch a version, if it is worth it and there is a disk to keep it. Returns
         the downloads that this begins, and those that are to be given up for it."""
@@ -142,7 +137,8 @@ class Versions:
             self.postpone(manifest)
             return [], []
         handed_out = manifest.name_of(manifest.handed_out)
-        is_fed = self.is_fed(manifest)
+        roster = self._statements.roster(manifest.publisher)
+        is_fed = roster is not None and self._local in roster.positions
         needed = self._needed_for(manifest)
         if is_fed:
             needed.setdefault(handed_out, (manifest, manifest.handed_out))
@@ -150,8 +146,7 @@ class Versions:
         for name, (version, encoding) in needed.items():
             if name not in self.downloads:
                 download = Download(version, now, self._stall, encoding)
-                if not is_fed or name != handed_out:
-                    download.pull_only = True
+                download.pull_only = not is_fed or name != handed_out
                 self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
@@ -195,7 +190,8 @@ class Versions:
         self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
     ) -> Download:
         """Take a version that is on disk."""
-        download = Download.held(manifest, index, verified, now, self._stall, stored=stored)
+        download = Download(manifest, now, self._stall, manifest.encoding_of(index))
+        download.resume(index, verified, stored=stored)
         self.restrict(download)
         self.downloads[download.name] = download
         return download

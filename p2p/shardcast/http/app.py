@@ -36,26 +36,23 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.errors import StorageError
-from p2p.shardcast.http.core.body import Body
-from p2p.shardcast.http.core.hosts import is_loopback, machine_named
-from p2p.shardcast.http.core.listing import (
+from p2p.shardcast.http.core.answers import (
     LISTING,
     PROBE,
     PROBE_BYTES,
     SHARD_BYTES,
+    Body,
     Listed,
     encode_listing,
-    parse_shard_path_untrusted,
-    shard_count,
-)
-from p2p.shardcast.http.core.ranges import (
-    ByteRange,
-    RangeNotSatisfiable,
     etag,
     has_tag_untrusted,
+    is_loopback,
+    machine_named,
     parse_range_untrusted,
+    parse_shard_path_untrusted,
+    shard_count,
+    tar_of,
 )
-from p2p.shardcast.http.core.tar import tar_of
 from p2p.shardcast.http.library import PIECE, FileChanged, Library, Reader, Release
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import World
@@ -77,28 +74,17 @@ _MAX_ARCHIVES: Final = 64
 megabyte if a version has thousands of files."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
+# The publisher chooses the names of files: no script may run.
 _PLAIN_PAGE: Final = (
     "content-security-policy",
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'",
 )
-"""Headers of the HTML page that lists files. Since the publisher chooses the names, no script
-may run."""
 _PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Files by Shoal</title>
-<meta name="viewport" content="width=device-width"><style>
-:root {{ color-scheme: light dark; --ground: #f6f5f1; --ink: #1b1f23; --line: #e3e1da;
---one: #0a6b70 }}
-@media (prefers-color-scheme: dark) {{
-:root {{ --ground: #101417; --ink: #e9e7e1; --line: #2b3237; --one: #56c7bf }} }}
-html {{ background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }}
-body {{ max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
-a {{ color: var(--one) }}
-table {{ width: 100%; border-collapse: collapse }}
-th, td {{ text-align: left; padding: .3rem .5rem; border-bottom: 1px solid var(--line) }}
-td {{ overflow-wrap: anywhere }}
-th + th, td + td {{ text-align: right; white-space: nowrap }}
-</style></head><body><main>{}</main></body></html>
+<html lang="en"><meta charset="utf-8"><title>Files by Shoal</title>
+<meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto }
+td { overflow-wrap: anywhere; padding: .3rem .5rem } td + td { text-align: right }</style><main>
 """
 
 
@@ -202,17 +188,14 @@ class HttpEdge:
         elif path == PROBE:
             await reply.text(bytes(PROBE_BYTES), _OCTETS)
         elif path.startswith("latest/"):
-            await self._redirect(path.removeprefix("latest/"), reply)
+            newest = max(self._library.versions, default=None)
+            where = f"/v/{newest}/{quote(path.removeprefix('latest/'))}"
+            if newest is None:
+                await reply.refuse(404, "no version is here yet")
+            else:
+                await reply.refuse(307, f"the newest is at {where}", ("location", where))
         else:
             await self._serve(path, reply)
-
-    async def _redirect(self, rest: str, reply: _Reply) -> None:
-        newest = max(self._library.versions, default=None)
-        if newest is None:
-            await reply.refuse(404, "no version is here yet")
-        else:
-            where = f"/v/{newest}/{quote(rest)}"
-            await reply.refuse(307, f"the newest is at {where}", ("location", where))
 
     async def _serve(self, path: str, reply: _Reply) -> None:
         shard = parse_shard_path_untrusted(path)
@@ -221,10 +204,19 @@ class HttpEdge:
             if version is None:
                 raise KeyError(path)
             with self._library.borrow(version) as release:
+                is_archive = path == f"v/{release.version}.tar" and not release.is_one_file
                 if shard is not None:
-                    answer = self._shard(release, shard[1])
-                elif path.endswith(".tar"):
-                    answer = self._tar(release, path)
+                    # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
+                    body = self._archives[release.digest].body
+                    if shard[1] >= shard_count(body.size):
+                        raise KeyError(path)
+                    start = shard[1] * SHARD_BYTES
+                    end = min(start + SHARD_BYTES, body.size)
+                    part = Body(list(body.pieces(start, end, SHARD_BYTES)))
+                    answer = _Answer(part, _OCTETS, etag(release.digest, f"s{shard[1]}"))
+                elif is_archive:
+                    body = self._archives[release.digest].body
+                    answer = _Answer(body, _TAR, etag(release.digest, "tar"))
                 else:
                     answer = _part_of(release, path)
                 await reply.body(answer, self._reader(release))
@@ -237,21 +229,6 @@ class HttpEdge:
             logger.warning("edge_unreadable path=%s reason=%s", path[:200], error)
             await reply.fail(503, "this disk does not give it back")
 
-    def _shard(self, release: Release, shard: int) -> _Answer:
-        # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
-        body = self._archives[release.digest].body
-        if shard >= shard_count(body.size):
-            raise KeyError(shard)
-        start = shard * SHARD_BYTES
-        parts = body.pieces(start, min(start + SHARD_BYTES, body.size), SHARD_BYTES)
-        return _Answer(Body(list(parts)), _OCTETS, etag(release.digest, f"s{shard}"))
-
-    def _tar(self, release: Release, path: str) -> _Answer:
-        if path != f"v/{release.version}.tar" or release.is_one_file:
-            return _part_of(release, path)  # a file may have such a name, too
-        archive = self._archives[release.digest]
-        return _Answer(archive.body, _TAR, etag(release.digest, "tar"))
-
     # What is here
 
     def _releases(self) -> Iterable[Release]:
@@ -263,19 +240,16 @@ class HttpEdge:
                 continue
 
     def _contents(self) -> bytes:
-        return _json(
+        rows = [
             {
-                "versions": [
-                    {
-                        "version": release.version,
-                        "digest": release.digest.hex(),
-                        "files": len(release.files),
-                        "bytes": sum(size for _, size in release.files),
-                    }
-                    for release in self._releases()
-                ]
+                "version": release.version,
+                "digest": release.digest.hex(),
+                "files": len(release.files),
+                "bytes": sum(size for _, size in release.files),
             }
-        )
+            for release in self._releases()
+        ]
+        return _json({"versions": rows})
 
     def _page(self) -> bytes:
         """Return the list of versions as a page for people, with a link to each file."""
@@ -291,10 +265,10 @@ class HttpEdge:
             whole = sum(size for _, size in release.files)
             parts.append(
                 f"<h1>Version {release.version}</h1><p>{len(rows)} files, {whole:,} bytes; <a"
-                f' href="{base}.tar" download>all as one archive</a></p><table><thead><tr><th>'
-                f"file</th><th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+                f' href="{base}.tar" download>all as one archive</a></p>'
+                f"<table>{''.join(rows)}</table>"
             )
-        return _PAGE.format("".join(parts) or "<h1>No version is here yet</h1>").encode()
+        return (_PAGE + ("".join(parts) or "<h1>No version is here yet</h1>")).encode()
 
     def _listing(self) -> bytes:
         return encode_listing(
@@ -349,7 +323,7 @@ def _is_meant(scope: Scope, host: str) -> bool:
     """Return True if the Host header names this server, so that no other site led the client
     here.
 
-    On loopback the Host header must name this machine (`p2p.shardcast.http.core.hosts`).
+    On loopback the Host header must name this machine (`p2p.shardcast.http.core.answers`).
     Elsewhere any name will do, since caches and proxies have names of their own, and no answer
     allows other origins to read it (CORS).
     """
@@ -387,8 +361,8 @@ def _part_of(release: Release, path: str) -> _Answer:
         return _Answer(
             Body([_json({"files": files})]), "application/json", etag(release.digest, "f")
         )
-    name = what.removeprefix("/files/")
-    number = release.number_of(name)
+    numbers = {name: number for number, (name, _) in enumerate(release.files)}
+    number = numbers[what.removeprefix("/files/")]
     return _Answer(release.file(number), _OCTETS, etag(release.digest, f"f{number}"))
 
 
@@ -418,11 +392,7 @@ class _Reply:
     async def _begin(self, status: int, size: int | None, *headers: tuple[str, str]) -> None:
         self._begun = True
         length = [] if size is None else [("content-length", str(size))]
-        said = [
-            *length,
-            ("x-content-type-options", "nosniff"),
-            *headers,
-        ]
+        said = [*length, ("x-content-type-options", "nosniff"), *headers]
         await self._send(
             {
                 "type": "http.response.start",
@@ -472,32 +442,26 @@ class _Reply:
             await self._begin(304, None, *said)
             await self._part(b"", more=False)
             return
-        try:
-            part = self._range(answer, size)
-        except RangeNotSatisfiable:
+        # If-Range with another tag asks for the whole body (RFC 9110, 13.1.5).
+        asked, part = self.asked("range"), None
+        if asked and self._headers.get("if-range", answer.tag) == answer.tag:
+            part = parse_range_untrusted(asked, size)
+        if part is not None and not part:
             where = ("content-range", f"bytes */{size}")
             await self.refuse(416, f"there are {size} bytes", where)
             return
         media = ("content-type", answer.media)
-        asked = part or ByteRange(0, size)
-        pieces = list(reader.cut(answer.body, asked.start, asked.end))
+        span = part or range(size)
+        pieces = list(reader.cut(answer.body, span.start, span.stop))
         await reader.check(pieces)
         data = await reader.read(pieces[0]) if pieces and self._has_body else b""
         if part is None:
             await self._begin(200, size, media, *said)
         else:
-            where = ("content-range", part.content_range(size))
+            where = ("content-range", f"bytes {part.start}-{part.stop - 1}/{size}")
             await self._begin(206, len(part), media, where, *said)
         for number in range(len(pieces) if self._has_body else 0):
             data = data if number == 0 else await reader.read(pieces[number])
             for at in range(0, len(data), PIECE):
                 await self._part(data[at : at + PIECE], more=True)
         await self._part(b"", more=False)
-
-    def _range(self, answer: _Answer, size: int) -> ByteRange | None:
-        """Return the requested range. If-Range with another tag asks for the whole body (RFC
-        9110, 13.1.5)."""
-        asked = self._headers.get("range")
-        if asked is None or self._headers.get("if-range", answer.tag) != answer.tag:
-            return None
-        return parse_range_untrusted(asked, size)

@@ -11,8 +11,7 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from p2p.concurrency import Notifier
-from p2p.shardcast.http.core.body import Body, Slice
-from p2p.shardcast.http.core.tar import tar_of
+from p2p.shardcast.http.core.answers import Body, Slice, tar_of
 from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of, right_mask
 from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast
@@ -55,13 +54,6 @@ class Release:
         """Return all files, end to end, as one body."""
         return Body([Slice(number, 0, size) for number, (_, size) in enumerate(self.files)])
 
-    def number_of(self, name: str) -> int:
-        """Return the number of the file with this path. Raises `KeyError`."""
-        for number, (path, _) in enumerate(self.files):
-            if path == name:
-                return number
-        raise KeyError(name)
-
     def file(self, number: int) -> Body:
         """Return the body of one file."""
         return Body([Slice(number, 0, self.files[number][1])])
@@ -103,10 +95,8 @@ class Reader:
             StorageError: The disk cannot be read.
         """
         for number in sorted({piece.file for piece in pieces if isinstance(piece, Slice)}):
-            entry, (seen, is_right) = (
-                await self._look(number),
-                self._known.get(number, (None, True)),
-            )
+            entry = await self._look(number)
+            seen, is_right = self._known.get(number, (None, True))
             if entry is None or entry.size != self.release.files[number][1]:
                 raise self._changed(number, entry)
             if seen is not None and seen != entry:

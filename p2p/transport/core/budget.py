@@ -210,12 +210,6 @@ class HostBudget:
                 self.evicted += 1
                 holder.evict()
 
-    # Queued bytes.
-
-    def outgoing_room(self, queued: int) -> int:
-        """Return the bytes that a connection with ``queued`` bytes in its queue may add."""
-        return max(MAX_OUTGOING - self.outgoing, OUTGOING_SHARE - queued)
-
     # Receive windows.
 
     def widen(self, owner: object, stream: WideStream, wanted: int) -> int:

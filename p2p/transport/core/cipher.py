@@ -7,43 +7,23 @@ release the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import nacl._sodium as _sodium  # type: ignore[import-not-found, unused-ignore]
 
 from p2p.errors import RemoteProtocolError
 
 KEY_BYTES: Final = 32
-"""Bytes of a ChaCha20-Poly1305 key (RFC 8439, which also gives the next two)."""
-NONCE_BYTES: Final = 12
-"""Bytes of a nonce: four zero bytes and a counter of eight (`symmetric.NONCE`)."""
+"""Bytes of a ChaCha20-Poly1305 key (RFC 8439, which also gives the next)."""
 TAG_BYTES: Final = 16
 """Bytes of the tag, by which a sealed record is longer than its plaintext."""
 
 Buffer = bytes | bytearray | memoryview
 
 
-class Aead(Protocol):
-    """A ChaCha20-Poly1305 key (RFC 8439)."""
-
-    def seal_into(
-        self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview
-    ) -> None:
-        """Encrypt into ``out``, which is exactly `TAG_BYTES` longer than ``plaintext``."""
-        ...
-
-    def open_into(
-        self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
-    ) -> None:
-        """Decrypt into ``out``, which is `TAG_BYTES` shorter than ``sealed``. Raise
-        `RemoteProtocolError` on a forgery."""
-        ...
-
-
 class SodiumAead:
-    """The implementation of libsodium, called through PyNaCl's own binding. PyNaCl's public
-    functions would copy twice."""
+    """A ChaCha20-Poly1305 key (RFC 8439), in the implementation of libsodium, called through
+    PyNaCl's own binding. PyNaCl's public functions would copy twice."""
 
     __slots__ = ("_key",)
 
@@ -53,7 +33,7 @@ class SodiumAead:
     def seal_into(
         self, nonce: bytes, plaintext: Buffer, associated: bytes, out: memoryview
     ) -> None:
-        """Encrypt into ``out``."""
+        """Encrypt into ``out``, which is exactly `TAG_BYTES` longer than ``plaintext``."""
         ffi, lib = _sodium.ffi, _sodium.lib
         if len(out) != len(plaintext) + TAG_BYTES:
             raise ValueError(f"the output must have {len(plaintext) + TAG_BYTES} bytes")
@@ -72,7 +52,8 @@ class SodiumAead:
     def open_into(
         self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
     ) -> None:
-        """Decrypt into ``out``."""
+        """Decrypt into ``out``, which is `TAG_BYTES` shorter than ``sealed``. Raise
+        `RemoteProtocolError` on a forgery."""
         ffi, lib = _sodium.ffi, _sodium.lib
         if len(out) != len(sealed) - TAG_BYTES:
             raise ValueError(f"the output must have {len(sealed) - TAG_BYTES} bytes")
@@ -91,7 +72,7 @@ class SodiumAead:
             raise RemoteProtocolError("a sealed message does not authenticate")
 
 
-def _cryptography_aead() -> Callable[[bytes], Aead] | None:
+def _cryptography_aead() -> type[SodiumAead] | None:
     """Return the class for `cryptography`; None unless a version with in-place calls (47 or
     later) is installed."""
     try:
@@ -99,12 +80,10 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
         from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
     except ImportError:
         return None
-    if not (
-        hasattr(ChaCha20Poly1305, "encrypt_into") and hasattr(ChaCha20Poly1305, "decrypt_into")
-    ):
+    if not hasattr(ChaCha20Poly1305, "encrypt_into"):
         return None
 
-    class FastAead:
+    class FastAead(SodiumAead):
         """The implementation of the package `cryptography`."""
 
         __slots__ = ("_cipher", "seal_into")
@@ -116,7 +95,6 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
         def open_into(
             self, nonce: bytes, sealed: Buffer, associated: bytes, out: bytearray
         ) -> None:
-            """Decrypt into ``out``."""
             try:
                 self._cipher.decrypt_into(nonce, sealed, associated, out)
             except InvalidTag:
@@ -125,5 +103,5 @@ def _cryptography_aead() -> Callable[[bytes], Aead] | None:
     return FastAead
 
 
-AEAD: Final[Callable[[bytes], Aead]] = _cryptography_aead() or SodiumAead
+AEAD: Final = _cryptography_aead() or SodiumAead
 """The fastest implementation on this machine."""

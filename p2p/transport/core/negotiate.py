@@ -3,20 +3,20 @@
 Theory of operation
 -------------------
 Every message is a line behind a varint length. Both sides say ``/multistream/1.0.0``; the
-dialer then proposes protocols one by one, the listener echoes the first it serves and answers
-``na`` to others.
+dialer then proposes a protocol, the listener echoes it if it serves it and answers ``na`` if
+not. A foreign dialer may propose another then; ours gives up.
 
-The proposer sends its header with its first proposal, and with one protocol to propose the
-caller may send data right behind them (0-RTT) and read the answer whenever it comes. The
-chooser sends its header at once: py-libp2p waits for it before it proposes anything.
+The proposer sends its header with its proposal, and the caller may send data right behind them
+(0-RTT) and read the answer whenever it comes. The chooser sends its header at once: py-libp2p
+waits for it before it proposes anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from p2p.errors import BadMessage, LocalProtocolError, ProtocolNotSupported, RemoteProtocolError
+from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import ProtocolId
 from p2p.wire import decode_varint_untrusted, encode_varint
 
@@ -38,14 +38,37 @@ def line(text: str) -> bytes:
 _GREETING: Final = line(HEADER)
 
 
-class _Lines:
-    """Splits bytes into lines and keeps what follows the negotiation."""
+class _Negotiation:
+    """What both sides share: lines in and out, and the bytes behind them."""
 
     def __init__(self) -> None:
+        self.chosen: ProtocolId | None = None
+        self.is_deaf = False
+        """True if further data is ignored, because it belongs to a protocol that a `Chooser`
+        has refused."""
         self._buffer = bytearray()
         self._greeted = False
+        self._out = bytearray(_GREETING)
 
-    def next_untrusted(self) -> str | None:
+    @property
+    def leftover(self) -> bytes:
+        """Bytes behind the negotiation, which belong to the protocol. They are valid once
+        `chosen` is set."""
+        return bytes(self._buffer)
+
+    def data_to_send(self) -> bytes:
+        """Return, and forget, the bytes to send to the peer now; at first the header."""
+        data = bytes(self._out)
+        self._out.clear()
+        return data
+
+    def _feed(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+        if not self._greeted and self._buffer.startswith(_GREETING):
+            del self._buffer[: len(_GREETING)]
+            self._greeted = True
+
+    def _next_untrusted(self) -> str | None:
         """Return the next line behind the header, or None if it is incomplete. Raise
         `BadMessage`, and nothing else."""
         while True:
@@ -71,101 +94,41 @@ class _Lines:
                 raise BadMessage(f"expected {HEADER}, got {text[:40]!r}")
             self._greeted = True
 
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        self._buffer += data
-        if not self._greeted and self._buffer.startswith(_GREETING):
-            del self._buffer[: len(_GREETING)]
-            self._greeted = True
 
-    def clear(self) -> None:
-        self._buffer = bytearray()
-
-    @property
-    def rest(self) -> bytes:
-        return bytes(self._buffer)
-
-
-class Proposer:
+class Proposer(_Negotiation):
     """The dialer's side of a negotiation."""
 
-    def __init__(self, protocols: Sequence[ProtocolId]) -> None:
-        if not protocols:
-            raise LocalProtocolError("there must be a protocol to propose")
-        self._protocols = tuple(protocols)
-        self._next = 0
-        self._lines = _Lines()
-        self._out = bytearray(_GREETING)
-        self.chosen: ProtocolId | None = None
-        self.is_deaf = False
-        """True if further data is ignored. On this side it is always False."""
-        self._propose()
-
-    def _propose(self) -> None:
-        self._out += line(self._protocols[self._next])
-        self._next += 1
-
-    @property
-    def leftover(self) -> bytes:
-        """Bytes behind the negotiation, which belong to the protocol. They are valid once
-        `chosen` is set."""
-        return self._lines.rest
-
-    def data_to_send(self) -> bytes:
-        """Return, and forget, the bytes to send to the peer now."""
-        data = bytes(self._out)
-        self._out.clear()
-        return data
+    def __init__(self, protocol: ProtocolId) -> None:
+        super().__init__()
+        self._proposed = protocol
+        self._out += line(protocol)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Advance by received bytes.
 
         Raises:
             RemoteProtocolError: The peer broke the negotiation's rules.
-            ProtocolNotSupported: The peer refused all proposals.
+            ProtocolNotSupported: The peer refused the proposal.
         """
-        self._lines.feed(data)
-        while self.chosen is None:
-            text = self._lines.next_untrusted()
-            if text is None:
-                return
-            proposed = self._protocols[self._next - 1]
-            if text == proposed:
-                self.chosen = proposed
-            elif text != NOT_AVAILABLE:
-                raise RemoteProtocolError(f"proposed {proposed}, the answer was {text[:40]!r}")
-            elif self._next < len(self._protocols):
-                self._propose()
-            else:
-                raise ProtocolNotSupported(
-                    f"the peer does not speak {' or '.join(self._protocols)}"
+        self._feed(data)
+        if self.chosen is None and (text := self._next_untrusted()) is not None:
+            if text == NOT_AVAILABLE:
+                raise ProtocolNotSupported(f"the peer does not speak {self._proposed}")
+            if text != self._proposed:
+                raise RemoteProtocolError(
+                    f"proposed {self._proposed}, the answer was {text[:40]!r}"
                 )
+            self.chosen = self._proposed
 
 
-class Chooser:
+class Chooser(_Negotiation):
     """The listener's side of a negotiation."""
 
     def __init__(self, serves: Callable[[ProtocolId], bool]) -> None:
+        super().__init__()
         self._serves = serves
-        self._lines = _Lines()
-        self._out = bytearray(_GREETING)
         self.proposals = 0
         """Number of protocols that the peer has proposed."""
-        self.chosen: ProtocolId | None = None
-        self.is_deaf = False
-        """True if further data is ignored, because it belongs to a protocol that was
-        refused."""
-
-    @property
-    def leftover(self) -> bytes:
-        """Bytes behind the negotiation, which belong to the protocol. They are valid once
-        `chosen` is set."""
-        return self._lines.rest
-
-    def data_to_send(self) -> bytes:
-        """Return the bytes to send now; at first the header."""
-        data = bytes(self._out)
-        self._out.clear()
-        return data
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Advance by received bytes. Raise `RemoteProtocolError` if they break the rules, or if
@@ -177,15 +140,15 @@ class Chooser:
         """
         if self.is_deaf:
             return
-        self._lines.feed(data)
+        self._feed(data)
         while self.chosen is None:
             try:
-                text = self._lines.next_untrusted()
+                text = self._next_untrusted()
             except BadMessage:
                 if not self.proposals:
                     raise
                 self.is_deaf = True
-                self._lines.clear()
+                self._buffer = bytearray()
                 return
             if text is None:
                 return

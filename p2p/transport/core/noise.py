@@ -30,21 +30,22 @@ import hmac
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import nacl.bindings
 import nacl.exceptions
 
 from p2p import protobuf
-from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
+from p2p.errors import BadMessage, RemoteProtocolError, WrongPeer
 from p2p.identity import (
     SIGNATURE_BYTES,
     PeerId,
     ProtocolId,
+    Signer,
     decode_peer_id_untrusted,
     verify_raw,
 )
-from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
+from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Buffer, SodiumAead
 
 NONCE: Final = struct.Struct("<4xQ")
 """Layout of a nonce: 4 zero bytes and a 64-bit counter."""
@@ -58,7 +59,7 @@ class Symmetric:
 
     def __init__(self) -> None:
         self._chaining = self._hash = _NAME  # exactly 32 bytes: used as they are
-        self._cipher: Aead | None = None
+        self._cipher: SodiumAead | None = None
         self._nonce = 0
         self.mix_hash(b"")  # the prologue
 
@@ -132,19 +133,6 @@ _KEY_ED25519: Final = 1
 _LENGTH: Final = struct.Struct(">H")
 
 
-class IdentityKey(Protocol):
-    """The part of `p2p.identity.KeyPair` that the handshake needs."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """The peer id to prove."""
-        ...
-
-    def sign_raw(self, data: bytes) -> bytes:
-        """Return the 64-byte Ed25519 signature of exactly ``data``."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StaticKey:
     """A host's X25519 key, with the proof that it belongs to the host's identity. It is made
@@ -157,7 +145,7 @@ class StaticKey:
     peer_id: PeerId
 
     @classmethod
-    def create(cls, key: IdentityKey, entropy: bytes) -> StaticKey:
+    def create(cls, key: Signer, entropy: bytes) -> StaticKey:
         """Make a key from 32 random bytes of ``entropy``, which become the private key."""
         public = nacl.bindings.crypto_scalarmult_base(entropy)
         public_key = protobuf.field(1, _KEY_ED25519) + protobuf.field(2, key.peer_id.public_key)
@@ -199,34 +187,17 @@ class NoiseHandshake:
         self._buffer = bytearray()
         self._out = bytearray()
         self._remote_ephemeral = b""
-        self._hello: Hello | None = None
-        self._session: NoiseSession | None = None
-        self._next: Callable[[bytes], None] | None
-        if initiator:
-            self._send_first()
-            self._next = self._receive_second
-        else:
-            self._next = self._receive_first
-
-    @property
-    def done(self) -> bool:
-        """True if the handshake is complete, so that `session` can be used."""
-        return self._session is not None
-
-    @property
-    def session(self) -> NoiseSession:
-        """The record layer. Raise `LocalProtocolError` while the handshake is unfinished."""
-        if self._session is None:
-            raise LocalProtocolError("the Noise handshake has not finished")
-        return self._session
-
-    @property
-    def muxer(self) -> ProtocolId | None:
+        self.session: NoiseSession | None = None
+        """The record layer; None while the handshake is unfinished."""
+        self.muxer: ProtocolId | None = None
         """The agreed muxer, which is the initiator's first choice that both have; None if there
         is none."""
-        theirs = self.session.hello.muxers
-        first, second = (self._muxers, theirs) if self._initiator else (theirs, self._muxers)
-        return next((muxer for muxer in first if muxer in second), None)
+        self._next: Callable[[bytes], None] | None = self._receive_first
+        if initiator:
+            public = nacl.bindings.crypto_scalarmult_base(self._ephemeral)
+            self._symmetric.mix_hash(public)
+            self._send(public + self._symmetric.encrypt(b""))
+            self._next = self._receive_second
 
     @property
     def leftover(self) -> bytes:
@@ -266,11 +237,6 @@ class NoiseHandshake:
     def _payload(self) -> bytes:
         muxers = b"".join(protobuf.field(2, muxer) for muxer in self._muxers)
         return self._static.identity + (protobuf.field(4, muxers) if muxers else b"")
-
-    def _send_first(self) -> None:
-        public = nacl.bindings.crypto_scalarmult_base(self._ephemeral)
-        self._symmetric.mix_hash(public)
-        self._send(public + self._symmetric.encrypt(b""))
 
     def _receive_first(self, message: bytes) -> None:
         if len(message) < KEY_BYTES:
@@ -323,8 +289,9 @@ class NoiseHandshake:
     def _finish(self, hello: Hello) -> None:
         first, second = self._symmetric.split()
         outgoing, incoming = (first, second) if self._initiator else (second, first)
-        self._session = NoiseSession(hello, outgoing, incoming)
-        self._next = None
+        self.session, self._next = NoiseSession(hello, outgoing, incoming), None
+        one, other = (self._muxers, hello.muxers)[:: 1 if self._initiator else -1]
+        self.muxer = next((muxer for muxer in one if muxer in other), None)
 
 
 class NoiseSession:
@@ -334,17 +301,12 @@ class NoiseSession:
 
     def __init__(self, hello: Hello, outgoing: bytes, incoming: bytes) -> None:
         self.hello = hello
-        self._outgoing: Aead = AEAD(outgoing)
-        self._incoming: Aead = AEAD(incoming)
+        self._outgoing = AEAD(outgoing)
+        self._incoming = AEAD(incoming)
         self._sealed = 0
         self._opened = 0
         self.tail = bytearray()
         """The bytes of the unfinished record."""
-
-    @property
-    def pending(self) -> int:
-        """Number of bytes of the unfinished record."""
-        return len(self.tail)
 
     def seal_into(self, plaintext: Buffer, out: memoryview) -> int:
         """Write one record of at most `MAX_PLAINTEXT` bytes to the front of ``out``, and return

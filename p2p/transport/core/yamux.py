@@ -50,7 +50,13 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from p2p.identity import ProtocolId
-from p2p.transport.core.budget import LINGERING_SHARE, MAX_LINGERING, MAX_OUTGOING, HostBudget
+from p2p.transport.core.budget import (
+    LINGERING_SHARE,
+    MAX_LINGERING,
+    MAX_OUTGOING,
+    OUTGOING_SHARE,
+    HostBudget,
+)
 from p2p.transport.core.noise import MAX_PLAINTEXT
 from p2p.wire import KI, MIB
 
@@ -232,12 +238,7 @@ class MuxQueue:
         """Limit new pieces to ``record`` bytes. Pieces that wait already stay whole."""
         self._record = record
 
-    @property
-    def control_bytes(self) -> int:
-        """Number of bytes of waiting control frames."""
-        return len(self.control)
-
-    def say(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+    def say(self, kind: int, flags: int, stream_id: int, length: int = 0) -> None:
         """Queue a frame without payload."""
         self.control += HEADER.pack(0, kind, flags, stream_id, length)
 
@@ -257,7 +258,8 @@ class MuxQueue:
             stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued
         )
         if self._budget.outgoing + room > MAX_OUTGOING:
-            room = min(room, self._budget.outgoing_room(self._queued + self._sealed))
+            spare = OUTGOING_SHARE - self._queued - self._sealed
+            room = min(room, max(MAX_OUTGOING - self._budget.outgoing, spare))
         return room if room > 0 else 0
 
     def put(self, stream: MuxStream, data: memoryview) -> None:
@@ -286,29 +288,17 @@ class MuxQueue:
         stream.blocked = True
         self._blocked[stream.stream_id] = stream
 
-    def unblock_if_room(self, stream: MuxStream) -> None:
-        """Let a blocked stream send again if it has room, because the peer's window has
-        grown."""
-        if stream.blocked and self.room(stream):
-            self.unblock(stream)
-
-    def unblock(self, stream: MuxStream) -> None:
-        """Have `take_writable` return the stream, if it is blocked."""
-        if stream.blocked:
+    def unblock(self, stream: MuxStream, *, is_over: bool = False) -> None:
+        """Have `take_writable` return the stream, if it is blocked, and has room or
+        ``is_over``."""
+        if stream.blocked and (is_over or self.room(stream)):
             stream.blocked = False
             del self._blocked[stream.stream_id]
             self.writable.append(stream.stream_id)
 
-    def take_writable(self) -> list[int]:
-        """Return, and forget, the streams that were blocked and have room again."""
-        if not self.writable:
-            return []
-        ids, self.writable = self.writable, []
-        return ids
-
     def forget(self, stream: MuxStream) -> None:
         """Discard the bytes that the stream has queued."""
-        self.unblock(stream)
+        self.unblock(stream, is_over=True)
         self._queued -= stream.queued
         self._budget.outgoing -= stream.queued
         stream.queued = 0
@@ -326,7 +316,7 @@ class MuxQueue:
 
     def _unblock_all(self) -> None:
         for waiting in list(self._blocked.values()):
-            self.unblock_if_room(waiting)
+            self.unblock(waiting)
 
     def take(self) -> tuple[bytearray | None, Sequence[MuxStream]]:
         """Return the next piece for the peer, or None, and the streams whose last queued byte
@@ -372,7 +362,7 @@ class MuxQueue:
         HEADER.pack_into(segment, 0, 0, DATA, 0, stream.stream_id, payload)
         if stream.finished and not stream.segments:
             # A frame of its own: js-libp2p drops the payload of a DATA frame that carries FIN.
-            self.say(DATA, FIN, stream.stream_id, 0)
+            self.say(DATA, FIN, stream.stream_id)
             stream.sent_end = True
             ended.append(stream)
         elif stream.segments:
@@ -390,8 +380,6 @@ class MuxQueue:
 STREAM_WORK: Final = 32
 """Number of frames that cost as much as a new stream with its negotiation, its task and its
 end: 80 to 400 µs against 2 to 4 µs for a frame."""
-
-_NOTHING: Final = bytearray()
 
 
 class Mux:
@@ -422,7 +410,7 @@ class Mux:
         self._incoming = 0
         self._unacked = 0
         self._budget = budget or HostBudget(lambda: 0.0)
-        self._queue = MuxQueue(record, self._budget)
+        self.queue = MuxQueue(record, self._budget)
         self._closed: list[int] = []
         self._header = bytearray()
         self._left = 0  # payload bytes of the current frame still to come
@@ -464,7 +452,7 @@ class Mux:
         self._next_id += 2
         self._streams[stream.stream_id] = stream
         self._unacked += 1
-        self._queue.say(WINDOW_UPDATE, SYN, stream.stream_id, 0)
+        self.queue.say(WINDOW_UPDATE, SYN, stream.stream_id, 0)
         return stream.stream_id
 
     def send(self, stream_id: int, data: memoryview) -> int:
@@ -473,17 +461,15 @@ class Mux:
         If that is not all, `take_writable` returns the stream once there is room. Raises
         `LocalProtocolError` if the stream is not open for sending.
         """
-        stream = self._streams.get(stream_id)
-        if stream is None or stream.finished:
-            raise LocalProtocolError(f"stream {stream_id} is not open for sending")
+        stream = self._sending(stream_id)
         size = len(data)
-        if self._queue.has_room(stream, size):
-            self._queue.put(stream, data)
+        if self.queue.has_room(stream, size):
+            self.queue.put(stream, data)
             return size
-        room = self._queue.room(stream)
-        self._queue.block(stream)
+        room = self.queue.room(stream)
+        self.queue.block(stream)
         if room:
-            self._queue.put(stream, data[:room])
+            self.queue.put(stream, data[:room])
         return room
 
     def answer(self, stream_id: int, data: bytes) -> None:
@@ -495,33 +481,27 @@ class Mux:
         """
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.finished and len(data) <= stream.send_window:
-            self._queue.put(stream, memoryview(data))
-
-    def may_send(self, stream_id: int) -> bool:
-        """Return True if `send` would not raise. A stream may be over before its owner
-        knows."""
-        stream = self._streams.get(stream_id)
-        return stream is not None and not stream.finished
+            self.queue.put(stream, memoryview(data))
 
     def queued(self, stream_id: int) -> int:
         """Return the bytes of a stream that `data_to_send` has not returned yet."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.queued
 
-    def shorten(self, record: int) -> None:
-        """Limit new pieces to ``record`` bytes from now on."""
-        self._queue.shorten(record)
-
     def room(self, stream_id: int) -> int:
         """Return the bytes that `send` would take now. If none, `take_writable` will return the
         stream."""
+        stream = self._sending(stream_id)
+        room = self.queue.room(stream)
+        if not room:
+            self.queue.block(stream)
+        return room
+
+    def _sending(self, stream_id: int) -> MuxStream:
         stream = self._streams.get(stream_id)
         if stream is None or stream.finished:
             raise LocalProtocolError(f"stream {stream_id} is not open for sending")
-        room = self._queue.room(stream)
-        if not room:
-            self._queue.block(stream)
-        return room
+        return stream
 
     def send_end(self, stream_id: int) -> None:
         """Send the end of the stream behind the queued bytes. A repeated call, or one for a
@@ -530,9 +510,9 @@ class Mux:
         if stream is None or stream.finished:
             return
         stream.finished = True
-        self._queue.unblock(stream)
+        self.queue.unblock(stream, is_over=True)
         if not stream.queued:
-            self._queue.say(DATA, FIN, stream_id, 0)
+            self.queue.say(DATA, FIN, stream_id)
             stream.sent_end = True
             self._drop_if_over(stream)
 
@@ -594,7 +574,7 @@ class Mux:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
-            self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
+            self.queue.say(WINDOW_UPDATE, RST, stream_id, 0)
 
     def consumed(self, stream_id: int, count: int) -> bool:
         """Record that the application has read ``count`` bytes. Return True if the window is
@@ -606,37 +586,37 @@ class Mux:
         if stream.consumed * 2 < stream.window:
             return False
         grant = stream.consumed + self._widen(stream)
-        self._queue.say(WINDOW_UPDATE, 0, stream_id, grant)
+        self.queue.say(WINDOW_UPDATE, 0, stream_id, grant)
         stream.receive_window += grant
         stream.consumed = 0
         return True
 
     def ping(self, value: int) -> None:
         """Ping the peer; a `PongReceived` with `value` follows."""
-        self._queue.say(PING, SYN, 0, value)
+        self.queue.say(PING, SYN, 0, value)
 
     def go_away(self, code: int = NORMAL) -> None:
         """Tell the peer that this side accepts no new streams."""
         self.gone = True
-        self._queue.say(GO_AWAY, 0, 0, code)
+        self.queue.say(GO_AWAY, 0, 0, code)
 
     # What goes to the peer.
 
     @property
     def has_data(self) -> bool:
         """True if `data_to_send` would return something."""
-        queue = self._queue
+        queue = self.queue
         return bool(queue.small or queue.bulk or queue.control)
 
     @property
     def is_choked(self) -> bool:
         """True if so many control frames wait that nothing more should be read, since each
         frame may need an answer."""
-        return self._queue.control_bytes > MAX_CONTROL
+        return len(self.queue.control) > MAX_CONTROL
 
     def data_to_send(self) -> bytearray | None:
         """Return the next piece for the peer, at most one record long, or None."""
-        piece, ended = self._queue.take()
+        piece, ended = self.queue.take()
         for stream in ended:
             if stream.abandoned:
                 self.reset(stream.stream_id)
@@ -644,24 +624,19 @@ class Mux:
                 self._drop_if_over(stream)
         return piece
 
-    def seal(self, count: int) -> None:
-        """Count ``count`` more bytes that were taken and wait for the network; fewer if
-        negative."""
-        self._queue.seal(count)
-
     @property
     def has_news(self) -> bool:
         """True if `take_writable` or `take_closed` would return something."""
-        return bool(self._closed or self._queue.writable)
+        return bool(self._closed or self.queue.writable)
 
     def take_writable(self) -> list[int]:
-        """Return the streams that were refused bytes and may send again, or are over."""
-        return self._queue.take_writable()
+        """Return, and forget, the streams that were refused bytes and may send again, or are
+        over."""
+        ids, self.queue.writable = self.queue.writable, []
+        return ids
 
     def take_closed(self) -> list[int]:
         """Return the streams that ended since the last call."""
-        if not self._closed:
-            return []
         ids, self._closed = self._closed, []
         return ids
 
@@ -701,7 +676,7 @@ class Mux:
             events.append(ProtocolViolated(str(error)))
         self.frames += 1
         self.allowance -= 1  # for a piece without a header in it
-        self.rest = data[start:] if start < size else _NOTHING
+        self.rest = data[start:] if start < size else bytearray()
         return events
 
     def _receive_payload(
@@ -733,7 +708,7 @@ class Mux:
                 self._receive_stream_frame(stream, kind, flags, length, events)
         elif kind == PING:
             if flags & SYN:
-                self._queue.say(PING, ACK, 0, length)
+                self.queue.say(PING, ACK, 0, length)
             elif flags & ACK:
                 events.append(PongReceived(length))
         elif kind == GO_AWAY:
@@ -756,7 +731,7 @@ class Mux:
             # Bytes that a peer may allow us at most: updates are 32 bits, and a sum of them
             # must not grow without end.
             stream.send_window = min((2**32 - 1), stream.send_window + length)
-            self._queue.unblock_if_room(stream)
+            self.queue.unblock(stream)
         else:
             if length > stream.receive_window:
                 raise RemoteProtocolError(f"stream {stream.stream_id} overran its window")
@@ -783,13 +758,13 @@ class Mux:
             raise RemoteProtocolError(f"the peer may not open stream {stream_id}")
         welcome = self._is_first_use(stream_id) and not self.gone
         if not welcome or (self._incoming >= MAX_STREAMS and not self._make_room(ours=False)):
-            self._queue.say(WINDOW_UPDATE, RST, stream_id, 0)
+            self.queue.say(WINDOW_UPDATE, RST, stream_id, 0)
             return None
         stream = self._streams[stream_id] = MuxStream(stream_id, self._budget.now())
         stream.acked = True
         self.allowance -= STREAM_WORK
         self._incoming += 1
-        self._queue.say(WINDOW_UPDATE, ACK, stream_id, 0)
+        self.queue.say(WINDOW_UPDATE, ACK, stream_id, 0)
         events.append(StreamOpened(stream_id))
         return stream
 
@@ -833,7 +808,7 @@ class Mux:
         if self._lingering[ours].pop(stream.stream_id, None) is not None:
             self._budget.lingering -= 1
         self._budget.narrow(stream)
-        self._queue.forget(stream)
+        self.queue.forget(stream)
         if self._current is stream:
             self._current = None
         self._closed.append(stream.stream_id)

@@ -33,7 +33,7 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import BULK_PROTOCOL_ID, decode_bulk_untrusted
+from p2p.shardcast.messages import BULK_PROTOCOL_ID, CHUNK_KIND
 from p2p.wire import decode_varint_untrusted
 from p2p.world import World
 from roles.contract import Run, open_run
@@ -140,9 +140,7 @@ class Volunteers:
 
         def weigh_bulk(frame: bytes) -> float:
             start = decode_varint_untrusted(frame)
-            is_chunk = start is not None and isinstance(
-                decode_bulk_untrusted(frame[start[1] :]), tuple
-            )
+            is_chunk = start is not None and frame[start[1]] == CHUNK_KIND
             return len(frame) * (policies if is_chunk else 1)
 
         def weigh_rollouts(frame: bytes) -> float:

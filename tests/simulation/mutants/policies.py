@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.repair import Repair
@@ -26,8 +27,8 @@ async def finish_without_fsync(store: PolicyStore, policy: bytes) -> bool:
     return await _without_fsync(store, _finish, policy)
 
 
-async def commit_without_fsync(store: PolicyStore, *args: object) -> object:
-    return await _without_fsync(store, _commit, *args)
+async def commit_without_fsync(store: PolicyStore, *args: object, **options: object) -> object:
+    return await _without_fsync(store, partial(_commit, **options), *args)
 
 
 async def _without_fsync(store: PolicyStore, step: Callable, *args: object) -> object:

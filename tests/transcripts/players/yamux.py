@@ -113,7 +113,7 @@ class YamuxPlayer:
         mux = self._sides[name]
         yield from (f"{name}: stream {each} is over" for each in mux.take_closed())
         for each in mux.take_writable():
-            if mux.may_send(each):
+            if (stream := mux._streams.get(each)) is not None and not stream.finished:
                 yield f"{name}: stream {each} may send again"
 
     # State.
