@@ -20,7 +20,7 @@ OVERLAPS: Final = """[...document.querySelectorAll(".card, .tiles")]
     && b.top < a.bottom - 1).map(([other]) => [text, other]))"""
 """Pairs of cards that lie on each other."""
 SECONDS: Final = 240.0
-"""For a browser to draw what it waits for, on a busy machine: a swarm warms up in 13 s to 100."""
+"""For a browser to draw what it waits for: a swarm on a busy machine warms up in 100 s."""
 
 
 class Look:
