@@ -85,18 +85,18 @@ class StoredPolicy:
 
     @property
     def final(self) -> str:
-        """The path of its file or folder once nothing is missing."""
+        """The path of the policy's file or folder once it is complete."""
         if self.is_patch:
             return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
 
     @property
     def weights(self) -> str:
-        """The current path of its file or folder."""
+        """The current path of the policy's file or folder."""
         return self.final if self.stored else self.part
 
     def file(self, number: int, *, is_final: bool = False) -> str:
-        """Return the current path of one of its files, or its final one."""
+        """Return the current or final path of one of the policy's files."""
         weights, path = self.final if is_final else self.weights, self.index.files[number].path
         return f"{weights}/{path}" if path else weights
 

@@ -425,7 +425,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 3))
+@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 1))
 def test_who_says_something_to_some_alone_slows_no_round(
     size: int, founders: int, way: str, told: int
 ) -> None:
@@ -436,7 +436,7 @@ def test_who_says_something_to_some_alone_slows_no_round(
     assert rounds_of(size, founders, way, told) >= least * honest
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("size", swept([3, 4, 5], 1))
 @pytest.mark.parametrize("spoil", [without_one, those_who_are_not_there])
 def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: int) -> None:
     """It says that it hears no victim, that the victim leaves, and that the absent are there,

@@ -41,7 +41,7 @@ QUIET = 900.0
 """Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
 
 
-@pytest.mark.parametrize("kind", ["urgent", "join", "link", "beat"])
+@pytest.mark.parametrize("kind", swept(["urgent", "join", "link", "beat"], 1))
 def test_a_flood_of_requests_leaves_every_node_its_neighbours(kind: str) -> None:
     swarm = HostileSwarm(SIZE)
     honest = list(swarm.nodes)
@@ -86,32 +86,6 @@ def test_one_node_alone_is_not_surrounded() -> None:
     swarm.run(60)
     kept = before & set(swarm.nodes[victim].core.neighbours)
     assert len(kept) >= min(3, len(before))
-
-
-def test_the_lonely_still_find_neighbours_while_requests_flood_all() -> None:
-    swarm = HostileSwarm(40)
-    honest, rng = list(swarm.nodes), Random(2)
-    swarm.run(60)
-    enemies = swarm.enlist(16)
-    swarm.be_polite()
-
-    def ask() -> None:
-        for enemy in enemies:
-            for victim in rng.sample(honest, 2):
-                swarm.tell(
-                    enemy, victim, Neighbor(True, swarm.words(enemy, int(swarm.now * 1000)))
-                )
-
-    swarm.every(2.0, ask)
-    swarm.run(30)
-    for number in range(500, 505):
-        swarm.start(number, bootstrap=number - 500)
-    swarm.run(60)
-    good = {*honest, *(peer_named(number) for number in range(500, 505))}
-    for number in range(500, 505):
-        newcomer = swarm.nodes[peer_named(number)].core
-        assert sum(peer in good for peer in newcomer.neighbours) >= 1
-        assert sum(member.peer in good for member in newcomer.members()) >= 30
 
 
 def test_neighbours_of_our_own_choice_stay_and_the_oldest_are_anchors() -> None:
@@ -273,7 +247,7 @@ def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silen
     assert sum(peer in honest for peer in victim.core.neighbours) >= 3
 
 
-@pytest.mark.parametrize("seed", swept(range(1, 6), 2))
+@pytest.mark.parametrize("seed", swept(range(1, 6), 1))
 def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
     """One that refused at once, and suspected the node a hundred times a second, was asked each
     second: twelve honest members, which suspect it every ten seconds, not within two minutes.

@@ -26,7 +26,6 @@ SPEAKS = {"relay-1": "none", "trainer-1": "trainer", "inference-1": "inference"}
     ("runs", "said"),
     [
         ("0.1.0", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
-        ("", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
         ("9.1.2", "this node needs that version (git pull in its checkout)"),
     ],
 )

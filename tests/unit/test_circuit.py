@@ -89,20 +89,6 @@ def test_two_hosts_talk_through_a_third() -> None:
     run(main)
 
 
-def test_identify_tells_peers_of_the_circuit_address() -> None:
-    async def main() -> None:
-        async with (
-            open_relay() as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as other,
-        ):
-            await home.connect_addr(other.addrs[0])
-            await until(other, lambda: other.info(home.peer_id) is not None)
-            assert other.addrs_of(home.peer_id) == home.addrs
-
-    run(main)
-
-
 def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
     async def main() -> None:
         limit = RelayConfig(strangers=True, bytes=64 * 1024)
@@ -117,20 +103,6 @@ def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
                 await request(guest, home.peer_id, ECHO, bytes(256 * 1024))
             # the next request gets a circuit of its own
             assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
-
-    run(main)
-
-
-def test_a_circuit_ends_at_its_limit_of_time() -> None:
-    async def main() -> None:
-        async with (
-            open_relay(RelayConfig(strangers=True, seconds=1)) as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            await guest.connect_addr(home.addrs[0])
-            await until(guest, lambda: home.peer_id not in guest.connected)
-            assert relay.peer_id in guest.connected
 
     run(main)
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -23,10 +22,7 @@ from hypothesis import given, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2p.errors import ConfigError
-from p2p.host import PeerEvent, PeerState
-from p2p.identity import KeyPair
 from p2p.machine import open_world
-from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
 from p2p.node.dashboard.core.picture import (
     GONE_SECONDS,
@@ -44,7 +40,7 @@ from p2p.node.dashboard.core.picture import (
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.page import PARTS, STATIC, write_report
 from p2p.node.dashboard.server import Dashboard
-from p2p.node.dashboard.snapshots import KEPT, MAX_VIEWERS, OwnView, Snapshots
+from p2p.node.dashboard.snapshots import KEPT, MAX_VIEWERS, Snapshots
 from p2p.node.entries import installed
 from p2p.node.folders import SOCKET
 from p2p.node.panels import PANELS, load_panels
@@ -52,7 +48,6 @@ from roles.own.__main__ import main as run_main
 from tests.support.scenarios import embedded
 
 ROLES = load_panels(installed(PANELS))
-KEY = KeyPair(b"k" * 32)
 OWN = "12D3KooWOwn"
 HOSTILE = "</script><script>document.title='owned'</script>\u202egnihton\u0000\ud800"
 
@@ -287,25 +282,6 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
     assert "<script>document" not in page
     assert page.count("</script>") == 1 + 3  # the data, uPlot, draw, page
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.partition("uPlot=")[0])
-
-
-def test_a_node_says_whether_others_have_dialled_it() -> None:
-    """Volunteers ask that first."""
-    host = SimpleNamespace(
-        peer_id=KEY.peer_id, addrs=[Multiaddr.parse("/ip4/192.168.1.7/tcp/4001")]
-    )
-    own = OwnView(host, [])  # type: ignore[arg-type]
-    ours = PeerEvent(KEY.peer_id, PeerState.CONNECTED, dialled=True)
-    theirs = PeerEvent(KEY.peer_id, PeerState.CONNECTED)
-    own.note(ours)
-    own.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
-    assert dict(own.view().facts)["reachable"].startswith("nobody has dialled it yet")
-    own.note(theirs)
-    assert dict(own.view().facts)["reachable"] == (
-        "yes: dialled 1 times (its address is for this network); it dials others, too"
-    )
-    host.addrs = []
-    assert dict(own.view().facts)["reachable"].startswith("no, and it need not be")
 
 
 def test_who_has_gone_is_shown_for_a_while() -> None:

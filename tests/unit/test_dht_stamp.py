@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.dht.stamp import (
     check_stamp,
@@ -14,7 +14,6 @@ PEER = PeerId.from_public_key(bytes(range(32)))
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 10))
-@settings(max_examples=50, deadline=None)
 def test_a_made_stamp_is_worth_its_difficulty(key: bytes, difficulty: int) -> None:
     peer = PeerId.from_public_key(key)
     nonce = make_stamp(peer, difficulty)

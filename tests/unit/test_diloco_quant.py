@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bench.prime import prime_decode, prime_encode
 from p2p.errors import BadMessage
@@ -81,7 +81,6 @@ def test_bits_of_a_value(codec: str, bits: float) -> None:
     st.sampled_from(Codec),
     st.lists(st.floats(-(2.0**66), 2.0**66, width=32), max_size=700),
 )
-@settings(deadline=None)
 def test_what_is_encoded_decodes_within_half_a_step(codec: Codec, numbers: list[float]) -> None:
     values = np.array(numbers, np.float32)
     data = encode(codec, values)
@@ -119,7 +118,6 @@ def test_codes_that_no_encoder_writes_are_refused() -> None:
 
 
 @given(st.sampled_from(Codec), st.binary(max_size=300), st.integers(0, 200))
-@settings(deadline=None)
 def test_whatever_the_bytes_values_are_finite_or_refused(
     codec: Codec, data: bytes, count: int
 ) -> None:

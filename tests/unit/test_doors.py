@@ -295,25 +295,6 @@ def test_the_tables_have_every_public_argument() -> None:
     assert lacking == ["host.running(addrs)"], "which is for `open_host`"
 
 
-async def test_a_validator_that_says_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its None was neither yes nor no."""
-    network = p2p.MemoryNetwork()
-    async with (
-        p2p.open_world() as world,
-        p2p.open_host(network=network, listen=["/memory/0"], world=world) as host,
-        p2p.open_gossip(world, host) as gossip,
-        p2p.open_world() as there,
-        p2p.open_host(network=network, listen=["/memory/0"], world=there) as peer,
-        p2p.open_gossip(there, peer) as other,
-    ):
-        gossip.subscribe("topic", take, take)  # type: ignore[arg-type]
-        await host.connect_addr(peer.addrs[0])
-        with trio.fail_after(60):
-            while "the answer of validate must be a Validity, not None" not in caplog.text:
-                other.publish("topic", b"news")
-                await world.sleep(0.1)
-
-
 async def test_a_stream_names_the_argument_that_is_wrong() -> None:
     """``drained(-1)`` waited for ever."""
     network = p2p.MemoryNetwork()

@@ -7,7 +7,7 @@ from math import exp, inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from proofs.checks import LADDER, LARGEST
@@ -126,7 +126,6 @@ def test_no_distribution_no_draw(bad: float, rule: DrawRule) -> None:
     st.sampled_from([2, 50, 128, 300]),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=100, deadline=None)
 def test_honest_draws_replay_exactly(
     seed: int, temperature: float, scale: float, vocabulary: int, rule: DrawRule
 ) -> None:
@@ -146,7 +145,6 @@ def test_honest_draws_replay_exactly(
     st.sampled_from([2, 50, 129, 5000]),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=60, deadline=None)
 def test_replay_is_the_definition_but_for_float32(
     seed: int, temperature: float, vocabulary: int, rule: DrawRule
 ) -> None:
@@ -172,7 +170,6 @@ def test_replay_is_the_definition_but_for_float32(
     st.lists(st.integers(1, 12), min_size=1, max_size=6),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=40, deadline=None)
 def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule) -> None:
     count = sum(sizes)
     logits, words = scores(count, seed), words_of(count, seed)

@@ -8,11 +8,10 @@ from random import Random
 import pytest
 
 from proofs.checks import Limits, Reason, judge
-from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup, draw_all
+from roles.engines.base import GroupTask, Sampling, draw_all
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, EngineConfig
 from roles.engines.fake import decode_policy, first_policy, next_policy
-from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
 from tests.support.counting_world import make_world
 
@@ -31,15 +30,6 @@ def make_tasks(count: int) -> list[GroupTask]:
         )
         for group in range(count)
     ]
-
-
-def reward(tasks: list[GroupTask], groups: list[Group]) -> float:
-    rewards = [
-        SORT.reward(Task(task.prompt, SORT.solution(task.prompt)), one.tokens)
-        for task, group in zip(tasks, groups, strict=True)
-        for one in group.completions
-    ]
-    return sum(rewards) / len(rewards)
 
 
 async def reasons(
@@ -89,25 +79,6 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
             for one in forged
         ]
     assert [one.reason for one in seen] == [Reason.MALFORMED_PROOF, Reason.EXPONENTS]
-
-
-async def test_skill_and_reward_rise_with_the_steps() -> None:
-    _, world = make_world()
-    tasks = make_tasks(200)
-    async with open_engine(world, CONFIG) as engine:
-        await engine.open("checkpoint")
-        seen = []
-        for step in range(3):
-            await engine.save("checkpoint", f"policy {step}")
-            await engine.load(f"policy {step}")
-            seen.append(reward(tasks, await draw_all(engine, tasks, SAMPLING)))
-            for _ in range(15):
-                report = await engine.step([TrainingGroup((1,), (), ())])
-        assert report.step == 45
-    assert seen[0] == pytest.approx(CONFIG.profile.start_skill, abs=0.05)
-    assert seen[0] < seen[1] - 0.1 < seen[2] - 0.2
-    first = decode_policy(await world.disk.read("policy 0"))
-    assert first.skill == pytest.approx(CONFIG.profile.start_skill)
 
 
 async def test_continuing_from_a_checkpoint_changes_nothing() -> None:

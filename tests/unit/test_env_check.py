@@ -150,27 +150,6 @@ def test_the_command_says_what_it_finds_and_writes_what_is_good(
     assert "earns itself     24 of 24" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nonsense"], "there is no environment 'nonsense'"),
-        (["math"], "need a file of questions"),
-        (["math", "none.jsonl"], "cannot be read"),
-        (["arithmetic", __file__], "cannot be made with data"),
-        (["arithmetic", "--kinds", "adition"], "has no kind 'adition'"),
-        (["arithmetic", "--tasks", "0"], "--tasks must be at least 1"),
-        (["arithmetic", "--out", "x"], "name one"),
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 def test_init_refuses_an_environment_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import ConfigError
 from roles.envs.base import (
@@ -21,7 +21,6 @@ from roles.envs.sort import SortEnvironment, decode, encode, is_held_out
 SORT = SortEnvironment()
 
 
-@settings(max_examples=200)
 @given(st.binary(min_size=32, max_size=32), st.booleans())
 def test_tasks_follow_from_their_seed(seed: bytes, held_out: bool) -> None:
     task = SORT.task(seed, held_out=held_out)

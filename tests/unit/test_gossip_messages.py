@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.gossip.messages import (
@@ -44,7 +44,6 @@ RPCS = st.builds(
 )
 
 
-@settings(max_examples=20)
 @given(RPCS)
 def test_an_rpc_survives_the_wire(rpc: Rpc) -> None:
     assert decode_rpc_untrusted(encode_rpc(rpc)) == rpc

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger import Entry, open_ledger
+from p2p.ledger import open_ledger
 from p2p.ledger.core import chain
-from p2p.ledger.core.inspection import MAX_FLAWS, inspect
+from p2p.ledger.core.inspection import inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
 from p2p.node.rundoc import PATH
 from p2p.policy import PolicyVersion
@@ -157,32 +157,6 @@ def test_audit_says_which_entry_is_wrong(
     assert "shoal ledger audit" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
-
-
-def test_each_of_several_damaged_records_is_named_and_those_between_are_read(
-    tmp_path: Path,
-) -> None:
-    """Reading ended at the first, so that one flipped bit hid whatever else had changed."""
-    entries = [("verdict", bytes([number]) * 50) for number in range(6)]
-    place = node(tmp_path / "node", VALIDATOR, entries, segment_bytes=10**6) / "ledger"
-    data, marks = (place / "00000000.seg").read_bytes(), (place / "synced").read_bytes()
-    size = len(data) // 6
-    for spots in ((1, 3), (0, 2), (0, 5), (4, 5)):
-        for within in (0, 1, 3, 7, 20, size - 1):
-            changed = bytearray(data)
-            for spot in spots:
-                changed[spot * size + within] ^= 0x41
-            found = inspect({"00000000.seg": bytes(changed)}, marks, verify)
-            named = {flaw.offset // size for flaw in found.flaws}
-            assert spots[0] in named
-            assert set(spots) <= named or spots == (4, 5)  # one stretch of damage
-            whole = [number for number in range(6) if number not in spots]
-            assert [entry.seqno for entry in found.entries] == whole
-    scarred = bytearray(marks)
-    for at in (10, 1000, 4096 + 10):
-        scarred[at] ^= 1
-    found = inspect({"00000000.seg": data}, bytes(scarred), verify)
-    assert [flaw.offset for flaw in found.flaws] == [0, 4096, 1000]
 
 
 def test_what_a_stranger_wrote_moves_no_cursor_and_is_no_markup(
@@ -352,33 +326,6 @@ def test_a_whole_record_behind_a_pattern_is_found(tmp_path: Path) -> None:
     for junk in (patterned(4096)[: 64 * 1024], bytes(MIB), b"\0\1\4\0" * 1000):
         found = inspect({"00000000.seg": junk + record}, None, verify)
         assert [entry.body for entry in found.entries] == [b"a"]
-
-
-def test_an_audit_keeps_one_segment_and_a_thousand_flaws(tmp_path: Path) -> None:
-    place = node(tmp_path / "node", VALIDATOR, [("verdict", b"a")]) / "ledger"
-    record = (place / "00000000.seg").read_bytes()
-    alive = most = 0
-
-    class Data(bytes):
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    class Files(dict[str, bytes]):
-        def __getitem__(self, name: str) -> bytes:
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-            return Data(record * 30)  # each a repetition of the one before: a flaw
-
-    names = dict.fromkeys((f"{number:08d}.seg" for number in range(100)), b"")
-    entries: list[Entry] = []
-    found = inspect(Files(names), None, verify, entries.append)
-    assert most <= 2
-    assert len(found.flaws) == MAX_FLAWS
-    assert found.more > 1000
-    assert not found.entries
-    assert len(entries) == found.count
 
 
 @pytest.mark.parametrize("command", ["audit", "show", "export"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
@@ -254,7 +254,6 @@ def test_bans_outlast_the_window_and_reach_who_comes_later() -> None:
     assert kept(first) == kept(second)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
     """In any order, with holes and windows that overflow, asked in a few spans at a time. A
@@ -349,7 +348,6 @@ async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
     assert await world.disk.list(FOLDER) == [str(AUTHOR.peer_id)]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
     """And what is read is asked for as it stands, whatever spans it names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from sim.net.link import PAYLOAD_SHARE, LinkSpec
 from sim.studies.lab.link_model.maxmin import Flow, broadcast_times, fair_rates
@@ -61,7 +61,6 @@ def seconds(size: int, mbit: float) -> float:
     return size * 8 / (mbit * 1e6 * PAYLOAD_SHARE)
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.integers(1, 100)), max_size=6)
 )

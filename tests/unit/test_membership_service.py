@@ -87,25 +87,6 @@ def test_nodes_join_and_find_each_other_by_role() -> None:
     play(body)
 
 
-def test_what_a_node_says_of_itself_is_known_soon() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n1"].me.update(policy=7, upload=5, slots=2, load=0.25, run=b"run")
-        await stage.swarm.sleep(4)
-        for name in ("n0", "n2", "n5"):
-            peer = stage.swarm.nodes["n1"].peer_id
-            (member,) = [each for each in stage.services[name].members() if each.peer == peer]
-            assert (member.policy, member.upload, member.slots, member.load, member.run) == (
-                7,
-                5,
-                2,
-                0.25,
-                b"run",
-            )
-            assert stage.changes(name, "n1")[-1] is Change.CHANGED
-
-    play(body)
-
-
 def test_a_node_that_ends_cleanly_has_left() -> None:
     async def body(stage: Stage) -> None:
         stage.leaving["n2"].set()

@@ -169,20 +169,6 @@ def test_the_index_is_held_against_the_headers(tmp_path: Path) -> None:
         check_weights(folder, config)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        "[", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}',
-        '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "weights.bin"}}',
-    ],
-)  # fmt: skip
-def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
-    folder = make_folder(tmp_path / "m", shards=3)
-    (folder / INDEX).write_text(index)
-    with pytest.raises(BadModel, match="cannot be used"):
-        weight_files(folder)
-
-
 def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:
     """A file of 10 GB: sparse, so that it takes no disk here."""
     path = tmp_path / "model.safetensors"

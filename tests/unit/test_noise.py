@@ -7,7 +7,7 @@ import struct
 
 import nacl.bindings
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair, ProtocolId
@@ -167,7 +167,6 @@ def test_the_signature_covers_the_prefixed_static_key() -> None:
         decode_hello_untrusted(wrong, public)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, MAX_PLAINTEXT), max_size=4), st.integers(1, 70_000))
 def test_records_survive_any_split(sizes: list[int], step: int) -> None:
     one, other = sessions()

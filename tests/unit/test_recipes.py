@@ -18,10 +18,8 @@ from roles.rl.recipes import (
     NETWORK,
     SMALL_MODEL,
     SORTER,
-    SORTING,
     check_suits,
     kind_of,
-    read_learner,
 )
 from roles.trainer.core.guards import LearningGuards
 from tests import recipe
@@ -107,27 +105,6 @@ def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: 
     assert rates == sorted(rates, reverse=True)
     assert (rates[50], rates[90]) == pytest.approx((halfway, late))
     assert rates[100] == rates[119] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"algorithm": "ppo"}, "learner.toml: there is no algorithm 'ppo'; installed are"),
-        ({"options": {"clips": 1}}, "learner.toml: the algorithm 'grpo' has no option 'clips'"),
-        ({"options": {"clip": -1}}, "learner.toml: the algorithm 'grpo': clip is from 0"),
-        ({"options": {"clip": "wide"}}, "clip is a number, such as 0.2, not 'wide'"),
-        (
-            {"algorithm": "dapo", "options": {"clip": 0.2, "clip_negative": 4.0}},
-            "no option 'clip', 'clip_negative': .*; remove the others from \\[options\\]",
-        ),
-        ({"sinks": ["wandb"]}, "learner.toml: there is no sink 'wandb'; installed are jsonl,"),
-    ],
-)
-def test_an_algorithm_an_option_or_a_sink_that_is_not_there_is_told(
-    table: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", SORTING)
 
 
 def test_the_page_of_recipes_is_made_from_the_code() -> None:

@@ -16,7 +16,6 @@ from p2p.node.tables import write_table, write_toml
 from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
-from roles.calibrate.limits import record_to_toml, to_toml
 from roles.contract.core.file import (
     DOMAIN,
     FORMAT,
@@ -294,32 +293,6 @@ RECORD = Calibration(
     rejected=0,
     date="2026-11-24",
 )
-
-
-def test_a_calibration_is_signed_with_the_run_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
-    peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
-    model = write_toml(
-        {"model": {**MODEL, "dtype": "bfloat16", "draw": "gumbel"}, "sampling": SAMPLING}
-    )
-    in_bf16 = replace(RECORD, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
-    draft.write_text(
-        f'name = "mine"\nenvironments = ["sort"]\n{peers}'
-        f"{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}{model}"
-    )
-    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
-    run = decode_run_untrusted(out.read_bytes())
-    assert (run.terms.calibration, run.terms.limits) == (in_bf16, Limits.bf16())
-    assert (
-        f"limits      calibrated 2026-11-24 on 131,072 tokens of model"
-        f" {TERMS.model.digest.hex()[:12]} (bfloat16, gumbel, sort; torch/vllm to torch): 0 of"
-        " 64 honest submissions refused"
-    ) in capsys.readouterr().out
-    assert main(["show", str(out), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["calibration"]["model"] == TERMS.model.digest.hex()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from proofs.sampling import draw_seed, draw_words, gumbel, noise_bits, task_seed, uniforms
 
@@ -51,7 +51,6 @@ def test_words_and_uniforms_are_the_documented_bits() -> None:
 
 
 @given(st.integers(0, 70), st.integers(0, 40))
-@settings(max_examples=50, deadline=None)
 def test_words_are_prefix_stable(start: int, count: int) -> None:
     whole = draw_words(SEEDS, 0, 110)
     assert (draw_words(SEEDS, start, count) == whole[:, start : start + count]).all()
@@ -101,7 +100,6 @@ def test_noise_vectors() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**20), min_size=1, max_size=9))
-@settings(max_examples=100, deadline=None)
 def test_noise_is_the_same_in_python_numpy_and_torch(word: int, tokens: list[int]) -> None:
     (mine,) = noise_bits(np.array([word], dtype=np.uint64), np.array(tokens))
     assert mine.tolist() == [plain_bits(word, token) for token in tokens]

@@ -422,34 +422,6 @@ def test_an_origin_that_comes_back_hands_out_what_most_lack(
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
 
 
-@pytest.mark.deep
-def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> None:
-    """What was pushed to them failed, they were lost, and no stripe was left for good."""
-    swarm = Swarm(24)
-    roster, origin = swarm.roster, swarm.origin
-    assert roster is not None
-    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(2.0)
-    swarm.kill(origin)
-    swarm.run(10)
-    restart_origin(swarm, roster, manifest)
-    roots = build_forest(roster, PolicyVersion(1)).roots
-    late = [node for node in swarm.peers if node.peer in roots]
-    for node in late:
-        swarm.give(origin, ev.PeerLost(node.peer))
-        swarm.give(node, ev.PeerLost(origin.peer))
-    swarm.run(12.0)
-    for node in late:
-        swarm.give(node, ev.PeerUp(origin.peer))
-        swarm.give(origin, ev.PeerUp(node.peer))
-    handout = origin.core._origin._handouts[manifest.digest]
-    assert set(handout._roots) == set(roots)
-    swarm.run(60)
-    assert swarm.time_to_all(1) - 12 < 11
-    assert origin.sent <= 2.6 * 32 * MIB
-    assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
-
-
 def test_a_run_that_outpaces_its_links_still_delivers() -> None:
     swarm = Swarm(5)
     for version in range(1, 41):

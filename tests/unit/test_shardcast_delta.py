@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.shardcast import delta
@@ -68,7 +68,6 @@ def test_every_pattern_takes_every_kind_of_step(every: int, kind: int) -> None:
     back_and_forth(PATTERNS.tobytes(), shuffled.tobytes(), kind)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     old=st.binary(max_size=300),
     changes=st.lists(st.tuples(st.integers(0, 299), st.integers(1, 255)), max_size=40),
@@ -201,7 +200,6 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inflated == []
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     wire=st.binary(max_size=200),
     size=st.integers(0, 200),
@@ -214,7 +212,6 @@ def test_arbitrary_bytes_are_refused_or_give_the_size(
         assert len(decode_delta_untrusted(bytes(size), wire, size, kind)) == size
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), every=st.sampled_from([1, 2, 5, 60]))
 def test_damaged_deltas_are_refused_or_give_the_size(data: st.DataObject, every: int) -> None:
     """Damage behind the head of a valid delta reaches every line of the reader."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
@@ -43,7 +43,6 @@ def reached(forest: Forest, number: int, gone: frozenset[PeerId] = frozenset()) 
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(UPLOADS, min_size=1, max_size=120), st.integers(0, 10**6))
 def test_each_stripe_spans_all_and_each_peer_is_interior_once(
     uploads: list[float], version: int
@@ -84,7 +83,6 @@ def test_a_share_over_a_whole_number_does_not_give_every_relay_a_child_more(
     assert fan_outs.count(5) == fives
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(50, 300), st.randoms(use_true_random=False))
 def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(
     count: int, random
@@ -97,7 +95,6 @@ def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(
         assert set(reached(forest, number, gone)) == set(forest.roster.peers) - gone
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300))
 def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
     roster = roster_of([1e6] * count)
@@ -113,7 +110,6 @@ def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
     assert roster.neighbours(ORIGIN.peer_id) == ()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e5, 1e6, 16e6]), min_size=1, max_size=200))
 def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[float]) -> None:
     forest = build_forest(roster_of(uploads), PolicyVersion(1))
@@ -149,7 +145,6 @@ def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
         decode_roster_untrusted(forged.encode()[:-1] + b"\0", b"run", lambda *_: False)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(3, 60), st.integers(0, 10**6))
 def test_only_open_peers_feed_those_that_can_punch_with_nobody(count: int, seed: int) -> None:
     """A third is open, a third punches, a third does neither, as far as slots go round."""

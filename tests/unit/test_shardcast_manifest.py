@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
@@ -218,7 +218,6 @@ def test_where_spans_lie_among_files_some_of_which_are_empty() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.binary(min_size=1, max_size=5000), st.sampled_from([0, 2, 4]))
 def test_pack_and_unpack(raw: bytes, kind: int) -> None:
     raw = raw * max(1, kind)
@@ -288,7 +287,6 @@ def test_files_are_cut_at_tensors() -> None:
     assert cut_file(size, tensors_untrusted(odd, size), 4096)[-1] == CutSpan(101)
 
 
-@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["BF16", "F32", "F16", "I64", "U8"]), st.integers(0, 3000)),
@@ -336,7 +334,6 @@ def test_a_policy_with_too_many_spans_gets_larger_ones_or_none() -> None:
     assert cut_files([*many, (1, ())], MAX_SPAN) is None
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 2**200))
 def test_masks_and_ranges(mask: int) -> None:
     parts = [ChunkSet.of_ranges(part) for part in ChunkSet(mask).ranges()]

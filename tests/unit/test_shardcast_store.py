@@ -16,7 +16,7 @@ from p2p.machine import RealWorld, open_world
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
+from p2p.shardcast.index import Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.store import PolicyStore
 from p2p.shardcast.stored import StoredPolicy
@@ -188,39 +188,6 @@ def test_a_disk_that_is_too_small_says_so_before_anything_is_fetched() -> None:
         assert small.sim_disk.used == 0
 
     run_simulation(main, seed=1)
-
-
-async def test_a_folder_of_files_has_its_place_each(world: RealWorld) -> None:
-    files = {"a/x.bin": b"x" * 70_000, "a/y.json": b"", "b.txt": b"why" * 9}
-    index = Index.of(
-        [PolicyFile(path, len(data)) for path, data in files.items()],
-        [
-            Span(digest_of(piece), len(piece))
-            for piece in (b"x" * 40_000, b"x" * 30_000, b"why" * 9)
-        ],
-    )
-    body = ManifestBody(
-        RUN,
-        PolicyVersion(4),
-        NO_POLICY,
-        b"",
-        index.digest,
-        index.size,
-        (Encoding.anchor(index, 100),),
-    )
-    manifest, store = body.sign(KEY), open_store(world)
-    store.begin(manifest, index)
-    for span, piece in ((2, b"why" * 9), (0, b"x" * 40_000), (1, b"x" * 30_000)):
-        store.keep_nowait(manifest.digest, span, b"", piece)
-    assert await store.finish(manifest.digest)
-    (entry,) = await open_store(world).load()
-    assert entry.stored
-    found = {e.path: e.size for e in await world.disk.walk(entry.weights, 9)}
-    assert found == {path: len(data) for path, data in files.items()}
-    for path, data in files.items():
-        assert await world.disk.read(f"{entry.weights}/{path}") == data
-    await store.forget(manifest.digest)
-    assert await used(world) == 0
 
 
 async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:

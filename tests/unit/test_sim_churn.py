@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import ConfigError, StorageError
 from sim.errors import NodeFailed
-from sim.faults.churn import DAY, Churn, ChurnModel, Lognormal, Session, read_sessions
+from sim.faults.churn import DAY, ChurnModel, Lognormal, read_sessions
 from sim.faults.plan import Fault
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -64,51 +64,6 @@ def test_a_recording_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> No
     (tmp_path / "bytes.csv").write_bytes(b"node,start,end\n\xff,0,1\n")
     with pytest.raises(ConfigError, match=r"bytes\.csv"):
         read_sessions(tmp_path / "bytes.csv")
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12
-    )
-)
-def test_a_replay_is_exactly_what_was_recorded(drawn: list[tuple[str, int, int]]) -> None:
-    sessions: list[Session] = []
-    for name, start, length in drawn:
-        since = max((other.end for other in sessions if other.node == name), default=0.0)
-        sessions.append(Session(since + start, since + start + length, name))
-    seen: list[Session] = []
-
-    async def main(simulation: Simulation) -> tuple[int, int]:
-        async def live(node: SimNode) -> None:
-            await node.world.disk.write("lives", b"%d" % node.life)
-            await trio.sleep_forever()
-
-        async with open_swarm(simulation) as swarm:
-            births: dict[str, float] = {}
-
-            def add(name: str) -> None:
-                births[name] = simulation.now - 3
-                swarm.add(name, live)
-
-            swarm.on_return.append(lambda node: births.update({node.name: simulation.now - 3}))
-            swarm.on_death.append(
-                lambda node: seen.append(
-                    Session(births[node.name], simulation.now - 3, node.name)
-                )
-            )
-            await swarm.sleep(3)
-            churn = Churn(swarm, ChurnModel(up=FOREVER, down=FOREVER, silent=0.5))
-            churn.replay(sessions, add)
-            await swarm.sleep(1000)
-            return churn.deaths, churn.returns
-
-    counts = run_simulation(main, seed=1, horizon=2000).value
-    assert sorted(seen) == sorted(sessions)
-    assert counts == (
-        len(sessions),
-        len(sessions) - len({session.node for session in sessions}),
-    )
 
 
 def test_the_recorded_scenario_has_the_deaths_of_its_recording() -> None:
@@ -192,9 +147,7 @@ def test_no_other_failure_is_restarted(wrong: Exception) -> None:
 
 
 def test_membership_survives_full_disks() -> None:
-    """A node that starts on a full disk cannot write its numbers: it ends, and comes back when
-    it can.
-    """
+    """A node that starts on a full disk takes its numbers from the clock."""
     faults = (
         Fault(at=20.0, kind="full_disk", who=("n5", "n6"), seconds=30.0),
         Fault(at=25.0, kind="kill", who=("n5", "n7"), seconds=3.0),
@@ -204,6 +157,5 @@ def test_membership_survives_full_disks() -> None:
         nodes=10, duration=110.0, faults=faults, parameters=parameters, expect=()
     )
     result = run_scenario(scenario, 1)
-    assert result.witnessed["supervision/started a process again"] > 3
     assert result.metrics["coverage"] == 1.0
     assert result.metrics["ghost_share"] == 0.0

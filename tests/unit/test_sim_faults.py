@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import ConfigError
 from p2p.identity import ProtocolId
@@ -271,7 +271,6 @@ def test_a_wrong_plan_is_named(rows: object, complaint: str) -> None:
         plan_from_table(rows)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 1000), st.data())
 def test_shrinking_leaves_exactly_the_faults_that_matter(
     seed: int, data: st.DataObject

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
@@ -95,13 +95,11 @@ def model_in(folder: Path, **changes: int) -> TextModel:
     return replace(model, **changes)  # type: ignore[arg-type]
 
 
-@settings(max_examples=100)
 @given(tasks)
 def test_a_task_comes_back_as_it_was_packed(task: TextTask) -> None:
     assert unpack_text_task_untrusted(pack_text_task(task)) == task
 
 
-@settings(max_examples=200)
 @given(foreign | tasks.map(pack_text_task).map(lambda source: source[:-1]))
 def test_whatever_bytes_come_only_bad_message_is_raised(source: bytes) -> None:
     with pytest.raises(BadMessage):

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from proofs.field import PRIME, evaluate, interpolate
@@ -114,7 +114,6 @@ def test_more_chunks_than_a_batch() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
 def test_evaluate_undoes_interpolate(points: int, polynomials: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = np.array([rng.choice(PRIME, points, replace=False) for _ in range(polynomials)])
@@ -153,7 +152,6 @@ def test_rounding_is_to_nearest_even() -> None:
 @given(
     st.integers(1, 5000), st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e30]), st.integers(0, 2**32)
 )
-@settings(max_examples=60, deadline=None)
 def test_largest_agrees_with_sorting(size: int, scale: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = (np.round(rng.standard_normal((2, size)), rng.integers(0, 4)) * scale).astype(
@@ -205,7 +203,6 @@ def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
     st.sampled_from([3, 64, 2100]),
     st.sampled_from([16, 62, 128]),
 )
-@settings(max_examples=40, deadline=None)
 def test_blocks_of_any_size_amount_to_the_whole(
     sizes: list[int], width: int, values: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import LimitExceeded, LocalProtocolError
 from p2p.transport.core.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
@@ -201,7 +201,6 @@ def test_rst_may_ride_on_either_type(flags_on: int) -> None:
     assert one.take_closed() == [stream_id]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 300))
 def test_any_split_of_the_bytes_gives_the_same_streams(seed: int, step: int) -> None:
     rng = Random(seed)

@@ -32,8 +32,8 @@ class _Notices:
 
 
 class Announcer:
-    """Collects announcements: have-lists for neighbours, parents and subscribers, `Skipped` for
-    children."""
+    """Collects announcements: have-lists for neighbours, parents and subscribers, and `Skipped`
+    for children."""
 
     def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
         self._local = local

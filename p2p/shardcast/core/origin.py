@@ -1,4 +1,4 @@
-"""The origin's side: which of this node's own versions is handed out, and which comes next."""
+"""The origin's side: the order in which this node's own versions are handed out."""
 
 from __future__ import annotations
 

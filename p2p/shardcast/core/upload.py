@@ -314,8 +314,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell `peer` what this node holds, now and from now on, and send the index if it is
-        wanted. A peer that asked for more than it can need gets no answer."""
+        """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
+        for more than it can need gets no answer."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)
