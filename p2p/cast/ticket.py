@@ -66,17 +66,9 @@ class Ticket:
         return admission_of(self.secret, peer)
 
     def __str__(self) -> str:
-        data = pack(
-            [
-                self.pusher.digest,
-                [addr.to_bytes() for addr in self.addrs[:MAX_ADDRS]],
-                self.secret,
-                self.name,
-                int(self.is_folder),
-                self.version,
-                self.manifest,
-            ]
-        )
+        addrs = [addr.to_bytes() for addr in self.addrs[:MAX_ADDRS]]
+        what = (self.name, int(self.is_folder), self.version, self.manifest)
+        data = pack([self.pusher.digest, addrs, self.secret, *what])
         return PREFIX + base58_encode(data + blake3(data).digest()[:_CHECK_BYTES])
 
 

@@ -57,11 +57,6 @@ CLOSED: Final = 32
 """Bit in a roster row that marks a peer nobody can dial. Any other peer with which it can punch
 a hole can feed it. In class 0 it can punch with none, so only peers that can be dialled feed
 it."""
-_FEW_STRIPES: Final = 4
-"""Number of stripes above `MESH` peers. More stripes mean shallower trees with more children
-each: 32 peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07
-with eight."""
-_MANY_STRIPES: Final = 8
 _DEGREE_PAIRS: Final = 4
 """Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
 stand 1, 3, 9 and 27 places to either side, so every peer is within a few hops of every
@@ -253,8 +248,6 @@ class Stripe:
     """The parent of each peer, by index; -1, the origin, for the root."""
     children: dict[int, tuple[int, ...]]
     """The children of each interior peer, by index."""
-    slots: dict[int, int]
-    """The most children of each interior peer, by index."""
 
     def depth(self, place: int) -> int:
         """Return the number of hops from the origin."""
@@ -344,7 +337,10 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
         stripes = [_star(roster, order, place) for place in order]
     else:
         # From 128 peers on 8 stripes pay: one level less of depth for each.
-        most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
+        # Number of stripes above `MESH` peers. More stripes mean shallower trees with more
+        # children each: 32 peers and 256 chunks take 1.05 times the bound with two and with
+        # four stripes, 1.07 with eight.
+        most = 8 if count > 128 else 4
         groups = _deal(roster, order, min(most, len(order)))
         weak = (
             [place for place in range(count) if not roster.classes[place]]
@@ -386,8 +382,7 @@ def _star(roster: Roster, order: Sequence[int], root: int) -> Stripe:
         parent[place] = opened[0]
     children = {root: tuple(place for place in others if place not in below)}
     children |= {opened[0]: tuple(below)} if below else {}
-    slots = {place: len(of) for place, of in children.items()}
-    return Stripe(root, tuple(parent), {p: of for p, of in children.items() if of}, slots)
+    return Stripe(root, tuple(parent), {p: of for p, of in children.items() if of})
 
 
 def _needs_open(roster: Roster, place: int) -> bool:
@@ -462,6 +457,5 @@ def _tree(order: Sequence[int], slots: dict[int, int], roster: Roster) -> Stripe
     for child, place in zip([*inner, *leaves], [*free[: len(inner)], *left], strict=False):
         children[place].append(child)
         parent[child] = place
-    return Stripe(
-        root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots
-    )
+    found = {place: tuple(below) for place, below in children.items() if below}
+    return Stripe(root, tuple(parent), found)

@@ -120,19 +120,10 @@ class ManifestBody:
 
     def sign(self, signer: Signer) -> Manifest:
         """Sign the manifest. Equal bodies always give equal bytes."""
-        content = pack(
-            [
-                signer.peer_id.digest,
-                self.run,
-                self.version,
-                self.previous_version,
-                self.previous,
-                self.weights_digest,
-                self.size,
-                [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings],
-                *([self.note] if self.note else []),
-            ]
-        )
+        before = (self.previous_version, self.previous)
+        encodings = [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings]
+        what = (self.weights_digest, self.size, encodings, *[self.note][: len(self.note)])
+        content = pack([signer.peer_id.digest, self.run, self.version, *before, *what])
         return Manifest(signer.peer_id, self, content, signer.sign(PROTOCOL_ID, content))
 
 

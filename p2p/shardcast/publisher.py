@@ -271,16 +271,10 @@ class PolicyPublisher:
                     patch = await self._make_patch(newest, digested, path, draft)
                     if patch is not None and newest is not None:
                         encodings.append(Encoding.patch(patch.index, newest.version))
-                manifest = ManifestBody(
-                    self._run,
-                    version,
-                    newest.version if newest is not None else NO_POLICY,
-                    newest.digest if newest is not None else b"",
-                    index.digest,
-                    index.size,
-                    tuple(encodings),
-                    note,
-                ).sign(self._world.signer)
+                before = (NO_POLICY, b"") if newest is None else (newest.version, newest.digest)
+                size, ways = index.size, tuple(encodings)
+                body = ManifestBody(self._run, version, *before, index.digest, size, ways, note)
+                manifest = body.sign(self._world.signer)
             await self._store.commit_own(manifest, index, digested.wires, source=path)
             if patch is not None:
                 await self._store.commit_own(manifest, patch.index, patch.wires, draft=draft)

@@ -49,12 +49,9 @@ async def secure(
     Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer
     speaks no Noise or no yamux, `trio.BrokenResourceError` when it goes away.
     """
+    muxers = (yamux.PROTOCOL_ID,)
     handshake = NoiseHandshake(
-        static,
-        entropy(32),
-        initiator=dialer,
-        muxers=(yamux.PROTOCOL_ID,),
-        expected=expected,
+        static, entropy(32), initiator=dialer, muxers=muxers, expected=expected
     )
     negotiation = Proposer(noise.PROTOCOL_ID) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
     await _send(raw, negotiation.data_to_send() + handshake.data_to_send())

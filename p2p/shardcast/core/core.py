@@ -97,14 +97,7 @@ class ShardcastCore:
         self._upload = Upload(
             local, statements, self._downloads, self._announcer, self._peers, lines
         )
-        self._origin = Origin(
-            local,
-            statements,
-            self._peers.is_gone,
-            lines,
-            stall=config.stall,
-            roster_interval=config.roster_interval,
-        )
+        self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
         self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False

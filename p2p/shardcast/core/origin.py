@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
@@ -45,16 +46,13 @@ class Origin:
         statements: Statements,
         is_gone: Callable[[PeerId], bool],
         lines: Lines,
-        *,
-        stall: float,
-        roster_interval: float,
+        config: ShardcastConfig,
     ) -> None:
         self._local = local
         self._statements = statements
         self._lines = lines
         self._is_gone = is_gone
-        self._stall = stall
-        self._roster_interval = roster_interval
+        self._config = config
         self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
@@ -95,14 +93,10 @@ class Origin:
 
     def _hand_out(self, download: Download, roster: Roster, now: float) -> None:
         forest = build_forest(roster, download.manifest.version)
+        told = download.availability if self._resumed else None
+        version, config = download.manifest.version, self._config
         handout = HandOut(
-            download.manifest.version,
-            download.encoding,
-            forest,
-            now,
-            self._stall,
-            lines=self._lines,
-            told=download.availability if self._resumed else None,
+            version, download.encoding, forest, now, config.stall, lines=self._lines, told=told
         )
         for peer in forest.roots:
             if self._is_gone(peer):
@@ -143,7 +137,10 @@ class Origin:
             handout.admit(peer)
         roster = self._statements.roster(self._local)
         if roster is None or peer not in roster.positions:
-            due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)
+            due = max(
+                now + _SETTLE * self._config.stall,
+                self._regrouped_at + self._config.roster_interval,
+            )
             self._regroup_at = min(self._regroup_at, due)
 
     def is_roster_due(self, now: float) -> bool:
@@ -202,7 +199,7 @@ class Origin:
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, Receipt):
             if handout.note_receipt(peer, message) and handout.exhausted:
-                self._reported_at = now + _SETTLE * self._stall
+                self._reported_at = now + _SETTLE * self._config.stall
         else:
             self._report(handout, message.peer, peer, now)
         return True
