@@ -232,11 +232,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, metavar="DIR", help="where its files go (default: the name it has)")
     add("--only", metavar="GLOB", help="fetch only files that match, such as '*.json'")
     add("--follow", action="store_true", help="stay, and take each newer version")
-    add(
-        "--replace",
-        action="store_true",
-        help="replace what is there without a question",
-    )
+    add("--replace", action="store_true", help="replace what is there without a question")
     add("--as", dest="format", choices=[WEIGHT_V],
         help="write each version as a folder weight_v000001 ... of --out, whole or as a delta,"
         " as SGLang's, vime's and ModelExpress's receivers read it")  # fmt: skip

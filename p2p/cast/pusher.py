@@ -294,10 +294,7 @@ async def _serve(options: argparse.Namespace) -> int:
     state, teller = state_of(path), Teller(path.name, as_json=options.json)
     changes = Changes("run serve again", teller, path.name if path.is_file() else "")
     with locked_folder(state, "shoal push or serve", "end that one: push --http does both"):
-        async with (
-            until_told_to_end() as ending,
-            mounted(state, path) as (world, source),
-        ):
+        async with until_told_to_end() as ending, mounted(state, path) as (world, source):
             run = run_of(world.signer.peer_id, await join_secret(world))
             config = ShardcastConfig(keep_versions=1)
             async with AsyncExitStack() as stack:

@@ -17,11 +17,4 @@ from p2p.ledger.core.chain import Entry, Statement
 from p2p.ledger.ledger import Ledger, open_ledger
 from p2p.ledger.service import ExchangeConfig, LedgerExchange
 
-__all__ = [
-    "Entry",
-    "ExchangeConfig",
-    "Ledger",
-    "LedgerExchange",
-    "Statement",
-    "open_ledger",
-]
+__all__ = ["Entry", "ExchangeConfig", "Ledger", "LedgerExchange", "Statement", "open_ledger"]

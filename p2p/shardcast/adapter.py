@@ -76,10 +76,7 @@ class Piece:
 
 
 def read_adapter_untrusted(
-    path: str,
-    found: Sequence[Tensor],
-    terms: Bytes,
-    policy: Sequence[Sequence[Tensor]],
+    path: str, found: Sequence[Tensor], terms: Bytes, policy: Sequence[Sequence[Tensor]]
 ) -> AdapterFile:
     """Judge the tensors of an adapter by those of the files that it adds to. Raise
     `BadMessage`, and nothing else.

@@ -28,11 +28,7 @@ from p2p.identity import (
     Verify,
     decode_peer_id_untrusted,
 )
-from p2p.policy import (
-    MAX_POLICY,
-    NO_POLICY as NO_POLICY,
-    PolicyVersion as PolicyVersion,
-)
+from p2p.policy import MAX_POLICY, NO_POLICY as NO_POLICY, PolicyVersion as PolicyVersion
 from p2p.shardcast.codec import ADAPTER, ANCHOR, MAX_WIRE, PATCH
 from p2p.shardcast.index import (
     DIGEST_BYTES,

@@ -31,19 +31,8 @@ from p2p.shardcast.index import (
     check_paths_untrusted,
     digest_of,
 )
-from p2p.shardcast.layout import (
-    CutSpan,
-    Tensor,
-    cut_files,
-    span_for,
-)
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Encoding,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-)
+from p2p.shardcast.layout import CutSpan, Tensor, cut_files, span_for
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
     SpanRun,

@@ -233,10 +233,7 @@ class ShardcastCore:
                 assert_never(message)
 
     def _holders_say(
-        self,
-        peer: PeerId,
-        message: Ask | Have | Taken | Skipped | Want,
-        download: Download,
+        self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want, download: Download
     ) -> None:
         if isinstance(message, Have | Taken | Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
