@@ -109,10 +109,10 @@ class Cores:
             return await self._world.run_blocking(function, *args, cost=cost)
 
     async def for_each(
-        self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]]
+        self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]], at_once: int = 0
     ) -> None:
-        """Await ``work`` for each item, for two items per core at a time: while one reads,
-        another computes."""
+        """Await ``work`` for each item, for ``at_once`` items at a time; by default for two per
+        core: while one reads, another computes."""
         left, errors = iter(items), []
 
         async def take() -> None:
@@ -124,7 +124,8 @@ class Cores:
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(1 if self._world.cores == 1 else 2 * self._world.cores):
+            cores = self._world.cores
+            for _ in range(at_once or (1 if cores == 1 else 2 * cores)):
                 nursery.start_soon(take)
         if errors:
             raise errors[0]

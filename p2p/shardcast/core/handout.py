@@ -66,11 +66,6 @@ class GiftStage(Enum):
     DOUBTED = auto()
     """The chunk is given again after all others."""
 
-    @property
-    def is_urgent(self) -> bool:
-        """True if the chunk is given before any new one."""
-        return self in {GiftStage.LATE, GiftStage.AGAIN}
-
 
 class GiftEvent(Enum):
     """An event in the life of a chunk of a hand-out."""
@@ -90,6 +85,8 @@ class GiftEvent(Enum):
     """Most peers hold the chunk, as found after a restart."""
 
 
+_URGENT: Final = (GiftStage.LATE, GiftStage.AGAIN)
+"""Stages of chunks that are given before any new one."""
 _S, _E = GiftStage, GiftEvent
 # The life of a chunk of a hand-out. A pair that is absent changes nothing. All events but GIVE
 # and ASK are about the latest gift of the chunk.
@@ -342,25 +339,21 @@ class HandOut:
     # The life of a chunk
 
     def _chunk(self, number: int) -> GivenChunk:
-        chunk = self._chunks.get(number)
-        if chunk is None:
+        if number not in self._chunks:
             stage = GiftStage.EARLIER if self.is_resumed else GiftStage.FRESH
-            chunk = self._chunks[number] = GivenChunk(stage)
-        return chunk
+            self._chunks[number] = GivenChunk(stage)
+        return self._chunks[number]
 
     def _advance(self, number: int, event: GiftEvent) -> None:
         """Apply `TRANSITIONS` to a chunk, and update the sets of chunks to give again."""
         chunk = self._chunk(number)
         before = chunk.stage
         chunk.stage = after = TRANSITIONS.get((before, event), before)
-        if not after.is_urgent:
-            self._again.pop(number, None)
-        elif not before.is_urgent:
-            self._again[number] = None
-        if after is not GiftStage.DOUBTED:
-            self._doubted.pop(number, None)
-        elif before is not GiftStage.DOUBTED:
-            self._doubted[number] = None
+        for table, stages in (self._again, _URGENT), (self._doubted, (GiftStage.DOUBTED,)):
+            if after not in stages:
+                table.pop(number, None)
+            elif before not in stages:
+                table[number] = None
 
     def _settle(self, gifts: list[Gift], event: GiftEvent) -> None:
         """Apply an event to one root's gifts. Chunks that another root has been given since
@@ -599,7 +592,7 @@ class HandOut:
             self.is_resumed or chunk.stage is GiftStage.DOUBTED or chunk.asker not in (None, by)
         )
         chunk.asker = chunk.asker or by
-        if chunk.stage.is_urgent:
+        if chunk.stage in _URGENT:
             return is_soon_given
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
@@ -608,12 +601,8 @@ class HandOut:
                 self._advance(number, GiftEvent.ASK)
                 chunk.repeated = now
             return is_sure
-        return now < chunk.repeated + self._usual_wait
-
-    @property
-    def _usual_wait(self) -> float:
         waits = sorted(root.patience.wait() for root in self._active.values())
-        return waits[len(waits) // 2] if waits else self._stall
+        return now < chunk.repeated + (waits[len(waits) // 2] if waits else self._stall)
 
     # After a restart
 

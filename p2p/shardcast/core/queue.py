@@ -66,10 +66,9 @@ class Lines:
 
     def to(self, peer: PeerId) -> Line:
         """Return the line to `peer`. It is remembered after the peer leaves."""
-        line = self._lines.get(peer)
-        if line is None:
-            line = self._lines[peer] = Line()
-        return line
+        if peer not in self._lines:
+            self._lines[peer] = Line()
+        return self._lines[peer]
 
 
 RECENT: Final = 4

@@ -147,10 +147,8 @@ class Repair:
         )
         if not wanted or download.pull_only:
             return
-        taken = EMPTY
-        for peer, chunks in wanted.items():
-            if peer != download.manifest.publisher:  # which may answer along a stripe
-                taken |= chunks
+        origin = download.manifest.publisher  # it may answer along a stripe
+        taken = reduce(or_, (c for peer, c in wanted.items() if peer != origin), EMPTY)
         for peer in self._announcer.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 
@@ -267,12 +265,10 @@ class Repair:
         return twice | proven
 
     def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
-        source = self._sources.get(peer)
-        if source is None:
+        if peer not in self._sources:
             size = download.wire_per_chunk
-            source = Source(size / claim, longest_wait(size, self._stall))
-            self._sources[peer] = source
-        return source
+            self._sources[peer] = Source(size / claim, longest_wait(size, self._stall))
+        return self._sources[peer]
 
     def _pick(self, chunks: ChunkSet, count: int) -> Iterator[int]:
         """Return up to ``count`` of ``chunks``, starting at a random place so that askers
@@ -322,8 +318,7 @@ class Repair:
         """Give up the requests whose deadline has passed, and expect less of their sources."""
         overdue = download.expire(now)
         for request in overdue.values():
-            source = self._sources.get(request.peer)
-            if source is not None:
+            if source := self._sources.get(request.peer):
                 source.owed = min(source.owed, download.asked_peers().count(request.peer))
                 source.miss(request, now)
         return self.cancel(download, {chunk: one.peer for chunk, one in overdue.items()})
@@ -331,9 +326,8 @@ class Repair:
     def forget(self, download: Download) -> None:
         """Forget a version that is no longer fetched, and the chunks of it that sources owe."""
         for peer in download.asked_peers():
-            source = self._sources.get(peer)
-            if source is not None:
-                source.release()
+            if peer in self._sources:
+                self._sources[peer].release()
 
     def lose(self, peer: PeerId) -> None:
         self._sources.pop(peer, None)

@@ -343,18 +343,16 @@ class Upload:
             self.push(peer, ChunkHeader(download.name, chunk))
 
     def _allowance(self, download: Download) -> Allowance:
-        allowance = self._allowances.get(download.name)
-        if allowance is None:
-            allowance = self._allowances[download.name] = Allowance(download.count)
-        return allowance
+        if download.name not in self._allowances:
+            self._allowances[download.name] = Allowance(download.count)
+        return self._allowances[download.name]
 
     # The queues
 
     def _queue(self, peer: PeerId) -> SendQueue:
-        queue = self._queues.get(peer)
-        if queue is None:
-            queue = self._queues[peer] = SendQueue()
-        return queue
+        if peer not in self._queues:
+            self._queues[peer] = SendQueue()
+        return self._queues[peer]
 
     def push(self, peer: PeerId, header: ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""
