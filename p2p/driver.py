@@ -70,11 +70,9 @@ class MessageCore(Protocol[EventIn, EffectOut]):
     @property
     def next_deadline(self) -> float:
         """Time of the next tick that the core needs; infinite if it needs none."""
-        ...
 
     def handle(self, event: EventIn, now: float, /) -> Sequence[EffectOut]:
         """Advance by one event and return what to do about it."""
-        ...
 
 
 class Driver(Generic[Event, Effect]):

@@ -26,7 +26,6 @@ class Binding(Protocol):
     @property
     def bound(self) -> Mapping[int, bytes]:
         """Maps numbers to the digests to which the statement binds its author."""
-        ...
 
     def encode(self) -> bytes: ...
 

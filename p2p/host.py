@@ -201,17 +201,14 @@ class Host(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """The peer id of this host."""
-        ...
 
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
         """Addresses of this host, each ending in ``/p2p/``."""
-        ...
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
         """Peers with a live connection, oldest first."""
-        ...
 
     def serving(self, protocol: str, handler: StreamHandler) -> AbstractContextManager[None]:
         """Serve incoming streams of ``protocol`` for the length of the block.
@@ -221,7 +218,6 @@ class Host(Protocol):
         Entering the block raises `ValueError` if ``protocol`` is no protocol id or is served
         already.
         """
-        ...
 
     def receiving(
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
@@ -232,17 +228,14 @@ class Host(Protocol):
         A message longer than ``max_message`` bytes breaks the protocol. Entering the block
         raises `ValueError` as `serving` does.
         """
-        ...
 
     def watching(self, listener: Callable[[PeerEvent], None]) -> AbstractContextManager[None]:
         """Call ``listener`` (which must not block) whenever a peer connects or disconnects, for
         the length of the block."""
-        ...
 
     def finding(self, find: PeerFinder) -> AbstractContextManager[None]:
         """Call ``find`` before dialling a peer without a known address, for the length of the
         block."""
-        ...
 
     def set_handler(
         self, protocol: str, handler: StreamHandler, *, replaces: bool = False
@@ -251,13 +244,11 @@ class Host(Protocol):
 
         Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
         """
-        ...
 
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
         """Remember addresses of ``peer``. They are hints; the newest few are kept."""
-        ...
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Return the last known addresses of ``peer``, newest first, each ending in ``/p2p/``
@@ -265,39 +256,32 @@ class Host(Protocol):
 
         They can be handed to `connect_addr` of any host as they are. Empty for an unknown peer.
         """
-        ...
 
     async def connect(self, peer: PeerId) -> None:
         """Connect to ``peer`` if there is no connection. Raises `PeerUnreachable`,
         `WrongPeer`."""
-        ...
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
         """Dial an address (or its text) that ends in ``/p2p/`` and an id; return the peer of
         that id."""
-        ...
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to ``peer``, if there is one."""
-        ...
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Connect if need be and open a stream. Raises `PeerUnreachable`,
         `ProtocolNotSupported`.
         """
-        ...
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. Return False if it was
         dropped at once."""
-        ...
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``, and room for them, when strangers fill this node.
 
         Replaces what was protected for the same ``purpose`` ("officers", "neighbours", "work").
         """
-        ...
 
     def network_of(self, peer: PeerId) -> str:
         """Return the network of a connected peer, for limits; empty if it is unknown or there
@@ -305,15 +289,12 @@ class Host(Protocol):
 
         Two peers with the same name here are as good as one: see `p2p.swarm.core.limits`.
         """
-        ...
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
-        ...
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect ``peer``, and refuse it for as long as this host lives."""
-        ...
 
 
 async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:

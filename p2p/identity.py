@@ -148,15 +148,12 @@ class Signer(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """The peer whose signatures this makes."""
-        ...
 
     def sign(self, domain: str, payload: bytes) -> bytes:
         """Return the signature of ``payload``, valid under ``domain`` only."""
-        ...
 
     def sign_raw(self, data: bytes) -> bytes:
         """Sign bytes without a domain, for foreign protocols that have their own prefix."""
-        ...
 
 
 class Verify(Protocol):
@@ -165,7 +162,6 @@ class Verify(Protocol):
     def __call__(self, peer: PeerId, domain: str, payload: bytes, signature: bytes, /) -> bool:
         """Return True if ``signature`` is ``peer``'s signature of ``payload`` under
         ``domain``."""
-        ...
 
 
 FOREIGN: Final = ""

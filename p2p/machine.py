@@ -48,9 +48,6 @@ UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
 _UNFINISHED: Final = ".shoal-"
 """Prefix of unfinished files, which are renamed when they are complete. The final name is left
 out, as it may already have the greatest length."""
-TRIM_EVERY: Final = 1.0
-"""Seconds between two calls of `trim_memory`. It is short because under a flood freed and newly
-taken memory add up."""
 COLLECT_EVERY: Final = 10.0
 """Seconds between full collections of a process that is only a node. Python itself collects
 whenever its objects have grown by a quarter, which under a crowd stops the loop again and
@@ -183,7 +180,9 @@ class RealWorld:
     def keep_trimmed(self) -> None:
         """Give freed memory back, now and every `TRIM_EVERY` seconds."""
         trim_memory()
-        self.call_at(self.now() + TRIM_EVERY, self.keep_trimmed)
+        # Seconds between two calls of `trim_memory`. It is short because under a flood freed
+        # and newly taken memory add up.
+        self.call_at(self.now() + 1.0, self.keep_trimmed)
 
     def keep_collected(self) -> None:
         """Free garbage in cycles every `COLLECT_EVERY` seconds. If that takes long, the pause

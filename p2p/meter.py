@@ -30,8 +30,6 @@ RATE: Final = 64.0 * KI
 home's line of 1 Mbit/s."""
 SHARE: Final = 1 / 8
 """Fraction of ``[share] upload`` for strangers, if the owner sets one."""
-SECONDS: Final = 16.0
-"""Seconds of that fraction that make the burst."""
 
 
 class StrangerMeter:
@@ -50,7 +48,8 @@ class StrangerMeter:
             is_member: Says who is not metered; by default nobody.
             upload: Bytes a second that the owner lends; 0 for no limit.
         """
-        burst = min(BURST, SECONDS * upload) if upload else BURST
+        # Seconds of that fraction that make the burst.
+        burst = min(BURST, 16.0 * upload) if upload else BURST
         self._world = world
         self._is_member = is_member
         self._charge: Callable[[int], None] | None = None

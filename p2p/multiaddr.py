@@ -26,8 +26,6 @@ MAX_MULTIADDR: Final = 512
 """Most bytes or characters of an address. The longest that can be dialled, a DNS name of 253
 with port and id, has about 320."""
 
-_MEMO: Final = 4096
-"""Places that are cached, so that all who hold an address share it; 4 MiB at most."""
 _CODES: Final = {
     "ip4": 4,
     "tcp": 6,
@@ -178,7 +176,8 @@ class Multiaddr:
         return f"Multiaddr({self})"
 
 
-@functools.lru_cache(_MEMO)
+# Places that are cached, so that all who hold an address share it; 4 MiB at most.
+@functools.lru_cache(4096)
 def _place(addr: Multiaddr) -> Multiaddr:
     return Multiaddr(addr.parts[:-1])
 

@@ -18,15 +18,12 @@ class Listener(Protocol):
     @property
     def addr(self) -> Multiaddr:
         """The actual address, in which port 0 is replaced by a real port."""
-        ...
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """Return the next incoming stream. Raises `trio.ClosedResourceError` once closed."""
-        ...
 
     async def aclose(self) -> None:
         """Stop listening. Accepted streams stay open."""
-        ...
 
 
 class Network(Protocol):
@@ -36,11 +33,9 @@ class Network(Protocol):
         """Open a stream to ``addr`` (a ``/p2p/`` at its end is ignored). Raises
         `PeerUnreachable`.
         """
-        ...
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen at ``addr``. Raises `ConfigError` if the address cannot be had."""
-        ...
 
 
 @runtime_checkable
@@ -50,4 +45,3 @@ class PunchingNetwork(Protocol):
     async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
         """Dial ``addr`` from our listener's port, and again while it refuses. The caller sets
         the deadline. Raises `PeerUnreachable`."""
-        ...

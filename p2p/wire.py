@@ -26,9 +26,6 @@ MAX_ITEMS: Final = 128
 """Most items in all lists and tables of a message, unless its caller names another limit. A
 heartbeat has 20, the longest DHT answer 91. Bytes alone do not bound the work: an empty list is
 one byte on the wire and 75 in memory."""
-MAX_DEPTH: Final = 8
-"""Most levels of nesting in a message. Ours have 3, the run file 4; a deeper message is an
-attack on the reader's stack."""
 _Container = TypeVar("_Container", list[Any], dict[Any, Any])
 _Message = TypeVar("_Message")
 
@@ -133,7 +130,6 @@ class Holds(Protocol):
     def keep(self, count: int) -> None:
         """Record that the reader keeps ``count`` bytes that it has received and cannot use
         yet."""
-        ...
 
 
 @functools.cache
@@ -212,7 +208,9 @@ def unpack_untrusted(
     *,
     max_items: int = MAX_ITEMS,
     max_list: int = MAX_ITEMS,
-    max_depth: int = MAX_DEPTH,
+    # Most levels of nesting in a message. Ours have 3, the run file 4; a deeper message is an
+    # attack on the reader's stack.
+    max_depth: int = 8,
 ) -> object:
     """Decode canonical msgpack. Raise `BadMessage`, and nothing else, whatever the bytes. Lists
     come as lists, text as str.

@@ -54,8 +54,6 @@ KILL_AFTER: Final = 1.0
 (`roles.engines.worker`); one that does not hangs."""
 READY_WITHIN: Final = 120.0
 """Seconds in which a confined worker must report that it is ready. It takes a tenth of one."""
-BLOCK: Final = 64 * KI
-"""Bytes of a worker's output read at a time: the capacity of a pipe."""
 
 
 class WorkerStarter:
@@ -269,7 +267,8 @@ class ProcessWorker:
         """Read output until it ends, and kill the child if it exceeds its limit."""
         left = self._chatter
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while data := await stream.receive_some(BLOCK):
+            # Bytes of a worker's output read at a time: the capacity of a pipe.
+            while data := await stream.receive_some(64 * KI):
                 self._said.hear(data)
                 left -= len(data)
                 if left < 0:

@@ -150,7 +150,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their options."""
     root = CommandParser(prog="shoal sim", description="The production code on virtual time.")
-    commands = root.add_subparsers(dest="command", required=True)
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", help="show the scenarios")
 
     run = _scenario_parser(commands, "run", "run one scenario")

@@ -7,7 +7,9 @@ suite, ``make test``, leaves it out. `tests.sweeps` is the same for laws with ma
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -30,13 +32,13 @@ try:
 except ImportError:  # `pytest` alone needs no workers
     LoadScopeScheduling = object
 
-# The same examples on every run: a failure in CI is a failure at home. Deadlines would measure
-# the machine.
+# The same examples on every run: a failure in CI is a failure at home. No other number is set
+# anywhere. Deadlines would measure the machine.
 settings.register_profile(
     "shoal",
     derandomize=True,
     deadline=None,
-    max_examples=100,
+    max_examples=300 if DEEP else 40,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -88,6 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _start_the_longest_first(items)
 
 
+def pytest_collection_finish() -> None:
+    """What all tests import is looked through once, and not by each collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def _start_the_longest_first(items: list[pytest.Item]) -> None:
     table = cpu.read_table()
     cost: defaultdict[str, float] = defaultdict(float)
@@ -116,6 +124,12 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: who plays real processes waits for most of its time."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(scope="session")

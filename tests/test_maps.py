@@ -9,12 +9,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("p2p", "roles", "proofs", "sim")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 FOLDERS = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
 
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def map_of(folder: Path) -> str:
+    init = (folder / "__init__.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(init)) or ""
 
 
 def test_a_folder_opens_with_a_map_that_names_its_files() -> None:
@@ -23,7 +27,7 @@ def test_a_folder_opens_with_a_map_that_names_its_files() -> None:
 
 
 def missing_in(folder: Path) -> list[str]:
-    text = ast.get_docstring(TREES[folder / "__init__.py"]) or ""
+    text = map_of(folder)
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "errors"}
     folders = {path.parent.name for path in folder.glob("*/__init__.py")}
     package = ".".join(folder.relative_to(ROOT).parts)
@@ -36,9 +40,8 @@ def missing_in(folder: Path) -> list[str]:
 
 def test_a_map_names_nothing_that_is_gone() -> None:
     """A dotted name of ours in a map leads to a module, or to something that a module has."""
-    maps = [ast.get_docstring(TREES[folder / "__init__.py"]) or "" for folder in FOLDERS]
     dotted = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`")
-    named = [name for text in maps for name in dotted.findall(text)]
+    named = [name for folder in FOLDERS for name in dotted.findall(map_of(folder))]
     assert named
     assert [name for name in named if not leads_somewhere(name)] == []
 
@@ -48,7 +51,7 @@ def leads_somewhere(name: str) -> bool:
     for end in range(len(parts), 0, -1):
         path = ROOT.joinpath(*parts[:end])
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if file in TREES:
+        if file in SOURCES:
             rest = parts[end:]
             return not rest or re.search(rf"\b{rest[0]}\b", file.read_text("utf-8")) is not None
     return False

@@ -7,9 +7,7 @@ rows can be lowered: `python -m tests.test_size`.
 from __future__ import annotations
 
 import ast
-import io
 import sys
-import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,34 +16,34 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2353,
-    "p2p/cast": 1973,
+    "p2p": 2342,
+    "p2p/cast": 2002,
     "p2p/circuit": 850,
-    "p2p/dht": 2240,
-    "p2p/gossip": 1145,
-    "p2p/ledger": 1300,
-    "p2p/membership": 2510,
-    "p2p/node": 4441,
+    "p2p/dht": 2170,
+    "p2p/gossip": 1132,
+    "p2p/ledger": 1224,
+    "p2p/membership": 2435,
+    "p2p/node": 4340,
     "p2p/reach": 1175,
-    "p2p/sandbox": 875,
-    "p2p/shardcast": 7291,
-    "p2p/swarm": 2090,
-    "p2p/transport": 2783,
+    "p2p/sandbox": 774,
+    "p2p/shardcast": 7059,
+    "p2p/swarm": 2065,
+    "p2p/transport": 2624,
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
-    "roles/chat": 687,
+    "roles/chat": 706,
     "roles/contract": 974,
     "roles/demo": 650,
     "roles/diloco": 3920,
     "roles/doctor": 708,
     "roles/engines": 5370,
-    "roles/envs": 3625,
+    "roles/envs": 3667,
     "roles/inference": 1335,
-    "roles/ledger": 791,
-    "roles/models": 1878,
-    "roles/own": 3578,
-    "roles/protocol": 2496,
+    "roles/ledger": 790,
+    "roles/models": 1876,
+    "roles/own": 3735,
+    "roles/protocol": 2509,
     "roles/rl": 665,
     "roles/shared": 169,
     "roles/trainer": 3513,
@@ -55,32 +53,26 @@ LIMITS = {
     "sim": 606,
     "sim/faults": 668,
     "sim/kernel": 640,
-    "sim/net": 627,
-    "sim/node": 1435,
-    "sim/run": 1172,
-    "sim/studies": 3551,
+    "sim/net": 621,
+    "sim/node": 1431,
+    "sim/run": 1175,
+    "sim/studies": 3548,
     "sim/workloads": 2735,
-    "tests": 60430,
+    "tests": 54650,
 }
-
-NO_CODE = {
-    tokenize.COMMENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.INDENT, tokenize.NEWLINE,
-    tokenize.NL,
-}  # fmt: skip
 
 
 def code_lines(source: str) -> int:
     """Return the number of lines that are neither blank, nor comment, nor docstring."""
-    lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in NO_CODE
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str())):  # also behind a constant or a field
-                lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    rows = [row.strip() for row in source.split("\n")]
+    lines = {number for number, row in enumerate(rows, 1) if row and not row.startswith("#")}
+    nodes = list(ast.walk(ast.parse(source)))
+    docs = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            span = set(range(node.lineno, (node.end_lineno or 0) + 1))
+            is_doc = node in docs and isinstance(getattr(node, "value", None), str)
+            lines = lines - span if is_doc else lines | span
     return len(lines)
 
 

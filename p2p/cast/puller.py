@@ -212,8 +212,7 @@ async def _cause(host: Host, addr: Multiaddr) -> str:
 _T = TypeVar("_T")
 
 SEED: Final = 5.0
-"""Seconds for which a puller goes on serving by default: others may wait for its chunks, and
-its next heartbeat, which tells the pusher that one more machine is done, takes two."""
+"""Seconds for which a puller goes on serving by default: others may wait for its chunks."""
 
 
 def pull(argv: Sequence[str]) -> int:
@@ -421,20 +420,22 @@ class Pull:
             coming = node.shardcast.fetching
             if self._asks and coming is not None and coming.index is not None:
                 self._check_replaced(coming.index)
-            total = coming.size if coming is not None else 0
-            version = coming.manifest.version if coming is not None else PolicyVersion(0)
+            total, share, version = 0, 0.0, PolicyVersion(0)
+            if coming is not None:
+                total, share, version = coming.size, coming.share, coming.manifest.version
+            node.announce_share(share)
             self.last.update(
-                total=total, here=int(total * coming.share) if coming is not None else 0,
-                rate=meter.rate(came), given=stats.uploaded_as_relay, members=node.others(),
+                total=total, here=int(total * share), rate=meter.rate(came),
+                given=stats.uploaded_as_relay, members=len(node.others()),
                 whole=len(node.whole(version)),
-                waits_for=self._cause(is_still=node.world.now() - moved_at >= SOON),
+                waits_for=self._cause(node.world.now() - moved_at),
             )  # fmt: skip
             self._teller.state(self.last)
             due += self._teller.interval
             await node.world.sleep_until(due)
 
-    def _cause(self, *, is_still: bool) -> str:
-        """Return what must happen before more arrives."""
+    def _cause(self, seconds: float) -> str:
+        """Return what must happen before more arrives; nothing has for some ``seconds``."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"
@@ -451,6 +452,7 @@ class Pull:
         if trouble is not None:
             return f"waits for the disk of {self._out}, which takes nothing: {trouble}"
         stats = self._node.shardcast.stats
+        is_still = seconds >= SOON
         is_new = not (stats.from_origin or stats.from_peers)
         if not self._node.membership.neighbours and (is_still or is_new):
             return "waits for the pusher" + "".join(
@@ -464,6 +466,9 @@ class Pull:
         missing = f"{(self.last.total - self.last.here) / 1e6:,.1f} MB that no machine sends"
         if self._ticket.pusher not in self._node.host.connected:
             return f"waits for the pusher, which is away: {missing}"
+        # A busy pusher may take half a minute to give parts to machines that came at once.
+        if is_new and seconds < 30.0:
+            return "waits for the first part, while the pusher gives each machine its own"
         return f"waits for {missing}: has a file changed there? then push it again"
 
     async def _hand_over(self, manifest: Manifest, index: Index, weights: str) -> None:

@@ -43,6 +43,7 @@ from p2p.cast.view import CastState, Teller
 from p2p.cast.weight_v import WEIGHT_V, build, folder_of, is_delta, stamp_of, versions
 from p2p.errors import ConfigError, LocalProtocolError
 from p2p.identity import PeerId
+from p2p.membership import Member
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
@@ -170,12 +171,14 @@ async def _push(options: argparse.Namespace) -> int:
                         teller.state(
                             CastState(
                                 total=manifest.size, here=manifest.size, given=given,
-                                rate=meter.rate(given), members=node.others(),
+                                rate=meter.rate(given), members=len(node.others()),
                                 whole=len(whole), asked=expected,
+                                machines={
+                                    _machine(one): one.load
+                                    for one in node.others() if one.peer not in whole
+                                },
                             )
                         )  # fmt: skip
-                    # A puller that is done says so in a heartbeat, serves for five seconds and
-                    # leaves: a slower look would miss it.
                     await world.sleep_until(now + 0.25)
                 given = stats.uploaded_as_origin
                 teller.event(
@@ -263,6 +266,11 @@ class Weights:
             if one - 1 in chain:
                 shutil.rmtree(made[one - 1])
             before = made[one]
+
+
+def _machine(member: Member) -> str:
+    where = member.addrs[0].parts[0][1] if member.addrs else ""
+    return f"{where} …{member.peer.short}"
 
 
 def _machines(count: int) -> str:

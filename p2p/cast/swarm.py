@@ -18,13 +18,14 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.cast.modes import PROTOCOL_ID, Tables
 from p2p.cast.ticket import admission_of, run_of
 from p2p.concurrency import Notifier
 from p2p.gossip import open_gossip
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.membership import Membership, open_membership
+from p2p.membership import Change, Member, MemberEvent, Membership, open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
 from p2p.node.trouble import PEER_TROUBLE
@@ -48,23 +49,27 @@ class CastNode:
     shardcast: Shardcast
     tables: Tables
     run: bytes
+    left: dict[PeerId, Member]
+    """Members that have said good-bye, with what they said last."""
 
     def announce(self, version: PolicyVersion) -> None:
         """Say in heartbeats that this node has ``version`` where its person wants it. Pushes
         that wait for a number of machines count those that say so."""
-        self.membership.me.update(policy=int(version))
+        self.membership.me.update(policy=int(version), load=0.0)
 
-    def others(self) -> int:
-        """Number of other members."""
-        return sum(member.run == self.run for member in self.membership.members())
+    def announce_share(self, share: float) -> None:
+        """Say in heartbeats how much of the coming version is here, in the field for load."""
+        self.membership.me.update(load=share)
+
+    def others(self) -> list[Member]:
+        """Return the other members."""
+        return [member for member in self.membership.members() if member.run == self.run]
 
     def whole(self, version: PolicyVersion) -> set[PeerId]:
-        """Return the number of members that claim to hold ``version`` or a newer one."""
-        return {
-            member.peer
-            for member in self.membership.members()
-            if member.run == self.run and member.policy >= version
-        }
+        """Return the members that claim to hold ``version`` or a newer one, including those
+        that left with it."""
+        members = (*self.others(), *self.left.values())
+        return {member.peer for member in members if member.policy >= version}
 
 
 @asynccontextmanager
@@ -112,7 +117,9 @@ async def open_cast(
             shardcast=shardcast,
             tables=Tables(world, host, shardcast.charge_upload),
             run=run,
+            left=BoundedDict(4096),
         )
+        membership.on_change(partial(_note_left, node))
         if host.peer_id == pusher:
             membership.interest([])  # its pullers send it their heartbeats: it keeps them all
         if bootstrap:
@@ -125,6 +132,11 @@ async def open_cast(
         ):
             yield node
         nursery.cancel_scope.cancel()
+
+
+def _note_left(node: CastNode, event: MemberEvent) -> None:
+    if event.change is Change.LEFT and event.member.run == node.run:
+        node.left[event.member.peer] = event.member
 
 
 def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,8 @@ PIPED: Final = 5.0
 """Seconds between two lines where no terminal draws bars: enough for a log."""
 DRAWN: Final = 0.25
 """Seconds between two updates of the bar: people perceive this as immediate."""
+MOST_BARS: Final = 12
+"""Machines with a bar of their own: as many as fit on a screen."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class CastState:
     """Machines that have the whole version."""
     asked: int = 0
     """Machines that the pusher waits for; 0 if it waits for no number."""
+    machines: dict[str, float] = field(default_factory=dict)
+    """Share of the version that is at each machine that lacks some of it, by name."""
     waits_for: str = ""
     """Condition for further progress; empty while bytes come."""
 
@@ -89,17 +93,17 @@ class Teller:
             yield
             return
         from rich.console import Console
-        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[done]}"),
+            TextColumn("{task.description}", markup=False), BarColumn(20),
+            TextColumn("{task.fields[done]}"),
             TextColumn("{task.fields[says]}", markup=False), transient=True,
             console=Console(file=sys.stdout, highlight=False, soft_wrap=True),
         )  # fmt: skip
         try:
             with self._progress:
-                self._progress.add_task(escape(self._title), total=None, done="", says="")
+                self._progress.add_task(self._title, total=None, done="", says="")
                 yield
         finally:
             self._progress = None
@@ -117,14 +121,27 @@ class Teller:
         """Report the current progress."""
         if self._progress is not None:
             self._tell_cause(state.waits_for.partition(";")[0])
-            [task] = self._progress.task_ids
+            task = self._progress.task_ids[0]
             total, done = _drawn(state)
             self._progress.update(
                 task, total=total, completed=done, done=_done(state),
                 says=re.split("[;:]", state.waits_for)[0] or f"{_rate(state)}{_swarm(state)}",
             )  # fmt: skip
+            self._draw_machines(self._progress, state.machines)
             return
         self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))
+
+    @staticmethod
+    def _draw_machines(progress: Progress, machines: dict[str, float]) -> None:
+        """Draw a bar for each of the first machines that are not done."""
+        shown = dict(list(machines.items())[:MOST_BARS])
+        tasks = {str(task.fields["machine"]): task.id for task in progress.tasks[1:]}
+        for name in tasks.keys() - shown.keys():
+            progress.remove_task(tasks[name])
+        for name, share in shown.items():
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=1, done="", says="", machine=name)
+            progress.update(tasks[name], completed=share, done=f"{share:.0%}")
 
 
 def _drawn(state: CastState) -> tuple[int | None, int]:

@@ -8,8 +8,8 @@ until it is, nothing is signed.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -17,10 +17,9 @@ from typing import Final
 
 import trio
 
-from p2p.concurrency import AutoResetEvent, Notifier, open_bare_nursery
 from p2p.dht.config import DhtConfig
 from p2p.dht.core import events as ev
-from p2p.dht.core.core import MAX_PUBLICATIONS, DhtCore
+from p2p.dht.core.core import DhtCore
 from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
 from p2p.dht.messages import BUCKET_SIZE, MAX_DATAGRAM, Contact
 from p2p.dht.record import (
@@ -40,15 +39,12 @@ from p2p.events import Tick
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr, as_multiaddr
-from p2p.world import World, lateness
+from p2p.world import World, first_seqno, lateness
 
 logger = logging.getLogger(__name__)
 
 STAMP_PATH: Final = "stamp"
 SEQNO_PATH: Final = "dht/seqno"
-SEQNO_RESERVE: Final = 3_600_000
-"""Number of sequence numbers reserved on disk ahead of use. One is a millisecond, so this is an
-hour, and takes one small write in half an hour."""
 
 
 class Dht:
@@ -80,9 +76,6 @@ class Dht:
         self._up: dict[PeerId, None] = {}
         """Connected peers, as reported by the host."""
         self._addrs: tuple[Multiaddr, ...] = ()
-        self._reserved = 0
-        self._low = AutoResetEvent()
-        self._raised = Notifier()
 
     def __repr__(self) -> str:
         return f"Dht({self._core.contacts} contacts, {self._core.records} records)"
@@ -146,7 +139,7 @@ class Dht:
         self._driver.check_running("dht")
         async with self._slots:
             self._follow_addrs()
-            wall = await self._wait_reserved()
+            wall = self._world.wall()
             outcome = await self._ask(
                 lambda token: ev.Put(token, namespace, name, value, lifetime, wall)
             )
@@ -224,25 +217,21 @@ class Dht:
 
     # Driving the core.
 
-    @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
         """Drive the core for the length of the block. At its end, callers that still wait get
         no outcome."""
         host = self._host
-        async with open_bare_nursery() as nursery:
-            nursery.start_soon(self._keep_seqno)
-            try:
-                self._up = dict.fromkeys(host.connected)
-                with (
-                    host.watching(self._on_peer),  # first: what the core sends then reads `_up`
-                    self._driver.serving(host, PROTOCOL_ID, self._follow_addrs, MAX_DATAGRAM),
-                ):
-                    yield
-            finally:
-                for ended in self._waiting.values():
-                    ended.set()
-                self._raised.notify_all()
-                nursery.cancel_scope.cancel()
+        try:
+            self._up = dict.fromkeys(host.connected)
+            with (
+                host.watching(self._on_peer),  # first: what the core sends then reads `_up`
+                self._driver.serving(host, PROTOCOL_ID, self._follow_addrs, MAX_DATAGRAM),
+            ):
+                yield
+        finally:
+            for ended in self._waiting.values():
+                ended.set()
 
     def _on_peer(self, event: PeerEvent) -> None:
         if event.state is PeerState.CONNECTED:
@@ -256,9 +245,7 @@ class Dht:
 
     def _on_deadline(self) -> None:
         self._follow_addrs()
-        wall = self._world.wall()
-        if self._is_reserved(wall):  # else `_keep_seqno` sets the timer again
-            self._driver.feed(Tick(wall))
+        self._driver.feed(Tick(self._world.wall()))
 
     def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
@@ -277,45 +264,6 @@ class Dht:
             self._addrs = addrs
             self._driver.feed(ev.Moved(tuple(addr.transport for addr in addrs)))
 
-    # Sequence numbers: on disk first, so that no later process of this node uses one again,
-    # whatever its clock says.
-
-    def _is_reserved(self, wall: float) -> bool:
-        """Return True if sequence numbers for wall time ``wall`` are reserved on disk. Ask for
-        more if few are left."""
-        first = max(self._core.seqno, int(wall * 1000))
-        if first + SEQNO_RESERVE // 2 > self._reserved:
-            self._low.set()
-        return first + MAX_PUBLICATIONS <= self._reserved
-
-    async def _wait_reserved(self) -> float:
-        """Wait until sequence numbers for the current wall time are reserved, and return that
-        time."""
-        while not self._is_reserved(wall := self._world.wall()) and self._driver.is_running:
-            await self._raised.wait()
-        return wall
-
-    async def _keep_seqno(self) -> None:
-        """Reserve sequence numbers on disk ahead of their use, until cancelled.
-
-        If the disk refuses the write, the node goes on. Then only the clock keeps the next
-        process from using a number again.
-        """
-        while True:
-            await self._low.wait()
-            reserved = max(self._core.seqno, int(self._world.wall() * 1000)) + SEQNO_RESERVE
-            try:
-                await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
-            except StorageError as error:
-                logger.warning("dht.seqno not saved: %s", error)
-                # Sequence numbers after which a write that failed is tried again: a minute of
-                # milliseconds.
-                reserved += 60_000 - SEQNO_RESERVE // 2
-            self._low.clear()
-            self._reserved = reserved
-            self._raised.notify_all()
-            self._driver.set_timer()
-
 
 async def _load_stamp(world: World, difficulty: int) -> bytes:
     """Load the stamp from disk, or make it if it is missing or too weak."""
@@ -332,22 +280,6 @@ async def _load_stamp(world: World, difficulty: int) -> bytes:
     except StorageError as error:
         logger.warning("dht.stamp not saved, to be made again by the next process: %s", error)
     return nonce
-
-
-async def _load_seqno(world: World) -> int:
-    """Load the last reserved sequence number; 0 if there is none, or the file is damaged.
-
-    A flipped digit goes unnoticed. A higher number leaves a gap, which no node minds. A lower
-    number is exceeded by the wall clock, unless the clock was set back too.
-    """
-    try:
-        text = await world.disk.read(SEQNO_PATH)
-    except FileNotFoundError:
-        return 0
-    if not text.isdigit() or len(text) > 18:
-        logger.warning("dht.seqno is damaged; starting from the clock")
-        return 0
-    return int(text)
 
 
 @asynccontextmanager
@@ -378,10 +310,10 @@ async def open_dht(
         config = replace(config, alpha=1)
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
-    seqno = await _load_seqno(world)
+    seqno = await first_seqno(world, SEQNO_PATH)
     validator = RecordValidator(world.verify, config.difficulty, known)
     table = RoutingTable(own, BUCKET_SIZE)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
-    async with dht._serving():
+    with dht._serving():
         yield dht

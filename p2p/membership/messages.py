@@ -50,9 +50,6 @@ MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
 """Maximum bytes of a message: `MAX_HEARTBEATS` of the longest kind, 42 KiB, with their
 headers."""
 
-_MEMO: Final = 1024
-"""Number of decoded messages remembered. A flood brings the same bytes from every neighbour; in
-a simulation, where nodes share a process, so does every `Beat`."""
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
 
@@ -166,7 +163,9 @@ def _decode(data: bytes) -> Message:
     return _TABLE.decode_untrusted(value[0], value[1:])
 
 
-_decode_again = functools.lru_cache(_MEMO)(_decode)
+# Number of decoded messages remembered. A flood brings the same bytes from every neighbour; in
+# a simulation, where nodes share a process, so does every `Beat`.
+_decode_again = functools.lru_cache(1024)(_decode)
 
 
 def _pack_digests(digests: tuple[Digest, ...]) -> bytes:

@@ -22,11 +22,10 @@ from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
-from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
+from p2p.membership.heartbeat import PROTOCOL_ID, Profile
 from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.wire import KI
-from p2p.world import World
+from p2p.world import World, first_seqno
 
 SEQNO_PATH: Final = "membership/seqno"
 """File with the highest reserved sequence number, in decimal."""
@@ -232,8 +231,6 @@ class Membership:
                     listener(effect)
             case ev.SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
-            case ev.ReserveSeqnos(ceiling):
-                self._write(SEQNO_PATH, str(ceiling).encode())
             case ev.NeighboursChanged(neighbours):
                 self._host.protect("neighbours", neighbours)
                 if neighbours:
@@ -265,8 +262,6 @@ async def open_membership(
     if is_stamped is not None:
         check_function("is_stamped", is_stamped, 2)
     config = config or MembershipConfig()
-    first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
-    await world.disk.replace(SEQNO_PATH, str(first + SEQNO_BLOCK).encode())
     core = MembershipCore(
         world.signer,
         config,
@@ -274,7 +269,7 @@ async def open_membership(
         verify=world.verify,
         may=may,
         wall=world.wall,
-        seqno=first,
+        seqno=await first_seqno(world, SEQNO_PATH),
         is_stamped=is_stamped,
     )
     anchors = await _read_anchors(world)
@@ -307,17 +302,3 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
     except (FileNotFoundError, ValueError):
         return ()
     return tuple([addr for addr in addrs if addr.peer_id is not None][:ANCHORS])
-
-
-async def _read_ceiling(world: World) -> int:
-    """Return the highest reserved sequence number, or 0 if the file is missing or damaged.
-
-    A flipped digit goes unnoticed but does no harm. A higher number leaves a gap, which no peer
-    minds. A lower number is exceeded by the wall clock, from which the first number comes. Only
-    if the clock was set back as well would a number repeat, and then peers tell us.
-    """
-    try:
-        text = await world.disk.read(SEQNO_PATH)
-    except FileNotFoundError:
-        return 0
-    return min(int(text), MAX_SEQNO // 2) if text.isdigit() and len(text) < 20 else 0

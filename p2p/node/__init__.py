@@ -9,8 +9,8 @@ The files, in the order in which to read them
 `role` is what it gives, a `Node` as roles see it, and what a role must be. `wiring` is what
 services learn from each other, and how a node finds its fellows; `policies` is the part of it
 that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what may
-replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` says who may do what, by the document or by invite, and `guests` counts who
+replace it, which peer gets it, and the proof if its owner has signed two of one epoch;
+`admission` says who may do what, by the document or by invite, and `guests` counts who
 is in by invite. `clock` tells peers the time; `share` is what an owner lends of the machine,
 and when. `trouble` is what one peer may cause, and what a person can look into then.
 

@@ -116,7 +116,7 @@ def _node(argv: Sequence[str] | None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
-        prog="python -m p2p.node",
+        prog="shoal node",
         description=(
             "Run a node: it joins a run, relays policies, and does the jobs that its roles say."
         ),

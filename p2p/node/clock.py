@@ -27,20 +27,9 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
 
 CLOCK_PROTOCOL: Final = ProtocolId("/shoal/clock/1.0.0")
-MAX_REPLY: Final = 16
-"""Maximum bytes of a reply. A list of one float has ten."""
 
-TOLERANCE: Final = 300.0
-"""Seconds by which clocks may differ, as in signed records."""
-ALONE: Final = 20.0
-"""Seconds without members after which a node that knows peers asks them for the time: four
-heartbeats. It asks again every `ASKED_EVERY` seconds."""
-ASKED_EVERY: Final = 60.0
 ASK_SECONDS: Final = 10.0
 """Seconds to wait for a peer's answer."""
-MAX_ASKED: Final = 3
-"""Number of peers whose clocks are remembered. Their median is reported, so one liar has no
-effect."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +41,9 @@ class PeerClocks:
         self._world = world
         self._host = host
         self._membership = membership
-        self._ahead: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED)
+        # Number of peers whose clocks are remembered. Their median is reported, so one liar has
+        # no effect.
+        self._ahead: BoundedDict[PeerId, float] = BoundedDict(3)
         """Maps each asked peer to the lead of our clock over its own, in seconds."""
         self._told = ""
 
@@ -64,7 +55,8 @@ class PeerClocks:
         if self._membership.size or not self._ahead:
             return ""
         ahead = statistics.median(self._ahead.values())
-        if abs(ahead) <= TOLERANCE:
+        # Seconds by which clocks may differ, as in signed records.
+        if abs(ahead) <= 300.0:
             return ""
         return (
             f"the clock of this machine differs by about {abs(ahead):.0f} s from that of"
@@ -80,10 +72,12 @@ class PeerClocks:
 
     async def ask_while_alone(self, peers: Sequence[PeerId]) -> None:
         """Ask known and connected peers for the time while there are no members."""
-        pause = ALONE
+        # Seconds without members after which a node that knows peers asks them for the time:
+        # four heartbeats. It asks again every `ASKED_EVERY` seconds.
+        pause = 20.0
         while True:
             await self._world.sleep_until(self._world.now() + pause)
-            pause = ASKED_EVERY
+            pause = 60.0
             if self._membership.size:
                 continue
             for peer in dict.fromkeys((*self._host.connected, *peers)):
@@ -117,7 +111,8 @@ async def clock_ahead(world: World, host: Host, peer: PeerId) -> float:
     """Return the lead of our clock over the peer's in seconds, exact to half a round trip. The
     caller sets the deadline. Raises what `p2p.host.request` raises."""
     before = world.wall()
-    reply = await request(host, peer, CLOCK_PROTOCOL, b"", max_reply=MAX_REPLY)
+    # Maximum bytes of a reply. A list of one float has ten.
+    reply = await request(host, peer, CLOCK_PROTOCOL, b"", max_reply=16)
     return (before + world.wall()) / 2 - decode_clock_untrusted(reply)
 
 

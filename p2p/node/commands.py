@@ -56,6 +56,8 @@ def load_command(name: str) -> Command:
     if name not in found:
         is_option = name.startswith("-")
         known = ["--help", "--version"] if is_option else command_names()
+        if name in {"init", "start", "report"}:
+            known = [f"run {name}"]
         kind = "option" if is_option else "command"
         raise ConfigError(f"there is no {kind} {name!r}; {did_you_mean(name, known)}")
     return cast(Command, load(found[name].value, name, "command"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -67,8 +67,14 @@ def node_of(options: argparse.Namespace) -> Path:
     """
     first, *others = nodes_of(options)
     if others:
-        remark(f"this is {first}; there are {', '.join(map(str, others))} too")
+        remark(f"this is {first}; there are {listed(others)} too")
     return first
+
+
+def listed(folders: Sequence[Path]) -> str:
+    """Return the first folders, as many as a person reads, and how many more there are."""
+    rest = [f"{len(folders) - 4} more"] if len(folders) > 4 else []
+    return ", ".join([*map(str, folders[:4]), *rest])
 
 
 def _order(place: Path) -> tuple[bool, int, str]:

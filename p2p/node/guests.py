@@ -13,7 +13,6 @@ whole world leaves the others their places. Only an inviter's signature makes an
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Final
 
 from p2p.concurrency import Notifier
@@ -39,13 +38,6 @@ GUESTS: Final = "guests"
 """Folder of the accepted passes, with a file for each guest."""
 MAX_GUESTS: Final = 4_096
 """Maximum number of guests, more than the lists of a run file name; 2 MiB."""
-MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
-"""Maximum number of guests of one inviter."""
-TIDY: Final = 60.0
-"""Seconds between two searches for former guests while there is no place. A search takes 2
-ms."""
-MAX_KEPT: Final = MAX_PASS + 64
-"""Maximum bytes of a guest's file."""
 
 
 def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
@@ -75,10 +67,6 @@ class GuestBook:
     def __init__(self, world: World) -> None:
         self._world = world
         self._guests: dict[PeerId, Pass] = {}
-        self._taken: Counter[PeerId] = Counter()
-        """Number of uses of each invite, by its key."""
-        self._of: Counter[PeerId] = Counter()
-        """Number of guests of each inviter."""
         self._tidied: tuple[int, float] = (0, 0.0)
         """Epoch and minute of the last search for former guests."""
         self._unkept: dict[PeerId, None] = {}
@@ -108,22 +96,11 @@ class GuestBook:
         ):
             return
         shown.check(run.id, peer, self._world.verify)
-        if self._taken[grant.key] >= grant.uses:
+        if sum(one.grant.key == grant.key for one in self._guests.values()) >= grant.uses:
             raise Uninvited(
                 f"all {grant.uses} uses of the invite {grant.id} are taken by others: ask"
                 f" {grant.inviter} for one of your own"
             )
-        self._make_room(run, grant)
-        self._enter(peer, shown)
-        self._unkept[peer] = None
-        self._came.notify_all()
-
-    def _make_room(self, run: SignedRun, grant: Grant) -> None:
-        """Make a place for a guest, if need be by removing former guests.
-
-        Raises:
-            Uninvited: There is no place.
-        """
         if not self._has_room(grant.inviter):
             self._tidy(run)
         if not self._has_room(grant.inviter):
@@ -131,38 +108,26 @@ class GuestBook:
                 f"{grant.inviter} has invited more than a node remembers: ask the run's owner"
                 " to name you in the run file (allowed, in [admission])"
             )
+        self._guests[peer] = shown
+        self._unkept[peer] = None
+        self._came.notify_all()
 
     def _has_room(self, inviter: PeerId) -> bool:
-        return len(self._guests) < MAX_GUESTS and self._of[inviter] < MAX_GUESTS_OF_ONE
+        of_inviter = sum(one.grant.inviter == inviter for one in self._guests.values())
+        return len(self._guests) < MAX_GUESTS and of_inviter < MAX_GUESTS // 4
 
     def _tidy(self, run: SignedRun) -> None:
         """Forget guests that are no longer admitted, at most once for each epoch and minute.
         Anyone with an invite's text can cause this, and it looks at all guests."""
         wall = self._world.wall()
-        moment = run.epoch, wall // TIDY
+        moment = run.epoch, wall // 60.0
         if moment == self._tidied:
             return
         self._tidied = moment
         gone = [who for who, one in self._guests.items() if why_not_by(one.grant, run, wall)]
         for who in gone:
-            self._leave(who)
+            del self._guests[who]
             self._unkept[who] = None
-
-    def _enter(self, peer: PeerId, shown: Pass) -> None:
-        self._leave(peer)
-        self._guests[peer] = shown
-        self._taken[shown.grant.key] += 1
-        self._of[shown.grant.inviter] += 1
-
-    def _leave(self, peer: PeerId) -> None:
-        """Remove a guest and its use of an invite, if there is one."""
-        shown = self._guests.pop(peer, None)
-        if shown is None:
-            return
-        for counts, of in ((self._taken, shown.grant.key), (self._of, shown.grant.inviter)):
-            counts[of] -= 1
-            if not counts[of]:
-                del counts[of]
 
     def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
         """Return True if an invite gives ``peer`` this capability now."""
@@ -197,13 +162,13 @@ class GuestBook:
         for name in (await disk.list(GUESTS))[:MAX_GUESTS]:
             path = f"{GUESTS}/{name}"
             try:
-                peer, shown = _kept_untrusted(await disk.read(path, 0, MAX_KEPT))
+                peer, shown = _kept_untrusted(await disk.read(path, 0, MAX_PASS + 64))
                 shown.check(run.id, peer, self._world.verify)
             except BadMessage as error:
                 logger.warning("guest_void %s: %s", path, error)
                 await self._remove(path)
                 continue
-            self._enter(peer, shown)
+            self._guests[peer] = shown
 
     async def keep_forever(self) -> None:
         """Write changes of guests to disk until cancelled. A write that the disk refuses is

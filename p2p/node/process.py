@@ -115,8 +115,6 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]  # `check_platform` says what to do
 
-GRACE: Final = 2.5
-"""Seconds from the request to end until the process exits in any case. A person waits 3."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -335,6 +333,7 @@ async def _watch_parent(scope: trio.CancelScope, ending: Ending) -> None:
 
 def _end(scope: trio.CancelScope, ending: Ending) -> None:
     scope.cancel()
-    leave = threading.Timer(GRACE, lambda: os._exit(ending.code))
+    # Seconds from the request to end until the process exits in any case. A person waits 3.
+    leave = threading.Timer(2.5, lambda: os._exit(ending.code))
     leave.daemon = True
     leave.start()

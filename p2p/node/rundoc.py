@@ -14,7 +14,7 @@ gets the document if it is newer than what the asker has, or of another run (the
 that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter
 who hands it over; by choosing whom to bootstrap from one chooses the owner. Who has nothing
 newer is asked for another edition of the same epoch, which no honest owner signs
-(`p2p.node.rival`). An asker that has a newer one is asked in return (`RunBook.hint`), so a node
+(`Rivalry`). An asker that has a newer one is asked in return (`RunBook.hint`), so a node
 that takes an edition up tells its neighbours of it by asking them.
 
 What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
@@ -22,6 +22,26 @@ compared with its run before more than a signature of it is judged (`RunReader`)
 it has judged, so that the same document costs a digest the next time, and takes whatever the
 reader raises for a refusal. The peer pays for a void document once, unless it could not know
 (`UnusableEdition`).
+
+
+Two editions of one epoch
+-------------------------
+Of one epoch there is one edition: nodes that hold different ones have other validators, limits
+or members, and refuse each other's honest work without a word. No node can say which of the two
+is right. So each works on under the one that it holds, its *own*, and keeps the other, its
+*rival*. The two signatures are a proof that only the owner's key can make: what is
+compared is what was signed, so another signature, or another encoding, of the same terms is no
+rival.
+
+A node asks for a rival where it asks for news (``/shoal/run-rival/1.0.0``: one frame ``[run id,
+epoch, digest of what the owner signed]``, one frame back). A peer whose edition of that epoch
+is another answers with that; one that has the same, and knows a rival, with the rival; else the
+frame is empty. A peer that is asked with a digest that is not its own asks back
+(`p2p.node.rundoc.RunBook.hint`). So of two nodes that meet both know, and in each round of
+asking about twice as many as before.
+
+Bounded: the first rival of an epoch is proof enough. It is kept beside the pin, and no other is
+kept, asked for, or told of. An edition with a higher epoch, which both camps take, ends it.
 """
 
 from __future__ import annotations
@@ -37,6 +57,7 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
+from p2p.equivocation import conflict
 from p2p.errors import (
     BadMessage,
     ConfigError,
@@ -61,14 +82,6 @@ from p2p.node.admission import (
     work_untrusted,
 )
 from p2p.node.guests import GuestBook
-from p2p.node.rival import (
-    MAX_RIVAL_REQUEST,
-    RIVAL_PROTOCOL,
-    Rivalry,
-    are_rivals,
-    decode_rival_request_untrusted,
-    encode_rival_request,
-)
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.offence import Offence
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
@@ -80,14 +93,11 @@ PATH: Final = "run.shoal"
 HELD: Final = "run.id"
 """File with the id of the run that the folder belongs to, even after `PATH` was removed. What
 roles keep (a checkpoint, unpaid work) is of use in that run only."""
+RIVAL_PROTOCOL: Final = ProtocolId("/shoal/run-rival/1.0.0")
+RIVAL_PATH: Final = "run.rival"
+"""File in the node's folder with the other run document of the pinned epoch."""
 MAX_DOCUMENT: Final = 256 * KI
 """Maximum bytes of a document, as in `roles.contract.core.file`."""
-RUN_ID: Final = 32
-"""Bytes of a run's id."""
-MAX_REQUEST: Final = 64
-"""Maximum bytes of ``[run id, epoch]``: 32, 9 and framing."""
-READ_RATE: Final = 4e6
-"""Bytes of a document read per second on one core, to model the cost of a long one."""
 EXPIRY_TOLERANCE: Final = 300.0
 """Seconds by which an honest clock may be ahead of the owner's."""
 EXPIRY_LOOK: Final = 300.0
@@ -113,8 +123,6 @@ STAMP_GRACE: Final = (600.0, 3_600.0)
 """Minimum and maximum seconds for which the previous number of stamp bits suffices after a
 document that requires more."""
 
-MAX_SAID: Final = 256
-"""Maximum number of peers whose last answer is remembered."""
 MAX_PAUSE: Final = 30.0
 """Maximum seconds between two rounds of asking the bootstrap peers. The pause starts at
 ``ask_interval`` and doubles. A peer that starts within the first seconds is met at once, and
@@ -156,30 +164,79 @@ class RunConfig:
             raise ValueError("intervals and timeouts are positive")
 
 
-class Answers:
-    """Answers of peers about their run, in one round of asking.
+def are_rivals(one: SignedRun, other: SignedRun) -> bool:
+    """Return True if the same owner signed both documents for one epoch of one run, with
+    different contents."""
+    return one.id == other.id and (
+        conflict({one.epoch: one.digest}, {other.epoch: other.digest}) is not None
+    )
 
-    If all peers that a node is told to ask belong to another run than its folder, the node was
-    started wrongly. Its operator expects work for that run, but the node would go on in its
-    own.
-    """
 
-    def __init__(self) -> None:
-        self._stranger: tuple[Multiaddr, OtherRun] | None = None
+class Rivalry:
+    """Contradicting run document of the pinned epoch, if there is one."""
 
-    def note_stranger(self, addr: Multiaddr, error: OtherRun) -> None:
-        """Note that the peer at ``addr`` belongs to another run."""
-        self._stranger = (addr, error)
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_kept = True
+        """True if the disk has the present state. Writing is repeated until it has."""
+        self.rival: SignedRun | None = None
+        """Other document of the pinned epoch, or None."""
 
-    def check(self) -> None:
-        """Check the answers at the end of a round in which no peer belonged to this run.
+    async def load(self, pin: SignedRun, read: Callable[[bytes, SignedRun], SignedRun]) -> None:
+        """Load the proof from disk, and remove it if it does not contradict ``pin``."""
+        if await self._world.disk.size(RIVAL_PATH) is None:
+            return
+        try:
+            rival = read(await self._world.disk.read(RIVAL_PATH), pin)
+        except BadMessage as error:
+            path = self._world.disk.locate(RIVAL_PATH)
+            logger.warning("run.rival_damaged %s is removed: %s", path, error)
+        else:
+            if are_rivals(pin, rival):
+                self._take(rival)
+                return
+        self._is_kept = False
+        await self.keep()
 
-        Raises:
-            ConfigError: A peer belonged to another run.
-        """
-        if self._stranger is not None:
-            addr, error = self._stranger
-            raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
+    async def note(self, rival: SignedRun) -> None:
+        """Keep the first document that contradicts the pinned one, and warn the operator."""
+        if self.rival is not None:
+            return
+        self._take(rival)
+        self._is_kept = False
+        await self.keep()
+
+    def _take(self, rival: SignedRun) -> None:
+        self.rival = rival
+        logger.warning(
+            "the owner of run %r has signed two run files of epoch %d that say different"
+            " things: this node works on under the one it holds, others hold the other; ask the"
+            " owner for one with a higher epoch, and start one node with it: --run FILE",
+            rival.name,
+            rival.epoch,
+        )
+        self._world.trace("run.rival", epoch=rival.epoch)
+
+    async def settle(self, edition: SignedRun) -> None:
+        """Forget the proof if ``edition``, which is now pinned, has a higher epoch."""
+        if self.rival is None or edition.epoch <= self.rival.epoch:
+            return
+        logger.info("run.rival_settled epoch=%d", edition.epoch)
+        self.rival, self._is_kept = None, False
+        await self.keep()
+
+    async def keep(self) -> None:
+        """Write the present state to disk, unless it is there."""
+        if self._is_kept:
+            return
+        try:
+            if self.rival is None:
+                await self._world.disk.remove(RIVAL_PATH)
+            else:
+                await self._world.disk.replace(RIVAL_PATH, self.rival.document)
+            self._is_kept = True
+        except StorageError as error:
+            logger.warning("run.rival_not_kept reason=%s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +248,11 @@ class _Refusal:
     kind: type[BadMessage]
     text: str
     expiry: int | None
+
+
+def refused_document(addr: Multiaddr, error: OtherRun) -> ConfigError:
+    """Return the error of a node whose folder is of another run than its peers."""
+    return ConfigError(f"the run file of {addr} cannot be used: {error}")
 
 
 class RunBook:
@@ -343,54 +405,36 @@ class RunBook:
         """Warn of the document's expiry, and wake callers of `wait_change` when it comes. Works
         until cancelled."""
         while True:
-            self._look_at_the_clock()
-            with trio.move_on_after(self._pause()):
+            with trio.move_on_after(self._look_at_the_clock()):
                 await self._replaced.wait()
 
-    def _look_at_the_clock(self) -> None:
+    def _look_at_the_clock(self) -> float:
+        """Warn of an expiry that comes, and tell of changes that the clock brings. Return the
+        seconds until the next look, which meets the next warning or the expiry exactly."""
         run = self._run
         if run is None:
-            return
+            return EXPIRY_LOOK
         left = run.expiry + EXPIRY_TOLERANCE - self._world.wall()
         due = sum(left < warning for warning in WARNINGS)
         epoch, told, was_in_force = self._told
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
-            self._warn(run, due, left)
+            seconds, unit = (3600, "h") if left > 3600 else (60, "min")
+            what = f"expires within {math.ceil(left / seconds)} {unit}"
+            if due == len(WARNINGS):
+                what = "has expired: no role works until a newer edition comes"
+                self._world.trace("run.expired", epoch=run.epoch)
+            logger.warning(
+                "the run file of %r (epoch %d) %s; ask its owner for a newer edition, and start"
+                " one node with it: --run FILE",
+                *(run.name, run.epoch, what),
+            )
         was_guest = self._was_guest
         self._was_guest = self.guests.is_guest(run, self._world.signer.peer_id)
         if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
-
-    def _warn(self, run: SignedRun, due: int, left: float) -> None:
-        remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"
-        if due == len(WARNINGS):
-            logger.warning(
-                "the run file of %r (epoch %d) has expired: no role works until a newer edition"
-                " comes; %s",
-                run.name,
-                run.epoch,
-                remedy,
-            )
-            self._world.trace("run.expired", epoch=run.epoch)
-            return
-        ends = f"{math.ceil(left / 3600)} h" if left > 3600 else f"{math.ceil(left / 60)} min"
-        logger.warning(
-            "the run file of %r (epoch %d) expires within %s; %s",
-            run.name,
-            run.epoch,
-            ends,
-            remedy,
-        )
-
-    def _pause(self) -> float:
-        """Return the seconds until the next look, which meets the next warning or the expiry
-        exactly."""
-        if self._run is None:
-            return EXPIRY_LOOK
-        left = self._run.expiry + EXPIRY_TOLERANCE - self._world.wall()
         coming = [left - warning for warning in WARNINGS if left - warning >= 0]
-        return min([EXPIRY_LOOK, *(seconds + 0.001 for seconds in coming)])
+        return min([EXPIRY_LOOK, *(one + 0.001 for one in coming)])
 
     def hint(self, peer: PeerId) -> bool:
         """Note that ``peer`` seems to have another document. Return True if it will be asked
@@ -467,7 +511,8 @@ class RunBook:
         if await self._world.disk.size(HELD) is None:
             return None
         try:
-            return bytes.fromhex((await self._world.disk.read(HELD, 0, 2 * RUN_ID)).decode())
+            # Bytes of a run's id.
+            return bytes.fromhex((await self._world.disk.read(HELD, 0, 64)).decode())
         except ValueError:  # damaged: written again
             return None
 
@@ -567,18 +612,17 @@ class RunBook:
         if digest in self._judged and self._refuse_again(self._judged[digest]):
             return None
         try:
-            run = await decode_off_loop(
-                self._world, self._read, document, self._pin, rate=READ_RATE
-            )
+            # Bytes of a document read per second on one core, to model the cost of a long one.
+            run = await decode_off_loop(self._world, self._read, document, self._pin, rate=4e6)
             if self._pin is not None and are_rivals(self._pin, run):
                 await self._rivalry.note(run)  # a proof, even if its time is over
             elif self._is_news(run):
                 return run
         except BadMessage as error:
             expiry = error.expiry if isinstance(error, Expired) else None
-            self._remember(digest, _Refusal(type(error), str(error), expiry))
+            self._judged.renew(digest, _Refusal(type(error), str(error), expiry))
             raise
-        self._remember(digest, None)
+        self._judged.renew(digest, None)
         return None
 
     def _refuse_again(self, refusal: _Refusal | None) -> bool:
@@ -606,9 +650,6 @@ class RunBook:
                 f"its reader crashed at it ({type(error).__name__})"
             ) from error
 
-    def _remember(self, digest: bytes, refusal: _Refusal | None) -> None:
-        self._judged.renew(digest, refusal)
-
     def _is_news(self, run: SignedRun) -> bool:
         check_same_run(self._pin, run.id, run.owner, run.name)
         if self._pin is None and self._held not in (None, run.id):
@@ -635,9 +676,10 @@ class RunBook:
         """Serve the document and proofs of equivocation, within the budget ``meter`` for
         strangers."""
         meter = meter or StrangerMeter(self._world)
+        # Maximum bytes of ``[run id, epoch]``: 32, 9 and framing.
         for protocol, answer, most in (
-            (PROTOCOL_ID, self._answer, MAX_REQUEST),
-            (RIVAL_PROTOCOL, self._answer_rival, MAX_RIVAL_REQUEST),
+            (PROTOCOL_ID, self._answer, 64),
+            (RIVAL_PROTOCOL, self._answer_rival, 96),
         ):
             handler = serve_requests(answer, max_request=most, may_have=meter.allows_at_door)
             host.set_handler(protocol, handler)
@@ -653,13 +695,17 @@ class RunBook:
         return self._run.document
 
     async def _answer_rival(self, peer: PeerId, payload: bytes) -> bytes:
-        run_id, epoch, digest = decode_rival_request_untrusted(payload)
+        run_id, epoch, digest = fields_untrusted(
+            unpack_untrusted(payload), bytes, int, bytes, what="rival request"
+        )
         own = self._pin
         if own is None or (run_id, epoch) != (own.id, own.epoch):
             return b""
         if digest != own.digest and self.rival is None:
             self.hint(peer)
-        return self._rivalry.answer(own, digest)
+        if digest != own.digest:
+            return own.document
+        return b"" if self.rival is None else self.rival.document
 
     async def ask(self, host: Host, peer: PeerId) -> bool:
         """Ask one peer for a newer document and return True if it had one. The caller sets the
@@ -682,7 +728,11 @@ class RunBook:
         """Ask one peer for another document of the epoch of ``own`` by the same owner."""
         try:
             document = await request(
-                host, peer, RIVAL_PROTOCOL, encode_rival_request(own), max_reply=MAX_DOCUMENT
+                host,
+                peer,
+                RIVAL_PROTOCOL,
+                pack([own.id, own.epoch, own.digest]),
+                max_reply=MAX_DOCUMENT,
             )
         except ProtocolNotSupported:  # a node of an older version: it cannot know
             return
@@ -724,15 +774,16 @@ class RunBook:
         Raises:
             ConfigError: The peers that answer belong to another run than this folder.
         """
-        pause, said = config.ask_interval, BoundedDict[Multiaddr, str](MAX_SAID)
+        # Maximum number of peers whose last answer is remembered.
+        pause, said = config.ask_interval, BoundedDict[Multiaddr, str](256)
         while self._run is None:
-            answers = Answers()
+            stranger: ConfigError | None = None
             for addr in (*bootstrap, *nearby()):
                 try:
                     cause = await self._ask_addr(host, addr, config.ask_timeout)
                 except OtherRun as error:
                     cause = f"what it sent cannot be used: {error}"
-                    answers.note_stranger(addr, error)
+                    stranger = refused_document(addr, error)
                 if cause and cause != said.get(addr):
                     said[addr] = cause
                     logger.warning(
@@ -740,7 +791,8 @@ class RunBook:
                         addr,
                         cause,
                     )
-            answers.check()
+            if stranger is not None:
+                raise stranger
             with trio.move_on_after(pause):
                 await self._found.wait()
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))

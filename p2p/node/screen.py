@@ -36,9 +36,6 @@ read."""
 LABEL: Final = 9
 """Columns of a label and the gap after it, as in the lines that a node prints when it
 starts."""
-LONGEST: Final = 3
-"""Maximum lines of one fact, so that a peer's reasons cannot push other facts off the
-screen."""
 ASCII: Final = str.maketrans(
     {"…": "...", "→": "->", "·": "-", "–": "-", "—": "-", "×": "x", "≤": "<="}
 )
@@ -85,12 +82,14 @@ def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
     is_narrow = width < 40
     first = f"{fact.label}: " if is_narrow else fact.label.ljust(LABEL)
     indent = "  " if is_narrow else " " * LABEL
+    # Maximum lines of one fact, so that a peer's reasons cannot push other facts off the
+    # screen.
     folded = textwrap.wrap(
         text,
         width,
         initial_indent=first,
         subsequent_indent=indent,
-        max_lines=LONGEST,
+        max_lines=3,
         placeholder=" ...",
     )
     yield from (one[:width] for one in folded)

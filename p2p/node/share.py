@@ -26,7 +26,6 @@ from p2p.world import World
 LEAST_RATE: Final = 16 * KI
 """Minimum rate in bytes per second. At a lower rate a chunk of 4 MiB takes more than four
 minutes, and peers give it up."""
-MINUTE: Final = 60.0
 _DAY: Final = 24 * 60
 """Minutes of a day."""
 _HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -146,4 +145,4 @@ class Rest:
             if is_open is not self._is_open:
                 self._is_open = is_open
                 self._told()
-            await self._world.sleep_until(self._world.now() + MINUTE)
+            await self._world.sleep_until(self._world.now() + 60.0)

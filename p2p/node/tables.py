@@ -36,9 +36,6 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     PeerId: PeerId.from_base58,
     Multiaddr: Multiaddr.parse,
 }
-MAX_QUOTED: Final = 80
-"""Maximum characters of an unknown key that are quoted and compared with known keys. The key
-may be a stranger's, and comparison takes quadratic time."""
 _PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {
     str: "a text",
@@ -61,7 +58,9 @@ def read_table(kind: type[T], table: object, where: str) -> T:
     known = _fields(typing.cast(Any, kind))
     for key in table:
         if key not in known:
-            raise ConfigError(_unknown(f"{key!s:.{MAX_QUOTED}}", list(known), where))
+            # Maximum characters of an unknown key that are quoted and compared with known keys.
+            # The key may be a stranger's, and comparison takes quadratic time.
+            raise ConfigError(_unknown(f"{key!s:.80}", list(known), where))
     values = {}
     for name, (field, hint) in known.items():
         if name in table:

@@ -72,11 +72,15 @@ class CommandParser(argparse.ArgumentParser):
     """Argument parser whose errors suggest the nearest known command, option or value."""
 
     def format_help(self) -> str:
-        """Return the help without the backticks of docstrings."""
+        """Return the help with the first paragraph of a docstring, without its backticks."""
+        self.description = (self.description or "").partition("\n\n")[0]
         return super().format_help().replace("``", "")
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit with `WRONG_USAGE`."""
+        if message.endswith("required: COMMAND"):
+            self.print_help(sys.stderr)
+            self.exit(WRONG_USAGE)
         _, is_unknown, rest = message.partition("unrecognized arguments: ")
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):

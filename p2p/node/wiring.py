@@ -53,7 +53,7 @@ from p2p.node.admission import (
 from p2p.node.guests import why_not_by
 from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
-from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
+from p2p.node.rundoc import MAX_PAUSE, OtherRun, RunBook, refused_document
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
@@ -245,9 +245,6 @@ MAX_RUN_LIFETIME: Final = 3600.0
 renew them every hour."""
 MAX_ADDRS: Final = 4
 """Maximum number of addresses in a record: IPv4 and IPv6, public and private."""
-MAX_SEEDS: Final = 16
-"""Maximum number of members, drawn at random from the DHT, through which a node without
-neighbours joins again. Two would suffice."""
 LEAF_UPLOAD: Final = 1
 """Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
 is less than that of any class, but not 0, which means unknown."""
@@ -432,7 +429,7 @@ class Wiring:
         Raises:
             ConfigError: None belongs to this run, and one belongs to another.
         """
-        node, answers = self._node, Answers()
+        node, stranger = self._node, None
         for addr in addrs:
             try:
                 with trio.fail_after(node.config.run.ask_timeout):
@@ -441,12 +438,13 @@ class Wiring:
                 await self._ask_admission(peer)
                 return True
             except OtherRun as error:
-                answers.note_stranger(addr, error)
+                stranger = refused_document(addr, error)
             except (*PEER_TROUBLE, ConfigError) as error:
                 logger.info(
                     "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
                 )
-        answers.check()
+        if stranger is not None:
+            raise stranger
         return False
 
     async def _ask_admission(self, peer: PeerId) -> None:
@@ -503,7 +501,9 @@ class Wiring:
                 node.host.add_addrs(record.publisher, addrs, AddrSource.SIGNED)
                 seeds.extend(addrs[:1])
         if seeds and not node.membership.neighbours:
-            sample = node.world.rng("seeds").sample(seeds, min(MAX_SEEDS, len(seeds)))
+            # Maximum number of members, drawn at random from the DHT, through which a node
+            # without neighbours joins again. Two would suffice.
+            sample = node.world.rng("seeds").sample(seeds, min(16, len(seeds)))
             with trio.move_on_after(node.config.run.refresh):
                 await node.membership.join(sample)
         for peer in missing:

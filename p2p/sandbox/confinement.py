@@ -11,13 +11,6 @@ from p2p.wire import KI, MIB
 
 SCRATCH: Final = 64 * MIB
 """Bytes of a worker's ``/tmp``. It is memory, beside what the worker may map."""
-TASKS: Final = 64
-"""Most threads and processes of one worker. Libraries start one for each core; a stranger's
-code must not start as many as the machine has numbers for."""
-OPEN_FILES: Final = 256
-"""Most open files of one worker. Each costs the kernel up to 64 KiB where it is a pipe."""
-REPLY: Final = 64 * MIB
-"""Most bytes of one reply, as engines and environments send them (`roles.workers.calls`)."""
 CHATTER: Final = 16 * MIB
 """Most bytes that a worker may print during one call. They are discarded after the first
 `HEARD`."""
@@ -56,7 +49,9 @@ class Confinement:
     memory: int | None = None
     """Most bytes of address space of each process."""
 
-    tasks: int | None = TASKS
+    # Most threads and processes of one worker. Libraries start one for each core; a stranger's
+    # code must not start as many as the machine has numbers for.
+    tasks: int | None = 64
     """Most threads and processes together."""
 
     cores: int | None = 1
@@ -69,13 +64,15 @@ class Confinement:
     file_size: int | None = SCRATCH
     """Most bytes of one file."""
 
-    open_files: int | None = OPEN_FILES
+    # Most open files of one worker. Each costs the kernel up to 64 KiB where it is a pipe.
+    open_files: int | None = 256
     """Most open files of each process."""
 
     scratch: int = SCRATCH
     """Most bytes of all files in ``/tmp`` together."""
 
-    reply: int = REPLY
+    # Most bytes of one reply, as engines and environments send them (`roles.workers.calls`).
+    reply: int = 64 * MIB
     """Most bytes of one reply."""
 
     chatter: int | None = CHATTER

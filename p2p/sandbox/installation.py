@@ -40,8 +40,6 @@ PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyve
 """The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
-MOST_LINKS: Final = 40
-"""Most links followed on the way to a file, as in Linux."""
 MAPS: Final = "/proc/self/maps"
 ACCELERATORS: Final = (
     "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
@@ -114,7 +112,8 @@ def _both(paths: Iterable[str]) -> list[str]:
 
 def _chain(path: str) -> Iterator[str]:
     """Return a file and the links on the way to it."""
-    for _ in range(MOST_LINKS):
+    # Most links followed on the way to a file, as in Linux.
+    for _ in range(40):
         yield path
         if not os.path.islink(path):
             break

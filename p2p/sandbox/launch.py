@@ -274,8 +274,6 @@ NO_CORE: Final = 1
 """Limit of a core dump in bytes. With 0 a crash still starts the machine's handler
 (``core_pattern``), as root and on files that the worker left; the kernel takes 1 to mean no
 dump at all."""
-SIGNALS: Final = 256
-"""Most pending signals and timers. They are counted with those of the node's user."""
 ENTRY: Final = "p2p.sandbox.entry"
 
 
@@ -362,7 +360,8 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
     }
     if is_filtered_here:  # names that macOS has not
         amounts |= {"RTPRIO": 0, "NICE": 0}
-        amounts |= {} if confined.memory is None else {"SIGPENDING": SIGNALS, "MEMLOCK": 0}
+        # Most pending signals and timers. They are counted with those of the node's user.
+        amounts |= {} if confined.memory is None else {"SIGPENDING": 256, "MEMLOCK": 0}
     first, count = USERS
     return EntryLimits(
         amounts={name: amount for name, amount in amounts.items() if amount is not None},
@@ -395,8 +394,6 @@ PATIENCE: Final = 60.0
 """Seconds for one trial. It takes a tenth of a second, but the machine may be busy."""
 PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors that say nothing about containment, because the machine had no room for a process."""
-MOST_SAID: Final = 300
-"""Most characters of a program's last output that are repeated in a message."""
 
 
 def find_containment(folder: str) -> Containment:
@@ -437,7 +434,8 @@ def try_containment(candidate: Containment, confined: Confinement, folder: str) 
         return ""
     lines = done.stderr.decode("utf-8", "backslashreplace").split("\n")
     said = next((line for line in reversed(lines) if line.strip()), "")
-    return said.strip()[:MOST_SAID] or f"{candidate.program} ended with {done.returncode}"
+    # Most characters of a program's last output that are repeated in a message.
+    return said.strip()[:300] or f"{candidate.program} ended with {done.returncode}"
 
 
 def _candidates() -> Iterator[Containment]:

@@ -58,8 +58,6 @@ from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
-PUNCH_TIMEOUT: Final = 5.0
-"""Seconds of one attempt to punch: a packet and its repetitions after one and three seconds."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -73,10 +71,6 @@ side."""
 DIAL_TIMEOUT: Final = 20.0
 """Seconds for all addresses of a peer together. An address that takes all of its time (a
 connection 5, a handshake 10) leaves 5 for others, which are tried beside it."""
-HEARSAY_TIMEOUT: Final = 8.0
-"""Seconds for all addresses of a peer known by hearsay, which may name addresses where no
-machine is. A connection that takes its whole 5 s leaves 3 s for a handshake, four round trips
-of 0.75 s."""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake. A whole one has about 500."""
 SWEEP: Final = 15.0
@@ -103,9 +97,6 @@ HANDSHAKE_RATE: Final = 700.0
 brings, they take three quarters of a core."""
 OVERLOADED: Final = 0.4
 """Seconds that the oldest queued handshake may wait before the newest has its turn first."""
-HANDSHAKE_BURST: Final = 16.0
-"""Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
-the scheduler, in which the connected peers have their turn as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +181,9 @@ class _Turns:
         self._networks: Counter[str] = Counter()
         self.calling = False
         """True if a timer is set that calls the next handshake."""
-        self._limit = RateLimit(HANDSHAKE_RATE, HANDSHAKE_BURST)
+        # Handshakes that may come together, after a quiet time, without waiting: 15 ms of one
+        # pass of the scheduler, in which the connected peers have their turn as well.
+        self._limit = RateLimit(HANDSHAKE_RATE, 16.0)
 
     def take(self, now: float) -> float:
         """Take a turn if one is left, and return 0; else return the seconds until there is
@@ -268,8 +261,8 @@ class Connector:
         self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
         self._targets = DialTargets()
         # Seconds; as long as a peer is refused (`peers.REFUSAL`).
-        self._offences = FadingCounts(300.0)
-        self._replaced = FadingCounts(REPLACED_HALF_LIFE)
+        self._offences: FadingCounts[str] = FadingCounts(300.0)
+        self._replaced: FadingCounts[PeerId] = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
         self._punched: dict[str, _Punched] = {}
         """Hosts to which this node punches a hole as a client."""
@@ -388,7 +381,10 @@ class Connector:
                     return
                 dial.trusted = self.gater.is_sure(peer)
             slots = self._dial_slots if dial.trusted else self._hearsay_slots
-            timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
+            # Seconds for all addresses of a peer known by hearsay, which may name addresses
+            # where no machine is. A connection that takes its whole 5 s leaves 3 s for a
+            # handshake, four round trips of 0.75 s.
+            timeout = DIAL_TIMEOUT if dial.trusted else 8.0
             if not dial.trusted and slots.statistics().tasks_waiting >= MAX_WAITING_DIALS:
                 raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
             async with slots:
@@ -474,7 +470,9 @@ class Connector:
         hosts = [group_of(addr).host for addr in addrs] if is_client else []
         self._punched.update((host, _Punched(peer)) for host in hosts)
         try:
-            with trio.move_on_after(PUNCH_TIMEOUT):
+            # Seconds of one attempt to punch: a packet and its repetitions after one and three
+            # seconds.
+            with trio.move_on_after(5.0):
                 async with trio.open_nursery() as nursery:
                     for addr in addrs:
                         nursery.start_soon(self._punch_addr, peer, addr, is_client)
@@ -611,7 +609,7 @@ class Connector:
                     raw, self._static, self._world.entropy, dialer=False, first=first
                 )
                 await dawdle(self._world, "connector/slow greeting")
-                if self._replaced.count(secured.peer.hex(), self._world.now()) >= MAX_REPLACED:
+                if self._replaced.count(secured.peer, self._world.now()) >= MAX_REPLACED:
                     # Closed at once it would come again at once, for one more handshake. So it
                     # is kept waiting until it goes, its time ends, or it makes room.
                     pending.heard = False
@@ -708,7 +706,7 @@ class Connector:
             logger.debug("gave up a connection to %r for another", victim.peer)
             victim.abort()
             if victim.peer == peer and victim is not held:
-                self._replaced.add(peer.hex(), now)
+                self._replaced.add(peer, now)
         if held in victims:
             return False
         self._usage[peer] = usage

@@ -22,8 +22,6 @@ PUSH_ID: Final = ProtocolId("/ipfs/id/push/1.0.0")
 PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
 AGENT: Final = "shoal/0.1"
 PROTOCOL_VERSION: Final = "ipfs/0.1.0"
-MAX_INFO: Final = 8 * KI
-"""Most bytes of an identify message, as in go-libp2p."""
 PING_BYTES: Final = 32
 """Bytes of a ping, by the specification. They are random, and echoed."""
 
@@ -110,7 +108,8 @@ def _dialable(data: bytes) -> Multiaddr | None:
 async def receive_info(stream: Stream) -> PeerInfo:
     """Read the peer's message. Raise `BadMessage` if it is malformed,
     `trio.BrokenResourceError` if the peer goes away."""
-    data = await FrameReader(stream, MAX_INFO).receive()
+    # Most bytes of an identify message, as in go-libp2p.
+    data = await FrameReader(stream, 8 * KI).receive()
     if data is None:
         raise BadMessage("the peer did not identify itself")
     return decode_info_untrusted(data)
@@ -140,7 +139,6 @@ class TimedHost(Host, Protocol):
     @property
     def world(self) -> World:
         """The machine on which the host runs."""
-        ...
 
 
 async def ping(host: TimedHost, peer: PeerId) -> float:

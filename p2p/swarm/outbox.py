@@ -22,10 +22,6 @@ from p2p.transport.connection import Connection, MuxedStream
 from p2p.transport.wakeup import Wakeup
 from p2p.wire import KI, MIB
 
-MAX_IDLE: Final = 16
-"""Most tasks of one host that wait for a stream. Requests that follow each other need one. Two
-records of eight streams each, which is what one pass of the scheduler may bring, need 16."""
-
 Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]
 """Serves one stream. Neither a peer nor a bug that a peer can trigger makes it raise."""
 
@@ -65,7 +61,10 @@ class Server:
             while self._work is not None:
                 await serve(*self._work)
                 self._work = None
-                if self._scope.cancel_called or len(idle) >= MAX_IDLE:
+                # Most tasks of one host that wait for a stream. Requests that follow each other
+                # need one. Two records of eight streams each, which is what one pass of the
+                # scheduler may bring, need 16.
+                if self._scope.cancel_called or len(idle) >= 16:
                     return
                 idle.append(self)
                 await self._wakeup.wait()

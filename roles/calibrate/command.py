@@ -80,7 +80,7 @@ ASKED: Final = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table, write ``[limits]`` and ``[calibration]``.
+    """Measure how far honest machines differ, to set a run's limits.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
@@ -103,7 +103,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 # fmt: off
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="shoal calibrate", description=__doc__)
+    parser = CommandParser(prog="shoal calibrate", description=main.__doc__)
     add = parser.add_argument
     add("--run", type=Path, required=True, help="a signed run file: its model, sampling, tasks")
     add("--learner", type=Path, help="of a run without a base: its learner.toml")

@@ -11,8 +11,8 @@ import argparse
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from roles.chat.find import Found, find_models
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import MachineLimits
 from roles.envs.base import Ration, Task
-from roles.envs.client import WorkerEnvironment, setup_of
+from roles.envs.client import Answers, WorkerEnvironment, setup_of
 from roles.envs.data import pin_data
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
@@ -103,23 +103,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--chat", action="store_true", help="lm-eval's through the model's chat template"
     )
+    add_settings(parser, 4)
+    parser.add_argument("--show", type=whole_number(0, 1024), default=0, metavar="N",
+                        help="print so many questions with their greedy answers")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON object a model")
+    return interruptible(partial(_main, parser.parse_args(argv)), BEGINS_AGAIN)
+
+
+def add_settings(parser: CommandParser, k: int) -> None:
+    """Add the options of `open_exam`, with ``k`` answers to each task."""
     parser.add_argument("--policy", type=whole_number(0, 2**53), metavar="N", help="of a run")
     parser.add_argument(
         "--tasks", type=whole_number(1, 2**20), metavar="N", help="the first N (all)"
     )
     parser.add_argument(
-        "--k", type=whole_number(1, 256), default=4, metavar="K", help="answers to each (4)"
+        "--k", type=whole_number(1, 256), default=k, metavar="K", help=f"answers to each ({k})"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="(the run's, or 1)")
     parser.add_argument(
         "--tokens", type=whole_number(1, 32_768), metavar="N",
         help="most tokens of an answer (the run's, or 256)",
     )  # fmt: skip
-    parser.add_argument("--show", type=whole_number(0, 1024), default=0, metavar="N",
-                        help="print so many questions with their greedy answers")  # fmt: skip
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, mps (auto)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a model")
-    return interruptible(partial(_main, parser.parse_args(argv)), BEGINS_AGAIN)
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -174,7 +179,37 @@ def _models(options: argparse.Namespace) -> list[tuple[Path, Found]]:
     return found
 
 
-async def _measure(voice: Voice, found: Found, options: argparse.Namespace) -> Result:
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """A model and an environment that pays its answers."""
+
+    voice: Voice
+    environment: WorkerEnvironment
+    setup: EnvironmentSetup
+    ends: Sequence[int]
+    tokens: int
+    """Most tokens of an answer."""
+    temperature: float
+
+    async def sit(
+        self, tasks: Sequence[tuple[int, Task]], draws: int, temperature: float
+    ) -> tuple[Answers, list[float]]:
+        """Return numbered tasks with ``draws`` answers to each, and the reward of each answer.
+        The draws of a task follow from its number."""
+        asked = [_asked(number, task, draws) for number, task in tasks]
+        answers = await trio.to_thread.run_sync(
+            self.voice.answers, asked, Sampling(temperature, self.tokens, draws), self.ends,
+            abandon_on_cancel=True,
+        )  # fmt: skip
+        given = list(zip((task for _, task in tasks), answers, strict=True))
+        return given, await self.environment.rewards(given)
+
+
+@asynccontextmanager
+async def open_exam(
+    voice: Voice, found: Found, options: argparse.Namespace
+) -> AsyncIterator[Exam]:
+    """Open the environment that ``options`` name, with the run's settings or theirs."""
     ends, temperature, tokens = voice.ends, 1.0, 256
     if found.run is not None:
         terms = found.run.terms
@@ -190,26 +225,24 @@ async def _measure(voice: Voice, found: Found, options: argparse.Namespace) -> R
                 context=voice.context, required=False,
             )  # fmt: skip
             await environment.open()
-            tasks = (await environment.evaluation())[: options.tasks]
-            greedy: list[float] = []
-            drawn: list[float] = []
-            for start in range(0, len(tasks), TOGETHER):
-                part = list(enumerate(tasks))[start : start + TOGETHER]
-                for draws, heat, rewards in ((1, 0.0, greedy), (options.k, temperature, drawn)):
-                    asked = [_asked(number, task, draws) for number, task in part]
-                    answers = await trio.to_thread.run_sync(
-                        voice.answers, asked, Sampling(heat, tokens, draws), ends,
-                        abandon_on_cancel=True,
-                    )  # fmt: skip
-                    given = list(zip((task for _, task in part), answers, strict=True))
-                    rewards += await environment.rewards(given)
-                    if draws == 1 and heat == 0.0 and start < options.show:
-                        said = await environment.texts(given[: options.show - start])
-                        for (question, answer), paid in zip(
-                            said, rewards[start:], strict=False
-                        ):
-                            remark(f"{question.strip()}\n  -> {answer.strip()}  ({paid:g})")
-                remark(f"{found.label}: {len(greedy)} of {len(tasks)} tasks")
+            yield Exam(voice, environment, setup, ends, tokens, temperature)
+
+
+async def _measure(voice: Voice, found: Found, options: argparse.Namespace) -> Result:
+    async with open_exam(voice, found, options) as exam:
+        tasks = (await exam.environment.evaluation())[: options.tasks]
+        greedy: list[float] = []
+        drawn: list[float] = []
+        for start in range(0, len(tasks), TOGETHER):
+            part = list(enumerate(tasks))[start : start + TOGETHER]
+            given, paid = await exam.sit(part, 1, 0.0)
+            greedy += paid
+            if start < options.show:
+                said = await exam.environment.texts(given[: options.show - start])
+                for (question, answer), one in zip(said, paid, strict=False):
+                    remark(f"{question.strip()}\n  -> {answer.strip()}  ({one:g})")
+            drawn += (await exam.sit(part, options.k, exam.temperature))[1]
+            remark(f"{found.label}: {len(greedy)} of {len(tasks)} tasks")
     return result_of(found.label, np.array(greedy), np.array(drawn).reshape(len(tasks), -1))
 
 

@@ -57,7 +57,7 @@ MAX_STEPS: Final = 100_000
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parse = CommandParser(prog="shoal demo", description=__doc__)
+    parse = CommandParser(prog="shoal demo", description=main.__doc__)
     add, seeds, steps = parse.add_argument, whole_number(*SEEDS), whole_number(1, MAX_STEPS)
     add("--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)")
     defaults = f"default {SORTING.steps}, with --model {SMALL_MODEL.sampling.steps}"

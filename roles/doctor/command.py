@@ -11,14 +11,16 @@ from pathlib import Path
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.multiaddr import Multiaddr
-from p2p.node.folders import add_folder, node_of
+from p2p.node.folders import add_folder, named_folder, node_of
 from p2p.node.rundoc import PATH
 from p2p.node.usage import (
     BEGINS_AGAIN,
+    DATA,
     FAILED,
     WRONG_USAGE,
     CommandParser,
     complain,
+    expanded,
     interruptible,
     patience,
     say,
@@ -52,7 +54,9 @@ def _main(argv: Sequence[str] | None) -> int:
     options = parser.parse_args(argv)
     run = document = None
     try:
-        folder = node_of(options)
+        # A run file asks about a node to come, and not about another that runs.
+        new = named_folder(options) or expanded(DATA)
+        folder = node_of(options) if options.run is None else new
         pinned = folder / PATH
         document = options.run or (pinned if pinned.exists() else None)
         if document is not None:

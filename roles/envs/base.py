@@ -73,8 +73,7 @@ class Ration:
 
     patience: float = 30.0
     """Seconds for all tasks of a submission, or for the rewards of a few of its completions
-    (`roles.envs.client.PART`). `MOST_RATIONS` times as much is what a worker can cost its
-    validator with inputs on which the environment hangs; its turns are charged for it."""
+    (`roles.envs.client.PART`)."""
 
     opening: float = 120.0
     """Seconds for the start of its process: the largest libraries take ten, on a busy machine.
@@ -84,14 +83,8 @@ class Ration:
     def for_turns(self, most: int) -> Ration:
         """Return the ration for what is said in completions of ``most`` turns: as much for each
         turn, of a few of them."""
-        times = max(1, min(most - 1, MOST_RATIONS))
+        times = max(1, min(most - 1, 8))
         return replace(self, cpu=times * self.cpu, patience=times * self.patience)
-
-
-MOST_RATIONS: Final = 8
-"""Most rations for the turns of a completion: so a worker costs its validator minutes at
-most.
-"""
 
 
 @dataclass(frozen=True, slots=True)

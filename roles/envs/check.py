@@ -43,6 +43,8 @@ SAMPLE: Final = 64
 """Tasks of a kind on which each constant is tried."""
 FEWEST: Final = 16
 """Tasks of a kind of which a constant can be said to earn more than half."""
+UNITS: Final = " $\N{DEGREE SIGN}%"
+"""Signs around an answer without which it says as much."""
 _FORMS: Final = (r"\boxed{{{}}}", "<answer>{}</answer>", "{}")
 """Forms of an answer. An answer is tried in the first form that its environment reads."""
 _PIECES: Final = (
@@ -103,6 +105,25 @@ def expect(
                        for task, said in answers)  # fmt: skip
     if talks and not is_one:
         environment.expect(("respond", task, (said,)) for task, said in answers)
+
+
+def sample(environment: Any, tasks: Sequence[Any]) -> tuple[str, list[tuple[str, float]]]:
+    """Return the prompt of the first task, and the best and the worst paid of some answers to
+    it, each with its reward, as people read them."""
+    task = tasks[0]
+    paid = {said: _paid(environment, task, said)
+            for said in (*_sayings(task)[:-1], *_sayings(tasks[-1]))}  # fmt: skip
+    earned = {said: one for said, one in paid.items() if isinstance(one, float)}
+    ends = [pick(earned, key=earned.__getitem__) for pick in (max, min) if earned]
+    if isinstance(task, TextTask):
+        asked = "\n".join(message.content for message in task.messages)
+        return asked, [(said, earned[said]) for said in ends]
+    signs = getattr(environment, "vocabulary", "")
+
+    def read(tokens: Sequence[int]) -> str:
+        return "".join(signs[one] for one in tokens) if signs else str(tokens)
+
+    return read(task.prompt), [(read(said), earned[said]) for said in ends]
 
 
 def _sayings(task: Any) -> tuple[Any, ...]:
@@ -220,6 +241,7 @@ def _form(environment: TextEnvironment, task: TextTask) -> str:
 
 def fragments(answer: str) -> list[str]:
     """Return texts that are written in an answer and say less than it."""
+    answer = answer.strip(UNITS)
     parts = (part for pattern in _PIECES for part in pattern.findall(answer))
     ends = (end for at in _places(answer) for end in (answer[:at], answer[at:]))
     found = dict.fromkeys(part.strip(" $") for part in (*parts, *ends))

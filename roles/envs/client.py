@@ -32,7 +32,6 @@ from p2p.world import World
 from roles.contract import Run
 from roles.contract.core.shape import MAX_CONTEXT
 from roles.envs.base import (
-    MOST_RATIONS,
     Environment,
     EnvironmentLimits,
     Ration,
@@ -246,7 +245,6 @@ class WorkerEnvironment:
         )  # fmt: skip
         self._vocabulary = vocabulary
         self._context = context
-        self._world = world
         self._setup = setup
         self._ration = ration
         self._tally = Tally()
@@ -302,7 +300,7 @@ class WorkerEnvironment:
     async def hear(self, answers: Answers) -> list[Heard]:
         if self._setup.turns is None:
             return [() for _, given in answers for _ in given]
-        parts = await self._in_parts("hear", answers, self._hear, self._hear_before)
+        parts = await self._in_parts(answers, self._hear, self._hear_before)
         return [said for part in parts for said in part]
 
     async def _hear(self, answers: Answers) -> list[Heard]:
@@ -352,7 +350,7 @@ class WorkerEnvironment:
             return payment
 
         payment = Payment()
-        for part in await self._in_parts("rewards", answers, self._pay, nothing):
+        for part in await self._in_parts(answers, self._pay, nothing):
             payment.add(part)
         return payment
 
@@ -370,7 +368,6 @@ class WorkerEnvironment:
 
     async def _in_parts(
         self,
-        method: str,
         answers: Answers,
         ask: Callable[[Answers], Awaitable[T]],
         without: Callable[[Task, Sequence[int], str], Awaitable[T]],
@@ -379,19 +376,15 @@ class WorkerEnvironment:
         process ends over them, ask about each alone: ``without`` says what is found of one that
         ends a process again, and no other suffers for it.
 
-        Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if all together take too long.
+        Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if a call is too slow. The scorer
+        bounds the whole (`roles.protocol.scorer.ASKED`).
         """
         found, deaths = list[T](), 0
-        until = self._world.now() + MOST_RATIONS * self._ration.patience
         for part in _parts(answers):
-            if self._world.now() > until:
-                raise self._failure(method, "all of a submission together take too long")
             with suppress(EnvironmentDied):
                 found.append(await ask(part))
                 continue
             for task, tokens in ((task, tokens) for task, given in part for tokens in given):
-                if self._world.now() > until:
-                    raise self._failure(method, "its processes end, and it is too slow")
                 try:
                     found.append(await ask([(task, [tokens])]))
                 except EnvironmentDied as error:

@@ -119,7 +119,16 @@ class CodeEnvironment:
         """Return the problem whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
-        return _task_of(side[number % len(side)])
+        return self.task_of(**side[number % len(side)])
+
+    def task_of(
+        self, question: str, tests: Any, starter: str = "", solution: str = "", **_: Any
+    ) -> TextTask:
+        """Return the task of a line of the file."""
+        shown = f"\n```python\n{starter}\n```" if starter else ""
+        answer = f"```python\n{solution}\n```" if solution else ""
+        asked = Message("user", question + shown + _INSTRUCTION)
+        return TextTask((asked,), "", answer, json.dumps(tests))
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         """Return 1 if the model stopped by itself, and its program passes every test."""
@@ -137,7 +146,7 @@ class CodeEnvironment:
         """Return held-out problems, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
-        return [_task_of(one) for one in Random(EVALUATION_SEED).sample(held, count)]
+        return [self.task_of(**one) for one in Random(EVALUATION_SEED).sample(held, count)]
 
 
 class Tests:
@@ -270,15 +279,6 @@ def _from_asserts(lines: Sequence[str], setup: str) -> Tests:
     if len(cases) == len(lines) and len(names) == 1:
         return Tests("calls", names.pop(), cases, expected, setup)
     return Tests("asserts", "", list(lines), [True] * len(lines), setup)
-
-
-def _task_of(problem: Mapping[str, Any]) -> TextTask:
-    starter = str(problem.get("starter") or "")
-    shown = f"\n```python\n{starter}\n```" if starter else ""
-    question = problem["question"] + shown + _INSTRUCTION
-    solution = str(problem.get("solution") or "")
-    answer = f"```python\n{solution}\n```" if solution else ""
-    return TextTask((Message("user", question),), "", answer, json.dumps(problem["tests"]))
 
 
 def convert(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any, Final
 
 import trio
 
@@ -41,8 +42,14 @@ FEWEST: Final = 16
 """Different questions of `QUESTIONS`, at least."""
 SLOW: Final = 1.0
 """CPU seconds of one call: a submission of 128 answers has to be paid within 30."""
-PATIENCE: Final = 300.0
-"""Seconds for one of the processes."""
+BRIEF: Final = Ration()
+LONG: Final = Ration(cpu=30.0, patience=120.0)
+"""For the tasks of an evaluation: a quarter of what a node allows (`Ration.opening`)."""
+DRAWING: Final = 2.0
+"""CPU seconds after which no more of `QUESTIONS` are drawn."""
+BEFORE: Final = 8
+"""Characters before an answer that stands in its question: the same in all, they give it away;
+a choice that is offered stands behind others."""
 METHODS: Final = ("task", "evaluation", "reward", "respond")
 STRANGE: Final = (
     "", " ", "\n\t", "0", "9" * 5000, "(" * 3000, "-" * 2000 + "1", "\0", "\ud800",
@@ -65,44 +72,74 @@ def examine(name: str, data: Path | None = None, kinds: Mapping[str, float] = {}
         data: The file that it reads.
         kinds: Weights of its kinds of tasks; none: its own.
     """
-    seen = [_examined(name, data, kinds, number) for number in range(len(_SETTINGS))]
-    for report in seen:
-        if "died" in report:
-            return [report["died"]]
-    one, other = seen
-    faults = list(one["faults"])
-    sources = [f" ({what} at {where})" for what, where in one["reached"].items()]
-    differ = [call for call, came in one["calls"].items() if other["calls"].get(call) != came]
-    if differ:
-        more = f" and {len(differ) - 1} more calls" if len(differ) > 1 else ""
-        faults.append(
-            f"{differ[0]}{more} had another result in another process: it depends on the clock,"
-            " on chance, on the order of a set or on earlier calls"
-            f"{''.join(sources) or one['lines'].get(re.split('[ (]', differ[0])[0], '')}"
-        )
-    elif one["reached"]:
-        faults += [
-            f"it reaches for {what} at {where}" for what, where in one["reached"].items()
-        ]
-    return faults
+    with Examiner(name, data) as examiner:
+        return examiner.examine(kinds)
 
 
-def _examined(
-    name: str, data: Path | None, kinds: Mapping[str, float], number: int
-) -> dict[str, Any]:
-    asked = json.dumps([name, str(data.absolute()) if data else "", dict(kinds), number])
-    with TemporaryDirectory() as folder:
-        done = subprocess.run(
+class Examiner:
+    """Two processes for one environment, so that many kinds of its tasks can be examined after
+    one start."""
+
+    def __init__(self, name: str, data: Path | None = None) -> None:
+        self._asked = [name, str(data.absolute()) if data else ""]
+        self._stack = ExitStack()
+        self._children: list[tuple[Any, IO[str]] | None] = [None] * len(_SETTINGS)
+
+    def __enter__(self) -> Examiner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def examine(self, kinds: Mapping[str, float]) -> list[str]:
+        """Return the faults in tasks of these kinds, as `examine` does."""
+        seen = list[dict[str, Any]]()
+        for number in range(len(_SETTINGS)):
+            seen.append(self._ask(number, kinds))
+            if "died" in seen[-1]:
+                return [seen[-1]["died"]]
+        one, other = seen
+        faults = list(one["faults"])
+        sources = [f" ({what} at {where})" for what, where in one["reached"].items()]
+        theirs = other["calls"]
+        differ = [call for call, came in one["calls"].items() if theirs.get(call, came) != came]
+        if differ:
+            more = f" and {len(differ) - 1} more calls" if len(differ) > 1 else ""
+            faults.append(
+                f"{differ[0]}{more} had another result in another process: it depends on the"
+                " clock, on chance, on the order of a set or on earlier calls"
+                f"{''.join(sources) or one['lines'].get(re.split('[ (]', differ[0])[0], '')}"
+            )
+        elif one["reached"]:
+            faults += [
+                f"it reaches for {what} at {where}" for what, where in one["reached"].items()
+            ]
+        return faults
+
+    def _ask(self, number: int, kinds: Mapping[str, float]) -> dict[str, Any]:
+        child, said = self._children[number] = self._children[number] or self._start(number)
+        child.stdin.write(json.dumps([*self._asked, dict(kinds), number]) + "\n")
+        child.stdin.flush()
+        if reply := child.stdout.readline():
+            found: dict[str, Any] = json.loads(reply)
+            return found
+        self._children[number] = None
+        said.seek(0)
+        *_, last = ["", *said.read().strip().splitlines()]
+        return {"died": f"its process ended (exit {child.wait()}): {last[-300:]}"}
+
+    def _start(self, number: int) -> tuple[Any, IO[str]]:
+        folder = self._stack.enter_context(TemporaryDirectory())
+        said = self._stack.enter_context(TemporaryFile("w+", errors="replace"))  # noqa: SIM115
+        child = subprocess.Popen(
             [sys.executable, "-m", "roles.envs.examine"],
-            input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
             env={**os.environ, **_SETTINGS[number], "PYTHONPATH": os.pathsep.join(sys.path)},
             cwd=folder,
         )  # fmt: skip
-    if done.returncode == 0:
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-    *_, last = ["", *done.stderr.strip().splitlines()]
-    return {"died": f"its process ended (exit {done.returncode}): {last[-300:]}"}
+        self._stack.enter_context(child)
+        self._stack.callback(child.kill)
+        return child, said
 
 
 _HERE: Final = str(Path(__file__).parent)
@@ -145,9 +182,7 @@ class _Watch:
             file = frame.f_code.co_filename
             if "importlib" in file:
                 return
-            if file.startswith(self._places) and not file.startswith(
-                str(Path(__file__).parent)
-            ):
+            if file.startswith(self._places) and not file.startswith(_HERE):
                 self.reached.setdefault(what, f"{file}:{frame.f_lineno}")
                 return
             frame = frame.f_back
@@ -165,9 +200,11 @@ class _Trial:
         seeds = [hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(QUESTIONS)]
         ahead = getattr(self._environment, "expect", lambda calls: None)
         ahead(("task", seed, False) for seed in seeds)
-        tasks = [self._call(f"task({n})", self._environment.task, seed)
-                 for n, seed in enumerate(seeds)]  # fmt: skip
-        held = self._call("evaluation()", self._environment.evaluation)
+        tasks, until = list[Any](), time.process_time() + DRAWING
+        for n, seed in enumerate(seeds):
+            if n < TASKS or time.process_time() < until:
+                tasks.append(self._call(f"task({n})", self._environment.task, seed))
+        held = self._call("evaluation()", self._environment.evaluation, ration=LONG)
         if self.faults:
             return
         learnt, kept = ({_asked(task) for task in some} for some in (tasks, held))
@@ -175,17 +212,21 @@ class _Trial:
             self._find("not held out", f"{len(both)} of {len(kept)} held-out questions are also"
                        f" trained on, such as {min(both, key=len)[:80]!r}")  # fmt: skip
         if len(learnt) < FEWEST:
-            self._find("few", f"{QUESTIONS} seeds make {len(learnt)} different questions")
+            self._find("few", f"{len(tasks)} seeds make {len(learnt)} different questions")
         some = tasks[:TASKS]
-        if is_text(self._environment) and all(
-            len(task.answer) > 1 and task.answer in _asked(task) for task in some
-        ):
-            self._find("in the question", "the answer stands in every question")
-        order = [(n, task, said) for n, task in enumerate(some) for said in _sayings(task)]
+        if is_text(self._environment):
+            before = {_asked(task).rpartition(task.answer or "?")[0][-BEFORE:] for task in some}
+            if len(before) == 1 and before != {""}:
+                self._find("in the question", f"the answer stands in every question, behind"
+                           f" {before.pop()!r}")  # fmt: skip
+        order = [
+            (f"of task {n} and answer {at}, {str(said)[:40]!r}", task, said)
+            for n, task in enumerate(some)
+            for at, said in enumerate(_sayings(task))
+        ]
         order = order[::-1] if is_reversed else order
         expect(self._environment, [(task, said) for _, task, said in order], talks=True)
-        for n, task, said in order:
-            label = f"of task {n} and {str(said)[:40]!r}"
+        for label, task, said in order:
             self._watch.text = said if isinstance(said, str) and said in STRANGE else ""
             words = (said,) if is_turns(self._environment) else said
             self._pay(f"reward {label}", task, words)
@@ -199,10 +240,12 @@ class _Trial:
             where = _line_of(self._environment, "reward")
             self._find("reward", f"{label} is {paid!r:.40}: it must be from 0 to 1{where}")
 
-    def _call(self, label: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(
+        self, label: str, call: Callable[..., Any], *arguments: Any, ration: Ration = BRIEF
+    ) -> Any:
         sys.stderr.write(f"at {label[:200]!a}\n")
         sys.stderr.flush()
-        begin_call(Ration())
+        begin_call(ration)
         start = time.process_time()
         self._watch.on = True
         try:
@@ -217,8 +260,8 @@ class _Trial:
             self._watch.on = False
             end_calls()
         spent = time.process_time() - start
-        if spent > SLOW:
-            self._find("slow", f"{label} takes {spent:.1f} CPU s, over {SLOW:g}")
+        if spent > (most := SLOW * ration.cpu / BRIEF.cpu):
+            self._find("slow", f"{label} takes {spent:.1f} CPU s, over {most:g}")
         self.calls[label] = hashlib.sha256(came.encode(errors="replace")).hexdigest()[:16]
         return value
 
@@ -250,27 +293,33 @@ def _sayings(task: Any) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Examine the environment that standard input names, and print what came of it."""
-    name, data, kinds, number = json.load(sys.stdin)
-    options: dict[str, Any] = {"kinds": kinds} if kinds else {}
-    if data:
-        options["data"] = Path(data).read_bytes()
-    sys.stderr.write("at its class\n")
-    environment = make_environment(name, **options)
-    places = (
-        *environment_places(name),
-        sys.modules[type(environment).__module__].__file__ or "",
-    )
-    watch = _Watch([place for place in places if place])
-    trial = _Trial(environment, watch)
-    trial.run(is_reversed=bool(number))
-    found = {
-        "faults": list(trial.faults.values()),
-        "calls": trial.calls,
-        "reached": watch.reached,
-        "lines": {one: _line_of(environment, one) for one in METHODS},
-    }
-    sys.stdout.write(json.dumps(found))
+    """Examine the kinds of an environment that each line of standard input names, and print
+    what came of them."""
+    watch: _Watch | None = None
+    reply, sys.stdout = sys.stdout, sys.stderr  # an environment may print
+    for line in sys.stdin:
+        name, data, kinds, number = json.loads(line)
+        options: dict[str, Any] = {"kinds": kinds} if kinds else {}
+        if data:
+            options["data"] = Path(data).read_bytes()
+        sys.stderr.write("at its class\n")
+        environment = make_environment(name, **options)
+        places = (
+            *environment_places(name),
+            sys.modules[type(environment).__module__].__file__ or "",
+        )
+        watch = watch or _Watch([place for place in places if place])
+        watch.reached = {}
+        trial = _Trial(environment, watch)
+        trial.run(is_reversed=bool(number))
+        found = {
+            "faults": list(trial.faults.values()),
+            "calls": trial.calls,
+            "reached": watch.reached,
+            "lines": {one: _line_of(environment, one) for one in METHODS},
+        }
+        reply.write(json.dumps(found) + "\n")
+        reply.flush()
 
 
 if __name__ == "__main__":

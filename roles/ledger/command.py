@@ -78,7 +78,7 @@ def _main(argv: Sequence[str] | None) -> int:
 # fmt: off
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    whole = CommandParser(prog="shoal ledger", description=__doc__)
+    whole = CommandParser(prog="shoal ledger", description=main.__doc__)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, work: Any, **folder: Any) -> Any:

@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = CommandParser(prog="shoal models", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = CommandParser(prog="shoal models", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module, purpose in (
         (fetch, "make the folder of a small base model (93 MB to download)"),
         (inspect, "look through a model's folder, and list its digests"),

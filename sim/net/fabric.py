@@ -52,7 +52,6 @@ class Latency(Protocol):
 
     def __call__(self, one: Endpoint, other: Endpoint, /) -> float:
         """Return the seconds that a byte takes one way."""
-        ...
 
 
 class LocalHost(Protocol):
@@ -61,19 +60,15 @@ class LocalHost(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """The peer that answers at this machine."""
-        ...
 
     def refuses(self, peer: PeerId) -> bool:
         """Return True if it talks to ``peer`` at all."""
-        ...
 
     def give_up(self, wire: Wire) -> None:
         """Close the connection over ``wire``: its other side has been silent for too long."""
-        ...
 
     def crash(self) -> None:
         """End its process: nothing that its tasks still do may reach another machine."""
-        ...
 
 
 class LocalListener(Protocol):
@@ -82,7 +77,6 @@ class LocalListener(Protocol):
     @property
     def addr(self) -> Multiaddr:
         """The address at which it listens."""
-        ...
 
 
 class Endpoint:

@@ -96,19 +96,15 @@ class EndOwner(Protocol):
     @property
     def addrs(self) -> tuple[Multiaddr, ...]:
         """Addresses at which the host listens."""
-        ...
 
     def take_message(self, end: End, protocol: ProtocolId, message: bytes) -> None:
         """Take a message that has arrived at ``end``."""
-        ...
 
     def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
         """Run ``handler`` on a stream that the other side has opened."""
-        ...
 
     def forget(self, end: End) -> None:
         """Forget a connection that is gone."""
-        ...
 
 
 class End:

@@ -17,7 +17,8 @@ MEANINGS: Final = {
     "coverage": "Of the living members, the share that a node lists, on average over nodes that"
     " have been there for a while.",
     "death_seconds_median": "From a death until a node that had the dead in view knows of it.",
-    "death_seconds_p99": "The same for the slowest of a hundred.",
+    "death_seconds_p99": "From a death until 99 of 100 nodes that had the dead in view know of"
+    " it.",
     "deaths": "Machines that died.",
     "deaths_known_share": "Of all pairs of a dead peer and a node that had it in view, the"
     " share in which the node knew within 15 s.",
@@ -103,6 +104,7 @@ MEANINGS: Final = {
 
 SENTENCES: Final = (
     "{alive} of {nodes} nodes live; a death is known to 99 % after {death_seconds_p99:.0f} s",
+    "{alive} of {nodes} nodes live; none died",
     "{hold_newest:.0%} of the nodes hold the newest policy, the last after {seconds_100:.1f} s",
     "{hold_newest:.0%} of the nodes hold the newest policy",
     "{got_share:.1%} of all policies arrived, half of them after {seconds_50:,.0f} s",
@@ -125,6 +127,8 @@ SENTENCES: Final = (
 def in_a_sentence(result: Result) -> str:
     """Return what came of a run."""
     known = {"nodes": result.nodes, **result.metrics}
+    if not known.get("deaths", 1):
+        known.pop("death_seconds_p99", None)
     for sentence in SENTENCES:
         names = [name for _, name, _, _ in Formatter().parse(sentence) if name]
         if all(isinstance(known.get(name), int | float) for name in names):

@@ -37,7 +37,7 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
     ]
     charts = [_lives(result.lives, result.virtual_seconds, shades)] if result.lives else []
     charts += [curve(name, points, shades) for name, points in result.series.items()]
-    charts += [histogram(name, values) for name, values in result.distributions.items()]
+    charts += [histogram(*item) for item in result.distributions.items() if item[1]]
     foot = (
         f"seed {result.seed}, level L{result.level}, {result.nodes} nodes,"
         f" {result.virtual_seconds:,.0f} virtual seconds in {result.cpu_seconds:.1f} CPU"

@@ -58,7 +58,6 @@ class Workload(Protocol):
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play the scenario and return its metrics by name."""
-        ...
 
 
 @runtime_checkable

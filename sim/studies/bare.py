@@ -18,7 +18,6 @@ class BareWorkload(Protocol):
 
     def run_bare(self, simulation: Simulation, scenario: Scenario) -> Metrics:
         """Set up, let ``simulation.queue`` run, and return metrics."""
-        ...
 
 
 def play(

@@ -98,7 +98,7 @@ class Cast:
         return {
             "pullers": pullers,
             "whole": len(self._seconds),
-            "in_view": self._nodes[PUSHER].others(),
+            "in_view": len(self._nodes[PUSHER].others()),
             "seconds_50": round(statistics.median(seconds), 3),
             "seconds_100": round(seconds[-1], 3),
             "bound_seconds": round(8 * self._size / MBIT * least, 3),

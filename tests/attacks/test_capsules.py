@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
@@ -172,7 +172,6 @@ def test_a_bomb_of_nested_entries_is_bounded() -> None:
         read_capsule_untrusted(bytes(data))
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), st.binary())
 def test_any_bytes(changes: list[tuple[int, int]], more: bytes) -> None:
     data = bytearray(packed(**{"environment.py": "pass", "b.txt": "word"}))

@@ -224,15 +224,6 @@ def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
     assert any(isinstance(message, Ask) for message in asked)
 
 
-async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path) -> None:
-    world = RealWorld(AUTHOR, tmp_path)
-    store = PolicyStore(world, ShardcastConfig(), b"run")
-    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.safetensors", b"weights")
-    await world.disk.write(f"{store.folder}/v0000000000000009-0a0b0c0d.policy", b"torn")
-    assert await store.load() == []
-    assert await world.disk.list(store.folder) == []
-
-
 async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
     store = PolicyStore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import MAX_PUBLICATIONS
-from p2p.dht.core.events import Join, Written
+from p2p.dht.core.events import Written
 from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
 from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.messages import (
@@ -137,23 +137,6 @@ def _noted(allows: object, unanswered: list[int]) -> object:
         return allowed
 
     return noted
-
-
-def test_forty_join_through_one_seed_in_two_seconds() -> None:
-    swarm = Swarm(1, 2)
-    (seed,) = swarm.nodes.values()
-    swarm.run(1)
-    unanswered = [0]
-    seed.core._responder.quotas.admit = _noted(seed.core._responder.quotas.admit, unanswered)  # type: ignore[method-assign]
-    for index in range(40):
-        node = swarm.add()
-        swarm.at(
-            1 + index / 20,
-            lambda node=node, index=index: swarm.give(node, Join(10_000 + index, (seed.peer,))),
-        )  # type: ignore[misc]
-    swarm.run(20)
-    assert unanswered == [0]
-    assert all(node.core.contacts >= 15 for node in swarm.nodes.values())
 
 
 def test_an_answer_is_counted_also_if_it_is_small() -> None:

@@ -141,22 +141,6 @@ def test_a_lying_seed_costs_four_dials_a_lookup_and_an_honest_one_is_believed() 
     assert late.core.contacts >= 30
 
 
-def test_the_dead_among_an_honest_peers_contacts_hold_up_nothing() -> None:
-    """A third of what one seed names is dead: the rest is found through it."""
-    swarm = Swarm(40, 3)
-    swarm.join_all()
-    first, *others = swarm.nodes.values()
-    for node in others[::3]:
-        swarm.kill(node)
-    late = swarm.add()
-    swarm.give(late, Join(999, (first.peer,)))
-    swarm.run(swarm.now + 20)
-    alive = [node for node in others if node.alive]
-    assert sum(late.core.contact_of(node.peer) is not None for node in alive) >= 0.9 * len(
-        alive
-    )
-
-
 def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     """Its own word counts, which address it has: else each lookup dials where a liar says that
     it is.

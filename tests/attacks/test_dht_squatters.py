@@ -6,12 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
-
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import Effect, Found, Get, Join, Put
+from p2p.dht.core.events import Effect, Found, Get, Put
 from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.dht.core.validation import Namespace, PublisherKind
 from p2p.dht.messages import Contact, FindValue, Store, Stored, Values
@@ -95,25 +93,6 @@ def test_many_more_squatters_than_places_hide_few_members() -> None:
     squat(swarm, [key_pair(number, 66) for number in range(150)])
     publish(swarm, nodes[2:10])
     assert len(found(swarm, nodes[11]) & {node.peer for node in nodes[2:10]}) >= 6
-
-
-@pytest.mark.deep
-def test_a_squatter_on_every_node_ends_no_lookup_before_the_holders() -> None:
-    """Two names on each of 150 nodes. Before: one of 20 newcomers ended its lookups at nodes on
-    the way, which had the squatters' records, and read nothing of the member.
-    """
-    swarm = town(150)
-    nodes = list(swarm.nodes.values())
-    squat(swarm, [key_pair(number, 66) for number in range(2)])
-    publish(swarm, nodes[3:4])
-    missed = 0
-    for _ in range(20):
-        newcomer = swarm.add()
-        describe(newcomer.core, RUN_RECORDS)
-        swarm.give(newcomer, Join(7, (nodes[0].peer,)))
-        swarm.run(swarm.now + 5)
-        missed += nodes[3].peer not in found(swarm, newcomer)
-    assert missed == 0
 
 
 class Reading:

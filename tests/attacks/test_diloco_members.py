@@ -244,16 +244,6 @@ def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
         assert any(isinstance(one, ev.Reduce) for one in effects) == computed
 
 
-def test_beats_from_the_future_make_no_member_and_no_record() -> None:
-    made = with_readys()
-    stranger = peer_named(50)
-    made.handle(ev.Received(stranger, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
-    made.handle(ev.Received(LIAR, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
-    assert made.joiners(1.0) == []
-    assert made.record == BEFORE
-    assert LIAR in made.live(1.0)
-
-
 class _Reader:
     """Tells whether somebody could still read."""
 
@@ -435,7 +425,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 3))
+@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 1))
 def test_who_says_something_to_some_alone_slows_no_round(
     size: int, founders: int, way: str, told: int
 ) -> None:
@@ -446,7 +436,7 @@ def test_who_says_something_to_some_alone_slows_no_round(
     assert rounds_of(size, founders, way, told) >= least * honest
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("size", swept([3, 4, 5], 1))
 @pytest.mark.parametrize("spoil", [without_one, those_who_are_not_there])
 def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: int) -> None:
     """It says that it hears no victim, that the victim leaves, and that the absent are there,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from roles.engines import client
 from roles.engines.base import EngineError, Group
 from roles.engines.client import open_engine
 from roles.engines.fake import FakeEngine
-from roles.envs.base import Ration
-from roles.envs.client import WorkerEnvironment
-from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
 from roles.workers import client as workers
@@ -71,22 +67,6 @@ async def test_an_engine_that_cannot_be_forked_is_tried_again(
         machine.left = len(START_PAUSES) + 1
         with pytest.raises(WorkerNotStarted, match=r"temporarily .*ulimit -u"):
             await engine.drop()
-
-
-async def test_an_environment_that_cannot_be_forked_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """BlockingIOError ended the role; an environment that failed instead would be judged by it
-    until the next policy."""
-    machine = Refusing(monkeypatch)
-    setup = EnvironmentSetup(parts=(EnvironmentPart(name="sort", weight=1),))
-    async with open_world(tmp_path) as world, AsyncExitStack() as stack:
-        monkeypatch.setattr(world, "sleep", machine.sleep)
-        environment = WorkerEnvironment(world, setup, Ration(), stack)
-        machine.left = len(START_PAUSES)
-        await environment.open()
-        assert len(await environment.tasks([bytes(32)])) == 1
-        assert machine.pauses == list(START_PAUSES)
 
 
 def test_an_engine_that_fails_under_an_older_policy_goes_on_with_the_newest(

@@ -153,19 +153,6 @@ async def test_each_turn_has_the_time_of_an_answer() -> None:
             await environment.hear([(task, [(1, 9) * 5] * 20)])
 
 
-@pytest.mark.usefixtures("game")
-async def test_calls_beside_one_that_hangs_are_made_after_it() -> None:
-    answers: list[object] = []
-    async with opened() as environment, trio.open_nursery() as nursery:
-
-        async def ask(first: int) -> None:
-            answers.append(await earns(environment, first))
-
-        for first in (7, 1, 0, 1, 7):
-            nursery.start_soon(ask, first)
-    assert answers == [[1.0, 0.0]] * 5
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [

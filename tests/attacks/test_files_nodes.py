@@ -188,7 +188,7 @@ def survived(name: str, turn: int) -> dict[Row, str]:
 
 @pytest.mark.parametrize("turn", swept(range(len(HARM)), 1))
 @pytest.mark.parametrize(
-    "name", swept(["trainer-1", "relay-1", "validator-1", "inference-1"], 2)
+    "name", swept(["trainer-1", "relay-1", "validator-1", "inference-1"], 1)
 )
 def test_a_node_with_damaged_files_goes_on(name: str, turn: int) -> None:
     """Nothing is lost but work, nothing honest is rejected, nothing is told

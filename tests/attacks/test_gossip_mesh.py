@@ -6,15 +6,14 @@ from random import Random
 
 import pytest
 
-from p2p.events import PeerDown, PeerUp, Received, Tick
+from p2p.events import PeerDown, PeerUp
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core.events import Publish, Subscribe, Unsubscribe
 from p2p.gossip.core.mesh import MAX_FLOOD_PUBLISH, OPPORTUNISTIC_GRAFT_HEARTBEATS
-from p2p.gossip.messages import Rpc, encode_rpc
+from p2p.gossip.messages import Rpc
 from p2p.identity import PeerId
 from tests.attacks.gossip_node import TOPIC, Victim, said
-from tests.unit.core_swarm import Node, peer_named
-from tests.unit.test_gossip_core import GossipSwarm, make_core
+from tests.unit.core_swarm import peer_named
 
 AUTHOR = peer_named(900)
 HONEST = [peer_named(number) for number in range(1, 7)]
@@ -134,48 +133,3 @@ def test_a_publication_reaches_those_we_dialled_before_a_crowd_of_strangers() ->
     victim.do(Publish(TOPIC, b"news"))
     assert reached(victim, b"news", HONEST) == 6
     assert reached(victim, b"news", crowd) <= MAX_FLOOD_PUBLISH
-
-
-def test_a_swarm_with_a_crowd_of_silent_grafters_hears_everything() -> None:
-    """Thirty honest nodes; each has 16 connections from attackers that graft at once and pass
-    nothing on.
-    """
-    swarm = HostileSwarm(30, seed=5, attackers=16)
-    swarm.run(30)
-    for number in range(10):
-        swarm.publish(number, b"news %d" % number)
-        swarm.run(1)
-    swarm.run(4)
-    for number in range(10):
-        assert swarm.reached(b"news %d" % number) == 29
-    for node in swarm.nodes.values():
-        assert not any(points for peer, points in node.penalties.items() if peer in swarm.nodes)
-
-
-class HostileSwarm(GossipSwarm):
-    """Every node has inbound connections of attackers before it has any other."""
-
-    def __init__(self, size: int, *, seed: int, attackers: int) -> None:
-        self._attackers = attackers
-        self._dice = Random(seed)
-        super().__init__(size, seed=seed)
-
-    def start(self, number: int, degree: int) -> Node:
-        peer = peer_named(number)
-        others = [node.peer for node in self.alive()]
-        node = Node(peer, make_core(peer, seed=number))
-        self.nodes[peer] = node
-        self.delivered[peer], self.judged[peer] = [], []
-        self.drive(node, Subscribe(TOPIC))
-        self.drive(node, Tick())
-        for each in range(self._attackers):
-            ghost = peer_named(10_000 + 100 * number + each)
-            self.drive(node, PeerUp(ghost))
-            self.drive(node, Received(ghost, encode_rpc(JOIN)))
-        for other in self.rng.sample(others, min(degree // 2, len(others))):
-            self.connect(node, other)
-        return node
-
-    def send(self, node: Node, peer: PeerId, data: bytes) -> None:
-        if peer in self.nodes:  # attackers take everything and answer nothing
-            super().send(node, peer, data)

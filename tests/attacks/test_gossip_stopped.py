@@ -63,25 +63,6 @@ def test_a_minute_of_traffic_that_comes_at_once_is_no_flood() -> None:
     assert victim.delivered[-1] == b"news"
 
 
-@pytest.mark.parametrize("stopped", [0, 60])
-def test_a_full_outbox_that_comes_at_once_is_no_flood(stopped: float) -> None:
-    """As small as gossip gets, and a MiB more from windows and kernels."""
-    victim = Victim()
-    victim.meet(FRIENDS[0])
-    victim.later(20)
-    victim.now += stopped
-    rpcs = [
-        encode_rpc(Rpc(messages=[said(AUTHOR, bytes(150), seqno=number)]))
-        for number in range(500)
-    ]
-    for number in range((MAX_OUTBOX + MIB) // len(rpcs[0])):
-        victim.do(Received(FRIENDS[0], rpcs[number % 500]))
-    victim.later(30)
-    assert not victim.points
-    victim.hear(FRIENDS[0], Rpc(messages=[said(AUTHOR, b"news", seqno=10**6)]))
-    assert victim.delivered[-1] == b"news"
-
-
 def test_a_peer_that_goes_on_is_blamed_after_a_stop_too() -> None:
     victim = Victim()
     victim.meet(FRIENDS[0])

@@ -29,8 +29,6 @@ from p2p.swarm.core.gater import (
 from p2p.swarm.core.limits import (
     MAX_DIALS_PER_HOST,
     MAX_FAILED_PER_HOST,
-    DialTargets,
-    group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
@@ -99,7 +97,7 @@ def test_minted_identities_wash_off_no_refusal() -> None:
     for number in range(2, 10_100):
         scores.penalise(peer_at(number), 1.0, now=0.0)
     assert scores.is_refused(peer_at(0), 1.0)
-    assert scores.points(peer_at(1), 0.0) == PENALTY_LIMIT - 1
+    assert scores.points.count(peer_at(1), 0.0) == PENALTY_LIMIT - 1
 
 
 class SilentNetwork(MemoryNetwork):
@@ -170,21 +168,6 @@ async def test_one_target_is_dialled_a_few_times_however_many_name_it(
                 nursery.start_soon(be_sent, number)
         assert network.most <= MAX_DIALS_PER_HOST
         assert len(network.dialled) <= 2 * MAX_FAILED_PER_HOST
-
-
-def test_targets_are_counted_by_host_and_network() -> None:
-    """Failures fade, and a host that answers is never left alone."""
-    targets = DialTargets()
-    group = group_of(Multiaddr.parse("/ip4/11.1.1.1/tcp/1"))
-    for _ in range(100):
-        assert targets.begin(group, 0.0)
-        targets.end(group, 0.0, answered=True)
-    for _ in range(int(MAX_FAILED_PER_HOST)):
-        assert targets.begin(group, 0.0)
-        targets.end(group, 0.0, answered=False)
-    assert not targets.begin(group, 0.0)
-    assert targets.begin(group_of(Multiaddr.parse("/ip4/11.1.2.1/tcp/1")), 0.0)
-    assert targets.begin(group, 120.0)
 
 
 async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:

@@ -207,40 +207,6 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
         nursery.cancel_scope.cancel()
 
 
-def test_of_a_large_crowd_the_newest_is_next_and_others_before_it() -> None:
-    """Beyond the list: before, newcomers waited for all that had come before them, 0.6 s."""
-    turns = connector._Turns(64)
-    home = NetGroup("127.0.0.1", "loopback", limited=False)
-    hosts = [NetGroup(f"ip4/{number}", "ip4/near", limited=True) for number in (1, 2)]
-    near = [turns.wait(PendingHandshake(host, 0.0, bool)) for host in hosts]
-    crowd = [turns.wait(PendingHandshake(home, 0.1 * number, bool)) for number in range(8)]
-    order: list[trio.Event] = []
-
-    def call(now: float) -> None:
-        turns.call(now)
-        order.extend(turn for turn in near + crowd if turn.is_set() and turn not in order)
-
-    for _ in range(4):  # each network in its turn, in the order of coming
-        call(0.3)
-    assert order == near + crowd[:2]
-    call(0.19 + connector.OVERLOADED)
-    assert order[4:] == [crowd[2]]  # not longer than that
-    while turns.waiting:
-        call(10.0)
-    assert order[5:] == crowd[:2:-1]
-    turns = connector._Turns(4)  # of few places, what waits is soon too much
-    crowd = [turns.wait(PendingHandshake(home, 0.0, bool)) for _ in range(6)]
-    for _ in range(6):
-        turns.call(0.1)
-        order += [turn for turn in crowd if turn.is_set() and turn not in order]
-    assert order[-6:] == [*crowd[:3:-1], *crowd[:4]]
-    gone = turns.wait(PendingHandshake(home, 0.0, bool))
-    turns.leave(home, gone)
-    turns.leave(home, gone)
-    assert not turns.waiting
-    assert not gone.is_set()
-
-
 def test_who_was_answered_goes_after_who_waits_for_a_turn() -> None:
     """Beyond the list: before, the oldest of those that had spoken went first, which were those
     whose answer was on its way: one newcomer of 15 while 1,008 dialers fought for 117 places.
@@ -275,25 +241,6 @@ def test_dialers_that_have_hung_up_take_no_turns() -> None:
     turns.call(10.0)
     assert all(turn.is_set() for turn in waiting)
     turns.call(10.0)  # harmless
-
-
-async def test_silence_and_hanging_up_cost_no_turn() -> None:
-    """Beyond the list: before, a socket that was closed at once had its turn nevertheless."""
-    async with victim() as (network, host):
-        left = host._connector._turns._limit.level
-        for _ in range(3 * SMALL.handshakes):
-            await (await network.dial(host.addrs[0])).aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert host.budget.handshakes == 0
-        assert host._connector._turns._limit.level == left
-        await honest(network, host)
-
-
-def test_a_thousand_dialers_at_once_push_no_newcomer_out() -> None:
-    budget = Budget(ResourceLimits())
-    for _ in range(1000):
-        pending = PendingHandshake(UNKNOWN, 0.0, lambda: None, heard=True)
-        assert budget.begin_handshake(pending) is None
 
 
 async def test_idle_connections_end_and_messages_open_them_again(

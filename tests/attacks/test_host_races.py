@@ -112,16 +112,6 @@ async def test_a_listener_that_raises_lets_no_violation_go_unpunished() -> None:
             assert host._connector.is_refused(other.peer_id)
 
 
-async def test_a_listener_that_raises_is_loud_in_strict_mode() -> None:
-    with pytest.RaisesGroup(ValueError, flatten_subgroups=True, allow_unwrapped=True):
-        async with pair(strict=True) as (host, other):
-            with host.watching(
-                lambda event: crash() if event.state is PeerState.CONNECTED else None
-            ):
-                await host.connect_addr(other.addrs[0])
-                await trio.testing.wait_all_tasks_blocked()
-
-
 # Dials.
 
 
@@ -159,40 +149,7 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
             assert received == [b"hello"]
 
 
-async def test_a_dial_that_a_bug_ended_is_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before, `connect` returned as if there were one."""
-    async with pair() as (host, other):
-        host.add_addrs(other.peer_id, other.addrs)
-
-        async def broken(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-            raise ValueError("our bug")
-
-        monkeypatch.setattr(host.network, "dial", broken)
-        with pytest.raises(PeerUnreachable):
-            await host.connect(other.peer_id)
-
-
 # Lanes.
-
-
-async def test_a_lane_has_no_task_while_nothing_waits() -> None:
-    """Before, each of two lanes to each idle peer kept a task and a deque: 12 KiB a
-    connection.
-    """
-    async with pair(strict=True) as (host, other):
-        received: list[bytes] = []
-        with other.receiving(NEWS, lambda _, message: received.append(message)):
-            await host.connect_addr(other.addrs[0])
-            await trio.testing.wait_all_tasks_blocked()
-            assert host._nursery is not None
-            before = len(host._nursery.child_tasks)
-            for number in range(5):
-                assert host.send(other.peer_id, NEWS, b"%d" % number)
-                await trio.testing.wait_all_tasks_blocked()
-            assert len(host._nursery.child_tasks) == before
-            assert received == [b"%d" % number for number in range(5)]
 
 
 async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns() -> None:
@@ -584,7 +541,7 @@ async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
 
 
 @pytest.mark.parametrize("buggy", [False, True], ids=["strict", "buggy"])
-@pytest.mark.parametrize("seed", swept(range(4), 2))
+@pytest.mark.parametrize("seed", swept(range(4), 1))
 def test_whatever_the_order_all_accounts_end_at_zero(seed: int, buggy: bool) -> None:
     with deterministic(seed):
         trio.run(

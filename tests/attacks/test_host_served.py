@@ -110,21 +110,6 @@ def test_the_peer_with_the_most_streams_loses_its_newest(
         for one in own:
             budget.served_to_end(one)
     assert budget.served == 0
-    assert not budget._by_served
-
-
-async def test_one_peer_has_a_share_over_all_its_connections() -> None:
-    """The share is the peer's, not the connection's."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-    ):
-        budget = victim.budget
-        peer = one.peer_id
-        served = [limits_module.ServedStream(peer, lambda: None) for _ in range(300)]
-        refused = [stream for stream in served if budget.serve(stream) is stream]
-        assert len(refused) == 300 - limits_module.MAX_SERVED_PER_PEER
 
 
 @pytest.mark.parametrize("kind", ["messages", "requests"])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
 from roles.contract import sign_run
 from roles.contract.core.file import EnvironmentPin, Model
-from roles.envs.base import Ration, environment_digest
+from roles.envs.base import environment_digest
 from roles.models import trial
 from roles.models.__main__ import main
 from roles.models.bundle import pin_folder, read_config
@@ -199,19 +197,3 @@ def test_calibration_waits_for_no_template_for_ever(
         (folder / "chat_template.jinja").write_text(source)
         assert calibrate(calibrating(folder)) == 1
         assert said in capsys.readouterr().err
-
-
-def test_calibration_gives_no_template_its_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was rendered in the process of whoever calibrated: a list that holds itself twice, 30
-    times over, is a text of 9 GB, which no limit of the template's own sees."""
-    folder = make_folder(tmp_path / "model")
-    twice = "{% set a = [a, a] %}" * 30
-    source = f"{{% set a = ['x'] %}}{twice}{{{{ a|tojson if messages|length == 1 }}}}"
-    (folder / "chat_template.jinja").write_text(source)
-    monkeypatch.setattr(command, "Ration", partial(Ration, cpu=0.5))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert calibrate(calibrating(folder)) == 1
-    assert "may use 0.5 s of CPU for one call" in capsys.readouterr().err
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20), "1 GiB"

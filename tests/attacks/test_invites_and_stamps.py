@@ -17,7 +17,6 @@ from p2p.dht.stamp import make_stamp
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, PeerId
 from p2p.membership.core.verifier import HeartbeatVerifier
-from p2p.node import guests
 from p2p.node.admission import Capability, Credential, find_work
 from p2p.node.node import _is_stamped
 from p2p.node.rundoc import STAMP_GRACE, RunBook
@@ -279,32 +278,3 @@ async def test_a_use_that_the_disk_refused_is_kept_with_the_next(
     third = KeyPair(b"3" * 32).peer_id
     with pytest.raises(BadMessage, match="all 2 uses"):
         again.see(third, shown(one, third))
-
-
-async def test_who_is_in_no_more_is_looked_for_once_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While an inviter's places were taken, each pass of its others cost 3 ms of looking."""
-    monkeypatch.setattr(guests, "MAX_GUESTS_OF_ONE", 4)
-    book, world = await book_at(tmp_path)
-    peers = [KeyPair(bytes([number]) * 32).peer_id for number in range(30, 60)]
-    one = invite(by=INVITER, uses=100)
-    for peer in peers[:4]:
-        book.see(peer, shown(one, peer))
-    looked: list[object] = []
-    real = guests.why_not_by
-
-    def counted(*asked: Any) -> str:
-        looked.append(asked)
-        return real(*asked)
-
-    monkeypatch.setattr(guests, "why_not_by", counted)
-    for peer in peers[4:]:
-        with pytest.raises(BadMessage, match="more than a node remembers"):
-            book.see(peer, shown(one, peer))
-    assert len(looked) == len(peers[4:]) + 4
-    world.at += guests.TIDY
-    with pytest.raises(BadMessage):
-        book.see(peers[4], shown(one, peers[4]))
-    assert len(looked) == len(peers[4:]) + 4 + 1 + 4
-    assert CLOSED.guest_rules.inviters == (INVITER.peer_id,)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -20,25 +19,20 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.host import FrameReceiver, Host, Stream, serve_requests
+from p2p.host import FrameReceiver, Host, Stream
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.shardcast.messages import ChunkHeader
 from p2p.shardcast.receiver import BulkReader
 from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
 from p2p.swarm import identify
-from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from p2p.world import World
-from tests.attacks.hostile_mux import DATA, Hostile, frame, hello
-from tests.attacks.test_transport_memory import grown
 
 QUIET = SwarmConfig(keepalive=float("inf"), identify=False)
-ECHO = ProtocolId("/test/echo")
 NEWS = [ProtocolId(f"/test/news/{number}") for number in range(8)]
-LARGE = 200 * KI
-"""Bytes that fit the first window with what a stream's negotiation took of it."""
 
 
 class Piece(bytearray):
@@ -127,70 +121,6 @@ async def test_a_reader_that_waits_keeps_no_piece_that_it_has_read(
         assert len(stream.given) == len(pieces)
         assert not any(piece() for piece in stream.given)
         nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def _attacked() -> AsyncIterator[tuple[SwarmHost, Hostile]]:
-    """A host whose handlers are the product's, and a peer that takes all answers."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
-        trio.open_nursery() as nursery,
-    ):
-        hostile = await Hostile.dial(host.world, network, host.addrs[0], KeyPair(b"\x66" * 32))
-        nursery.start_soon(hostile.swallow)
-        yield host, hostile
-        nursery.cancel_scope.cancel()
-
-
-async def _say(hostile: Hostile, stream_id: int, protocol: str, body: bytes) -> None:
-    await hostile.send(hello(stream_id, protocol))
-    for start in range(0, len(body), 32 * KI):
-        await hostile.send(frame(DATA, 0, stream_id, body[start : start + 32 * KI]))
-        await trio.testing.wait_all_tasks_blocked()
-
-
-async def test_pings_that_wait_for_more_keep_nothing() -> None:
-    """Before: 32 KiB in each of 32 streams, 1.1 MiB."""
-    async with _attacked() as (_, hostile):
-        await _say(hostile, 1, identify.PING_ID, bytes(32 * KI))  # what is shared is there
-        with grown() as cost:
-            for number in range(32):
-                await _say(hostile, 3 + 2 * number, identify.PING_ID, bytes(32 * KI))
-        assert cost[0] < 32 * 12 * KI  # the streams
-
-
-async def test_lanes_that_wait_keep_no_message() -> None:
-    """Before: the last message of each lane, 1.6 MiB of eight."""
-    heard: list[int] = []
-    async with _attacked() as (host, hostile):
-        blocks = ExitStack()
-        for protocol in NEWS:
-            receiving = host.receiving(protocol, lambda _, message: heard.append(len(message)))
-            blocks.enter_context(receiving)
-        message = encode_varint(LARGE) + bytes(LARGE)
-        await _say(hostile, 1, NEWS[0], message)
-        with grown() as cost:
-            for number, protocol in enumerate(NEWS):
-                await _say(hostile, 3 + 2 * number, protocol, message)
-        assert heard == [LARGE] * (1 + len(NEWS))
-        assert cost[0] < LARGE
-
-
-async def test_services_that_wait_keep_neither_question_nor_answer() -> None:
-    """Before: the last question of each stream."""
-
-    async def answer(_: PeerId, question: bytes) -> bytes:
-        return bytes(len(question))
-
-    async with _attacked() as (host, hostile):
-        host.set_handler(ECHO, serve_requests(answer))
-        question = encode_varint(LARGE) + bytes(LARGE)
-        await _say(hostile, 1, ECHO, question)
-        with grown() as cost:
-            for number in range(8):
-                await _say(hostile, 3 + 2 * number, ECHO, question)
-        assert cost[0] < LARGE
 
 
 async def test_a_message_that_a_stream_takes_slowly_counts_as_waiting() -> None:

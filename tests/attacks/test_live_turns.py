@@ -7,18 +7,15 @@ needs ten of them.
 from __future__ import annotations
 
 import contextlib
-import gc
-import weakref
 from collections import Counter
 
-import pytest
 import trio
 import trio.testing
 
 import p2p
 from p2p.host import Stream
 from p2p.identity import KeyPair
-from p2p.machine import COLLECT_EVERY, open_world, trim_memory
+from p2p.machine import open_world
 from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
 from p2p.transport.connection import _CROWD, STALLS
 from p2p.transport.core.budget import HostBudget
@@ -34,7 +31,6 @@ from tests.attacks.hostile_mux import (
     frame,
     hello,
     open_victims,
-    peer_of,
 )
 
 
@@ -187,61 +183,6 @@ async def test_answers_that_are_not_taken_end_their_streams() -> None:
 async def _send_much(stream: trio.abc.SendStream) -> None:
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         await stream.send_all(bytes(1_000_000))
-
-
-def test_protected_peers_lose_their_streams_last() -> None:
-    friend, stranger = peer_of(1), peer_of(2)
-    budget = Budget(ResourceLimits(), {friend}.__contains__)
-    ended: list[p2p.PeerId] = []
-    streams = [ServedStream(friend, bool) for _ in range(200)] + [ServedStream(stranger, bool)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("p2p.swarm.core.limits.MAX_SERVED", 200)
-        for stream in streams:
-            victim = budget.serve(stream)
-            if victim is not None:
-                ended.append(victim.peer)
-    assert ended == [stranger]
-
-
-def test_freed_memory_can_be_given_back() -> None:
-    trim_memory()
-
-
-async def test_a_node_looks_through_all_objects_once_in_a_while_only(
-    autojump_clock: trio.abc.Clock,
-) -> None:
-    """Beyond the list: before, whenever there were a quarter more, 0.3 s of 4,096 streams."""
-
-    class Knot:
-        def __init__(self) -> None:
-            self.itself = self
-
-    full: list[str] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] == 2:
-            full.append(phase)
-
-    before = gc.get_threshold()
-    async with open_world(key=KeyPair(bytes(32)), trims=True) as world:
-        gc.callbacks.append(note)
-        try:
-            kept = [[number] for number in range(200_000)]
-            old = Knot()
-            gc.collect(1)
-            knot = weakref.ref(old)
-            del old
-            assert not full
-            await world.sleep(COLLECT_EVERY + 1)
-            assert len(full) == 1
-            assert knot() is None
-            await world.sleep(10 * COLLECT_EVERY)
-            assert len(full) == 1  # little was made since
-        finally:
-            gc.callbacks.remove(note)
-    assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0
-    assert len(kept) == 200_000
 
 
 def test_a_stream_reset_within_a_turn_leaves_nothing() -> None:

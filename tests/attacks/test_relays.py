@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
 
-from p2p import SwarmHost, open_host
+from p2p import open_host
 from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.messages import HOP_ID, HopMessage, HopStatus, HopType, Reservation
 from p2p.circuit.relay import receive_message, relaying
-from p2p.errors import ConfigError, PeerUnreachable
+from p2p.errors import PeerUnreachable
 from p2p.host import Stream, request, send_frame, serve_requests
-from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.reach.autonat import AutonatConfig, open_autonat
 from p2p.swarm import identify
-from p2p.transport.memory import MemoryNetwork
 from p2p.wire import FrameReader
 from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
 
@@ -81,53 +80,6 @@ def test_a_circuit_outlives_its_reservation_and_a_new_one_does_not_begin() -> No
                         await late.connect_addr(place)
                     await send_frame(stream, b"still")
                     assert await FrameReader(stream, 1024).receive() == b"still"
-
-    run(main)
-
-
-@pytest.mark.deep
-def test_a_hundred_greedy_clients_keep_no_member_out() -> None:
-    """They hold all places, and each asks for more and for circuits to all others."""
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        config = RelayConfig(strangers=True, reservations=100, per_network=200)
-        keys = [KeyPair(bytes([number]) * 32) for number in range(1, 101)]
-        member, guest = (KeyPair(bytes([number]) * 32) for number in (201, 202))
-        async with AsyncExitStack() as stack:
-
-            async def open_one(key: KeyPair, listen: Sequence[str] = ()) -> SwarmHost:
-                opened = open_host(network=network, key=key, listen=listen, strict=True)
-                return await stack.enter_async_context(opened)
-
-            relay = await open_one(KeyPair(bytes([200]) * 32), ["/memory/0"])
-            stack.enter_context(
-                relaying(relay.world, relay, relay.world.signer, config, member.peer_id.__eq__)
-            )
-            place = relay.addrs[0].through
-
-            async def be_greedy(host: SwarmHost) -> None:
-                for key in keys * 2:
-                    with suppress(PeerUnreachable, ConfigError):
-                        await host.connect_addr(place.with_peer(key.peer_id))
-                await trio.sleep_forever()
-
-            greedy = [await open_one(key) for key in keys]
-            for host in greedy:
-                with suppress(ConfigError):
-                    await host.listen(place)
-            home, other = await open_one(member), await open_one(guest)
-            async with trio.open_nursery() as nursery:
-                for host in greedy:
-                    nursery.start_soon(be_greedy, host)
-                await trio.lowlevel.checkpoint()
-                with home.serving(ECHO, serve_requests(echo)):
-                    await home.listen(place)
-                    assert home.network.relays == (relay.peer_id,)
-                nursery.cancel_scope.cancel()
-            with home.serving(ECHO, serve_requests(echo)):
-                await other.connect_addr(place.with_peer(member.peer_id))
-                assert await request(other, member.peer_id, ECHO, b"in") == b"in"
 
     run(main)
 

@@ -25,7 +25,7 @@ import pytest
 import trio
 
 from p2p.errors import LimitExceeded, WorkerDied, WorkerNotStarted
-from p2p.machine import RealWorld, open_world
+from p2p.machine import open_world
 from p2p.sandbox import Confinement, Containment
 from p2p.sandbox.confinement import CHATTER, HEARD, Mechanism
 from p2p.sandbox.launch import find_containment, launch, try_containment
@@ -227,15 +227,6 @@ async def test_a_reward_finds_every_door_shut(package: House) -> None:
         answers = [(task, [(number,) for number in range(len(names))])]
         rewards = dict(zip(names, await environment.rewards(answers), strict=True))
     assert {name for name, reward in rewards.items() if reward} == set()
-
-
-async def test_a_source_of_tasks_finds_every_door_shut(package: House) -> None:
-    names = list(package.doors)
-    async with environment_in(package) as environment:
-        seeds = [bytes([number]) * 32 for number in range(len(names))]
-        tasks = await environment.tasks(seeds)
-    found = {name: task.source.decode() for name, task in zip(names, tasks, strict=True)}
-    assert {name for name, came in found.items() if came == "open"} == set()
 
 
 @asynccontextmanager
@@ -494,46 +485,6 @@ def test_a_program_that_leaves_the_files_where_they_are_is_not_believed(tmp_path
     )
     reason = try_containment(candidate, Confinement(tasks=16), str(tmp_path))
     assert reason == "it does not leave the node's namespaces (net, ipc, uts)"
-
-
-async def test_without_a_name_engines_are_contained(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Containers give the root for a home to a user without a name: an empty folder over all of
-    the machine left no Python, and engines ran uncontained."""
-    monkeypatch.setenv("HOME", "/")
-    seen = Confinement(sees_machine=True, tasks=None)
-    assert try_containment(CONTAINMENT, seen, str(house.folder)) == ""
-
-
-def test_tasks_are_not_counted_with_those_of_other_programs() -> None:
-    """Where nothing contains a worker, all of its user's programs count: with 64 of them it
-    could start no thread, and even the environment sort died at once."""
-    argv, folder = ["roles.envs.worker"], "/nowhere"
-    assert '"NPROC"' in " ".join(launch(argv, STRICT, CONTAINMENT, folder=folder).command)
-    uncontained = launch(argv, STRICT, Containment(reason="a test"), folder=folder)
-    assert '"AS"' in " ".join(uncontained.command)
-    assert '"NPROC"' not in " ".join(uncontained.command)
-
-
-def test_a_world_tries_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from p2p import worker_process
-
-    tried: list[str] = []
-
-    def find(folder: str) -> Any:
-        tried.append(folder)
-        return CONTAINMENT
-
-    monkeypatch.setattr(worker_process, "find_containment", find)
-
-    async def main() -> None:
-        async with open_world(tmp_path) as world:
-            assert isinstance(world, RealWorld)
-            assert await world.containment() == await world.containment() == CONTAINMENT
-
-    trio.run(main)
-    assert tried == [str(tmp_path)]
 
 
 async def test_an_engine_reads_no_secret_and_writes_what_is_its_own(

@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,26 +126,3 @@ def test_without_a_program_there_is_none(
     monkeypatch.setattr(launch.sys, "platform", "linux")
     monkeypatch.setattr(launch, "is_filtered", lambda: False)
     assert "no table of system calls" in launch.find_containment(str(tmp_path)).reason
-
-
-def test_the_systems_own_program_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.sys, "platform", "linux")
-    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(launch, "bundled_bwrap", lambda: "/site-packages/bwrap")
-    for user, ways in ((0, [True, False]), (1000, [False])):
-        monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
-        found = [(one.program, one.is_switching) for one in launch._candidates()]
-        assert found == [
-            (program, way)
-            for program in ("/usr/bin/bwrap", "/site-packages/bwrap")
-            for way in ways
-        ]
-    monkeypatch.setattr(launch.sys, "platform", "darwin")
-    assert [one.mechanism for one in launch._candidates()] == [Mechanism.SEATBELT]
-
-
-def test_what_is_in_force_is_said_in_words() -> None:
-    named: dict[str, Any] = {"mechanism": Mechanism.BUBBLEWRAP, "program": "/usr/bin/bwrap"}
-    assert str(Containment(**named)) == "bubblewrap (/usr/bin/bwrap, a user namespace, seccomp)"
-    assert "another user" in str(Containment(**named, is_switching=True))
-    assert str(Containment(reason=WHY)) == f"none: {WHY}"

@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.errors import BadMessage, ConfigError, PeerUnreachable
+from p2p.errors import BadMessage, PeerUnreachable
 from p2p.host import Host, serve_requests
 from p2p.identity import KeyPair, PeerId, Verify, verify
 from p2p.machine import RealWorld
 from p2p.node.admission import OtherRun, SignedRun
 from p2p.node.node import Node, run_roles
-from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import MAX_JUDGED, PROTOCOL_ID, RunBook, RunConfig
-from p2p.node.tables import read_table
 from p2p.offence import Offence
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
@@ -33,7 +31,6 @@ from roles.contract.core.file import (
     FORMAT,
     MAX_COMPLAINT,
     MAX_RUN,
-    Run,
     _sorted,
     open_run,
     sign_run,
@@ -260,15 +257,6 @@ async def test_a_reader_that_crashes_refuses(tmp_path: Path, crash: type[Excepti
         await book.offer(RUN.document)
 
 
-def test_what_a_check_of_a_table_raises_is_the_tables_fault() -> None:
-    """Only ValueError was; an integer beyond a float's range is a TOML file's
-    own.
-    """
-
-    with pytest.raises(ConfigError, match="too large"):
-        read_table(RunConfig, {"refresh": 10**400}, "[run]")
-
-
 class Fence:
     """A host's word about whom it penalised."""
 
@@ -362,10 +350,3 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
             assert late.run == RUN
             assert all(node.run == RUN for node in nodes)
             nursery.cancel_scope.cancel()
-
-
-def test_the_installed_readers_take_a_pin() -> None:
-    assert open_run_untrusted(RUN.document, verify, RUN) == RUN
-    other: Run = sign_run(replace(TERMS, name="other"), OWNER)
-    with pytest.raises(OtherRun):
-        open_run_untrusted(other.document, verify, RUN)

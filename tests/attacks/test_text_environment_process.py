@@ -193,22 +193,6 @@ async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) 
             assert len(str(failed.value)) < 1000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="system calls are filtered on Linux")
-async def test_a_reward_starts_no_process(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It held the pipe, and computed on for as long as it liked: one more for each answer."""
-    tokenizer = Tokenizer.open(folder)
-    async with opened(folder) as environment:
-        (task,) = await environment.tasks([bytes(32)])
-        for text in ("fork", "run"):
-            caplog.clear()
-            answer = (*tokenizer.encode(text), END)
-            assert await environment.rewards([(task, [answer])]) == [0.0]
-            assert "PermissionError" in caplog.text
-            assert await environment.tasks([bytes(32)]) == [task]
-
-
 async def test_a_file_that_has_rotted_since_ends_no_role(folder: Path) -> None:
     """The process of an environment is started again after each failure, and the role had been
     told that it cannot be opened: as if it had just begun."""

@@ -85,21 +85,3 @@ async def test_a_reader_says_how_far_it_is_and_what_it_keeps() -> None:
     assert stream.kept == [10 * KI, 0]  # a hundred bytes are not worth a word
     assert await reader.receive() == b"next"
     assert await reader.receive() is None
-
-
-async def test_a_frame_in_the_making_can_be_seen() -> None:
-    async def wait(max_bytes: int | None = None, /) -> bytes:
-        await trio.sleep_forever()
-        return b""
-
-    stream = Chunks(encode_varint(100) + b"half")
-    reader = FrameReader(stream, KI)
-    with trio.move_on_after(0.01):
-        stream_receive = stream.receive_some
-
-        async def once(max_bytes: int | None = None, /) -> bytes:
-            return await stream_receive() if stream.pieces else await wait()
-
-        stream.receive_some = once  # type: ignore[method-assign]
-        await reader.receive()
-    assert reader.pending == 5

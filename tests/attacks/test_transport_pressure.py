@@ -155,27 +155,6 @@ async def test_bulk_is_never_slowed_down(autojump_clock: trio.testing.MockClock)
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_of_small_frames_is_read_in_small_pieces() -> None:
-    """So that one turn of its reader is some milliseconds, and others are served in between."""
-    async with open_victims(7) as (victim,):
-        asked: list[int] = []
-        raw = victim.connection._raw
-        receive_some = raw.receive_some
-
-        async def note(max_bytes: int | None = None) -> bytes:
-            assert max_bytes is not None
-            asked.append(max_bytes)
-            return bytes(await receive_some(max_bytes))
-
-        raw.receive_some = note
-        await victim.hostile.send(hello(1))
-        for _ in range(20):
-            await victim.hostile.send(FLOODS["empty data"] * 4000)
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(asked) > 30
-        assert sum(size > 16 * KI for size in asked) <= 1  # before the first of them was seen
-
-
 async def test_a_flood_of_proposals_is_slowed_down(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -13,7 +13,12 @@ import pytest
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENS: Final = Path(__file__).parent.parent.parent / "build" / "screens"
 """Where pictures of pages are kept."""
-"""What Chromium traces of a thread's tasks."""
+OVERLAPS: Final = """[...document.querySelectorAll(".card, .tiles")]
+    .filter((one) => one.offsetWidth).map((one) => [one.innerText, one.getBoundingClientRect()])
+    .flatMap(([text, a], place, all) => all.slice(place + 1).filter(([, b]) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1
+    && b.top < a.bottom - 1).map(([other]) => [text, other]))"""
+"""Pairs of cards that lie on each other."""
 SECONDS: Final = 60.0
 """For a browser to start and draw, on a busy machine."""
 
@@ -60,10 +65,12 @@ class Look:
         self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
 
     def check_quiet(self) -> None:
-        """It complained of nothing, asked nobody else, and does not scroll sideways."""
+        """It complained of nothing, asked nobody else, does not scroll sideways, and no card
+        lies on another: the map lay on the curve once the first weights had travelled."""
         assert self.complaints == [], self.complaints
         assert self.foreign == [], self.foreign
         assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert self.page.evaluate(OVERLAPS) == []
 
 
 @contextmanager

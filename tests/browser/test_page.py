@@ -32,7 +32,7 @@ def check_is_text(look: Look) -> None:
     assert "<img src=x onerror=" in look.text("#says")
     assert "\u202e" not in look.page.content().partition("<script")[0]
     assert "peer-1" in look.text("#rows")
-    assert "3 inference, 1 trainer. 4 hold policy 20. 3 run 0.1.0." in look.text("#census")
+    assert "3 inference nodes, 1 trainer node. 4 hold policy 20." in look.text("#census")
     look.check_quiet()
 
 

@@ -36,7 +36,7 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
         outs = [tmp_path / "one", tmp_path / "two"]
         with (
             cast("pull", ticket, "--out", outs[0], *LOCAL) as first,
-            cast("pull", ticket, "--out", outs[1], *LOCAL) as second,
+            cast("pull", ticket, "--out", outs[1], "--seed", 0, *LOCAL) as second,
         ):
             assert [first.end(), second.end(), push.end()] == [0, 0, 0]
             sources = [one.said("whole") for one in (first, second)]

@@ -157,25 +157,6 @@ def test_a_changed_file_is_one_sentence_of_the_push(tmp_path: Path) -> None:
 # Names and files that cannot be written
 
 
-@pytest.mark.deep
-def test_long_names_arrive(tmp_path: Path) -> None:
-    """From 245 bytes on the whole folder was lost at the end of the transfer, and the pusher
-    was told that all is well."""
-    folder = tmp_path / "model"
-    for length in (243, 244, 245, 249, 254, 255):
-        (folder / ("d" * length)).mkdir(parents=True)
-        (folder / ("d" * length) / ("é" * (length // 2))).write_bytes(b"within")
-        (folder / ("a" * length)).write_bytes(b"file")
-    for number, source in enumerate((folder, folder / ("a" * MAX_NAME))):
-        with push_of(source, tmp_path / f"p{number}", "--expect", 1) as (push, ticket):
-            out = tmp_path / f"out{number}"
-            with cast("pull", ticket, "--out", out, *LOCAL) as pull:
-                assert (pull.end(), push.end()) == (0, 0)
-            assert contents(out) == ({source.name: b"file"} if number else contents(folder))
-        with cast("pull", ticket, "--out", out, "--seed", 0, *LOCAL) as again:
-            assert again.end() == 0, "all of it is here"
-
-
 async def test_files_of_a_node_may_have_the_longest_names(tmp_path: Path) -> None:
     from p2p.identity import KeyPair
     from p2p.machine import load_or_create_key

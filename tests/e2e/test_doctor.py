@@ -23,6 +23,7 @@ from roles.contract.core.file import sign_run
 from roles.engines.hardware import cores
 from tests.e2e.node_process import START_SECONDS, node
 from tests.support.runs import OWNER, RUN, TERMS
+from tests.sweeps import swept
 
 TORCH = """
 __version__ = "2.13.0"
@@ -206,7 +207,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Machine], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", swept(list(PLANTED), 3))
 def test_it_names_what_was_planted_and_nothing_else(machine: Machine, fault: str) -> None:
     name, said, plant = PLANTED[fault]
     plant(machine)

@@ -6,8 +6,6 @@ process elsewhere.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -20,7 +18,6 @@ import tarfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -41,12 +38,8 @@ from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.node.screen import LiveScreen, Terminal
 from roles.contract import open_run
-from roles.contract.core.diloco import DilocoTerms, Joining
-from roles.demo.command import main as demo_main, prepare
-from roles.demo.pretraining import PretrainingDemo
-from roles.engines.hardware import free_memory
+from roles.demo.command import main as demo_main
 from roles.own.__main__ import main as run_main
-from roles.own.layout import RunFolder
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.support.processes import ROOT, lines_until, started
@@ -129,20 +122,6 @@ async def at_once(write: Callable[[], None], *, abandon_on_cancel: bool) -> None
     await trio.lowlevel.checkpoint()
 
 
-def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:
-    """A node on loopback says that others cannot reach it."""
-    run_file = tmp_path / "run.shoal"
-    run_file.write_bytes(RUN.document)
-    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
-    with started("-m", "p2p.node", *arguments) as process:
-        first = lines_until(process, "policy")
-        assert first[-1] == "policy none yet; 0 peers\n"
-        assert any("only this machine can dial that" in line for line in first)
-        process.send_signal(signal.SIGINT)
-        assert lines_until(process, "ended")[-1] == "ended    policy none yet; 0 peers\n"
-        assert process.wait(timeout=START_SECONDS) == 0
-
-
 def test_status_is_json_lines_and_nothing_else(tmp_path: Path) -> None:
     """A block of text came first, and a program had to know which lines to skip."""
     run_file = tmp_path / "run.shoal"
@@ -195,34 +174,6 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
 
 
 # Addresses that others cannot reach
-
-
-@pytest.mark.parametrize(
-    ("joining", "role", "note"),
-    [
-        (None, "inference", ""),
-        (Joining.NAMED, "trainer", "with a key that the run file names"),
-        (Joining.ADMITTED, "trainer", ""),
-    ],
-)
-def test_a_node_says_with_which_role_others_join_its_run(
-    joining: Joining | None, role: str, note: str, tmp_path: Path
-) -> None:
-    """A node of a run of DiLoCo told others to join with ``--role inference``, which it has
-    not."""
-    run = RUN
-    if joining is not None:
-        demo = PretrainingDemo(diloco=DilocoTerms(joining=joining))
-        run = prepare(demo, 0, RunFolder(tmp_path))
-    path = tmp_path / "given.shoal"
-    path.write_bytes(run.document)
-    arguments = ["--data", str(tmp_path / "n"), "--run", str(path), *LOOPBACK]
-    with started("-m", "p2p.node", *arguments) as process:
-        (*_, line) = lines_until(process, "next")
-        rest = "".join(lines_until(process, "         (only this machine"))
-    assert f"shoal node --role {role} --bootstrap /ip4/127.0.0.1/tcp/" in line
-    assert note in rest
-    assert ("a key" in rest) is bool(note)
 
 
 class Deaf:
@@ -378,17 +329,6 @@ def test_what_makes_no_sense_is_said_before_anything_is_played(
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_parameter_that_nothing_reads_fails_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A workload of one's own need not list what it reads."""
-    path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetme = 9.0\n")
-    assert sim_main(["run", str(path)]) == 2
-    assert "the parameter 'lifetme' had no effect" in capsys.readouterr().err
-    path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetime = 9.0\n")
-    assert sim_main(["run", str(path)]) == 0
-
-
 def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> None:
     """It was shown as ``KeyError('missing')``."""
     path = scenario_file(tmp_path, "wrong:Wrong", WRONG)
@@ -397,21 +337,6 @@ def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> Non
     assert f'File "{tmp_path / "wrong.py"}", line 10, in live' in output
     last = " ".join(output.rpartition("the simulation failed")[2].split())
     assert last == ": node n0 at 1 s: KeyError: 'missing' (wrong.py:10 in live)"
-
-
-def test_the_plan_of_a_run_that_raised_is_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of all plans the one that ends a simulation was not saved."""
-    draw = '[draw]\nstart = 0.5\nend = 8.0\nkinds = ["skew", "jitter", "lossy", "slow_disk"]\n'
-    path = scenario_file(tmp_path, "raises:Wrong", WRONG, draw)
-    plan = tmp_path / "plan.json"
-    assert sim_main(["run", str(path), "--seed", "3", "--save-plan", str(plan)]) == 1
-    saved = json.loads(plan.read_text())
-    assert "KeyError: 'missing'" in saved["why"]
-    assert saved["faults"]
-    assert sim_main(["replay", str(plan)]) == 1
-    assert capsys.readouterr().err.count("node n0 at 1 s: KeyError: 'missing'") == 2
 
 
 def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
@@ -431,18 +356,6 @@ def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
     assert "Traceback" not in output
     os.close(busy)
     assert json.loads(out.read_text())["runs"] == 2
-
-
-def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
-    """Only ``python -m sim`` in that folder found it."""
-    path = scenario_file(tmp_path / "sub", "beside:Reads", WRONG)
-    (tmp_path / "shoal").write_text(
-        "import sys\nfrom p2p.node.commands import main\nsys.exit(main())\n"
-    )
-    code, output = play(
-        str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT
-    )
-    assert (code, "lifetime" in output) == (0, True), output
 
 
 # The demo
@@ -495,35 +408,6 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
     (tmp_path / "old" / "run.shoal").touch()
     code, said = demo(arguments, capsys)
     assert (code, sentence in said) == (2, True), said
-
-
-@pytest.mark.usefixtures("no_demo_begins")
-def test_the_demo_says_what_the_machine_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without torch it said ``cheat-1 ended (exit status 1)``."""
-    find_spec = importlib.util.find_spec
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "importlib.util.find_spec",
-            lambda name: None if name == "torch" else find_spec(name),
-        )
-        code, said = demo([], capsys)
-        assert (code, "pip install -e '.[torch]'" in said) == (2, True), said
-    with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.command.free_memory", lambda: 0.5e9)
-        code, said = demo([], capsys)
-        assert (code, "of free memory, and this machine has 500.0 MB: close" in said) == (
-            2,
-            True,
-        ), said
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "roles.demo.command.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6)
-        )
-        code, said = demo(["--data", str(tmp_path)], capsys)
-        assert (code, "of disk, and" in said, "--data" in said) == (2, True, True), said
-    assert free_memory() > 0
 
 
 @pytest.mark.deep

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from blake3 import blake3
 
 from p2p.shardcast.http.server import EdgeConfig
-from tests.e2e.http_world import edge_of, get, parsed, shelf_of
+from tests.e2e.http_world import edge_of, get, shelf_of
 
 WEIGHTS = bytes(range(251)) * 20_000
 FOLDER = {"config.json": b"{}", "sub/model.safetensors": WEIGHTS, "empty": b""}
@@ -186,27 +185,6 @@ async def test_nonsense_costs_its_connection(
     assert "http_connection_failed" not in caplog.text
 
 
-async def test_an_offered_upgrade_is_passed_over(tmp_path: Path) -> None:
-    """Java's client offers HTTP/2 with its first request."""
-    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"w"})) as port:
-        status, _, body = await get(
-            port, "/v/1/raw", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
-        )
-        assert (status, body) == (200, b"w")
-
-
-async def test_two_requests_on_one_connection(tmp_path: Path) -> None:
-    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": b"weights"})) as port:
-        stream = await trio.open_tcp_stream("127.0.0.1", port)
-        async with stream:
-            for _ in range(2):
-                await stream.send_all(b"GET /v/1/raw HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                answer = b""
-                while not answer.endswith(b"weights"):
-                    answer += bytes(await stream.receive_some())
-                assert parsed(answer)[0] == 200
-
-
 def test_the_edge_is_imported_only_where_it_is_used() -> None:
     code = (
         "import p2p, p2p.node, sys; print('hypercorn' in sys.modules, 'aiohttp' in sys.modules)"
@@ -215,14 +193,3 @@ def test_the_edge_is_imported_only_where_it_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", "False"]
-
-
-async def test_shards_are_the_one_file(tmp_path: Path) -> None:
-    async with edge_of(tmp_path, shelf_of(tmp_path, {"w": WEIGHTS}, FOLDER)) as port:
-        listing = (await get(port, "/distribution.txt"))[2].decode().splitlines()
-        for version, line in enumerate(listing, 1):
-            name, _, rest = line.partition(": ")
-            digest, _, shards = rest.partition("|")
-            assert (name, shards) == (f"v{version}", "1")
-            shard = (await get(port, f"/v{version}/shard_00001.bin"))[2]
-            assert blake3(shard).hexdigest() == digest

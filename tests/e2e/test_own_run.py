@@ -5,7 +5,6 @@ Commands run in this process, but for nodes and for what Ctrl-C ends.
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import signal
@@ -13,13 +12,12 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from p2p.machine import load_or_create_key
 from p2p.node.cli import key_main
@@ -27,19 +25,14 @@ from p2p.node.process import locked_folder
 from p2p.node.rundoc import HELD, PATH
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import sign_run
-from roles.demo.shows import SORTING
-from roles.models.safetensors import RawTensor
-from roles.models.tokenizer import Tokenizer
 from roles.own.__main__ import main as run_main
 from roles.own.draft import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
-from roles.own.status import SwarmStatus
-from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL
 from tests.e2e.node_process import LOOPBACK, fail, node
-from tests.model_folders import LLAMA, edit, make_folder, random_weights, write_weights
+from tests.model_folders import make_folder
 from tests.support.processes import lines_until, started
 from tests.support.runs import OWNER, RUN, TERMS
 
@@ -153,98 +146,6 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     assert len(run.terms.model.end_tokens) > 1, "a newline ends an answer of one line"
 
 
-def replaced(file: str, **changes: object) -> Callable[[Path], None]:
-    return lambda folder: edit(folder / file, **changes)
-
-
-def templated(source: str | None) -> Callable[[Path], None]:
-    return replaced("tokenizer_config.json", chat_template=source)
-
-
-def without_end(folder: Path) -> None:
-    edit(folder / "config.json", eos_token_id=None)
-    edit(folder / "tokenizer_config.json", eos_token=None, chat_template="{{ messages }}")
-
-
-def with_infinite_states(folder: Path) -> None:
-    """Each number is finite, and no product of them."""
-    norm = RawTensor("BF16", (LLAMA.width,), b"\x7f\x7f" * LLAMA.width)
-    write_weights(folder, {**random_weights(LLAMA), "model.norm.weight": norm})
-
-
-UNASKABLE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no template": (templated(None), "this model has no chat template"),
-    "empty template": (templated(""), "different questions of 'arithmetic' make one"),
-    "template for others": (
-        templated("{{ raise_exception('tools only') }}"), "cannot be rendered: .*tools only",
-    ),
-    "template without the question": (
-        templated("<|im_start|>Well?<|im_end|>"), "different questions of 'arithmetic' make",
-    ),
-    "tokens beyond the table": (
-        templated("{% for m in messages %}hell{{ m.content }}{% endfor %}"),
-        "the tokenizer makes token 260, the model knows 0 to 259",
-    ),
-    "a short context": (
-        replaced("config.json", max_position_embeddings=40), "over the model's context of 40",
-    ),
-    "no end": (without_end, "names an end token"),
-    "no numbers": (with_infinite_states, "the engine cannot compute with this model"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNASKABLE)
-def test_a_model_that_nobody_can_ask_is_refused_before_there_is_a_run(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run was signed, its nodes started, and nothing was drawn for as long as anybody
-    waited."""
-    change, sentence = UNASKABLE[name]
-    shape = replace(LLAMA, vocabulary=260) if "beyond" in name else LLAMA
-    model = make_folder(tmp_path / "model", shape, context=1024)
-    change(model)
-    code, said = init(capsys, tmp_path / "mine", "--model", model)
-    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert code == 2
-    assert re.search(sentence, error)
-    assert not (tmp_path / "mine" / "run.shoal").exists()
-    assert not [*(tmp_path / "mine").glob("trial-*")]
-
-
-def test_ends_that_right_answers_hold_are_refused(
-    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A lone blank's token among the ends of a hand-written draft cut each answer."""
-    (blank,) = Tokenizer.open(smollm2).encode(" ")
-    draft = tmp_path / "draft.toml"
-    draft.write_text(
-        'name = "mine"\nenvironments = ["arithmetic"]\n[model]\nbase = "smollm2"\n'
-        f"end_tokens = [0, {blank}]\n[sampling]\n"
-        "steps = 1\ngroup_size = 8\nmax_new_tokens = 12\n"
-    )
-    code, said = init(capsys, tmp_path / "mine", "--draft", draft)
-    assert code == 2
-    assert f"end_tokens names token {blank}, which is part of a right answer" in said
-    assert "token 1 ends answers by the chat template, and the draft's end_tokens lack" in said
-
-
-def test_where_files_of_a_model_do_not_agree_init_says_so(
-    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (smollm2 / "generation_config.json").write_text('{"eos_token_id": 0}')
-    weights = random_weights(LLAMA)
-    head = replace(weights["model.norm.weight"], shape=(320, 32), data=bytes(2 * 320 * 32))
-    write_weights(smollm2, {**weights, "lm_head.weight": head})
-    folder = tmp_path / "mine"
-    code, said = init(capsys, folder, "--model", "smollm2")
-    assert code == 0
-    assert said.count("do not agree on end tokens") == 1
-    assert said.count("the weights have a head (lm_head.weight)") == 1
-    assert not run_in(folder).terms.model.shape.tied
-    assert "# files do not agree on end tokens" in (folder / "draft.toml").read_text()
-    assert {0, 1} < set(run_in(folder).terms.model.end_tokens)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -267,23 +168,6 @@ def test_what_makes_no_sense_is_one_sentence_and_no_run(
     assert sentence in said
     assert said.count("\n") == 1
     assert not (tmp_path / "mine" / "run.shoal").exists()
-
-
-def test_a_model_that_was_not_fetched_is_named_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, said = init(capsys, tmp_path / "mine", "--model", "smollm2")
-    assert (code, "shoal models fetch smollm2" in said) == (2, True)
-
-
-def test_what_is_no_run_file_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """It said "not msgpack: unpack(b) received extra data"."""
-    assert run_main(["show", str(ROOT / "README.md")]) == 2
-    said = capsys.readouterr().err
-    assert "README.md cannot be shown: it is no run file" in said
-    assert "shoal run create" in said
-    assert "msgpack" not in said
 
 
 # The examples
@@ -376,31 +260,6 @@ def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
         with locked_folder(folder / name):  # no node is left that uses it
             pass
     assert (folder / "trainer" / "trainer" / "checkpoint").exists()
-
-
-def test_the_view_shows_what_goes_wrong_and_no_cheater_where_there_is_none() -> None:
-    trainer = {
-        "step": 3, "steps": 30, "greedy_start": 0.06, "greedy": 0.06, "reward_start": 0.06,
-        "reward": 0.06, "staleness_max": 2, "curve": [(0, 0.06, 0.06)], "groups_used": 60,
-        "pooled": 0, "warning": "step 3 goes wrong: ratio_max is 227, over 20",
-    }  # fmt: skip
-    shardcast = {
-        "newest": 3, "from_peers": 0, "from_origin": 0, "uploaded_as_origin": 0,
-        "uploaded_as_relay": 0,
-    }  # fmt: skip
-    status = {"peer": "12D3KooW", "members": 3, "shardcast": shardcast}
-    swarm = SwarmStatus({"trainer": {**status, "roles": {"trainer": trainer}}}, 64)
-    out = io.StringIO()
-    Console(file=out, width=80).print(draw(swarm, 60.0, SORTING))
-    assert "step 3 goes wrong: ratio_max is 227, over 20" in out.getvalue()
-    assert "cheater" not in out.getvalue()
-
-
-def test_a_folder_without_a_run_is_not_played(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_main(["start", str(tmp_path)]) == 2
-    assert f"shoal run init {tmp_path} makes a run" in capsys.readouterr().err
 
 
 # A folder is of one run

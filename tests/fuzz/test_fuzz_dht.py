@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from bench.dht import WALL, Swarm
 from p2p.dht.messages import (
@@ -62,7 +62,6 @@ FOREIGN = st.binary(max_size=300) | ANYTHING.map(pack) | mangled()
 
 
 @given(FOREIGN)
-@settings(max_examples=250, deadline=None)
 @example(b"")
 @example(pack([[]] * 5))
 def test_messages(data: bytes) -> None:
@@ -73,7 +72,6 @@ def test_messages(data: bytes) -> None:
 
 
 @given(FOREIGN | ANYTHING)
-@settings(max_examples=150, deadline=None)
 def test_contacts_and_records(data: object) -> None:
     with contextlib.suppress(BadMessage):
         decode_contact_untrusted(data)
@@ -85,14 +83,12 @@ def test_contacts_and_records(data: object) -> None:
 
 
 @given(ANYTHING.map(pack), ANYTHING.map(pack))
-@settings(max_examples=100, deadline=None)
 def test_records_within_records(payload: bytes, signature: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_record_untrusted(pack([payload, signature]))
 
 
 @given(FOREIGN, st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
 def test_a_core_punishes_garbage_and_holds_none_of_it(data: bytes, seed: int) -> None:
     swarm = Swarm(2, seed % 4)
     victim, other = swarm.nodes.values()

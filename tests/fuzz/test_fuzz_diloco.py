@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.wire import pack
@@ -88,7 +88,6 @@ kinds = st.integers(0, 16)
 @given(
     data=st.binary(max_size=300) | st.tuples(kinds, bodies).map(lambda x: pack([x[0], *x[1]]))
 )
-@settings(max_examples=400, deadline=None)
 def test_whatever_the_bytes(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_message_untrusted(data)
@@ -98,7 +97,6 @@ def test_whatever_the_bytes(data: bytes) -> None:
     which=st.integers(0, 12), at=st.integers(0, 2**16), byte=st.integers(0, 255),
     cut=st.integers(0, 400),
 )  # fmt: skip
-@settings(max_examples=400, deadline=None)
 def test_a_message_with_another_byte_or_cut_off(
     which: int, at: int, byte: int, cut: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from random import Random
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Received, Send, Tick
@@ -59,7 +59,6 @@ def damage(cut: tuple[int, int], flips: list[tuple[int, int]]) -> bytes:
     return bytes(data[: min(cut)] + data[max(cut) :])
 
 
-@settings(max_examples=200)
 @given(GARBAGE | DAMAGED)
 def test_decoders_raise_bad_message_and_nothing_else(data: bytes) -> None:
     for decode in (
@@ -71,7 +70,6 @@ def test_decoders_raise_bad_message_and_nothing_else(data: bytes) -> None:
             decode(data)
 
 
-@settings(max_examples=100)
 @given(st.lists(GARBAGE | DAMAGED, max_size=5))
 def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
     core = GossipCore(KEY, GossipConfig(), Random(1), verify=verify, seqno=1)
@@ -110,7 +108,6 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 30)), max_size=40))
 def test_peers_that_are_gone_leave_nothing_that_holds_them(
     events: list[tuple[Event, float]],

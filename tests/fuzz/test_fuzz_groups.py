@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import verify
@@ -30,7 +30,6 @@ shaped = st.lists(
 
 
 @given(data=shaped)
-@settings(max_examples=300)
 def test_groups_in_form_are_groups_or_bad_messages(data: bytes) -> None:
     """Lengths, tokens, sizes and proofs of any bytes: what is read is written the same."""
     with contextlib.suppress(BadMessage):
@@ -38,7 +37,6 @@ def test_groups_in_form_are_groups_or_bad_messages(data: bytes) -> None:
 
 
 @given(data=st.binary(min_size=8, max_size=8) | st.binary(max_size=20))
-@settings(max_examples=300)
 def test_log_probs_are_numbers_not_above_0_or_bad_messages(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         (group,) = decode_logprobs_untrusted(data, (GROUP,))
@@ -57,7 +55,6 @@ def test_log_probs_are_numbers_not_above_0_or_bad_messages(data: bytes) -> None:
     ],
 )
 @given(data=foreign)
-@settings(max_examples=100)
 def test_only_bad_message(parse: Callable[[bytes], object], data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         parse(data)

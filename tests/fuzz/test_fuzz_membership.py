@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from random import Random
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.events import Received, Tick
@@ -87,7 +87,6 @@ def flip(data: bytes, index: int, mask: int) -> bytes:
     return bytes(changed)
 
 
-@settings(max_examples=200)
 @given(FOREIGN)
 def test_messages_are_decoded_or_refused(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
@@ -95,7 +94,6 @@ def test_messages_are_decoded_or_refused(data: bytes) -> None:
         assert decode_message_untrusted(encode_message(message)) == message
 
 
-@settings(max_examples=200)
 @given(
     st.one_of(
         st.binary(max_size=300),
@@ -114,7 +112,6 @@ def test_heartbeats_are_decoded_or_refused(data: bytes) -> None:
         assert signed.wire == data
 
 
-@settings(max_examples=100)
 @given(st.lists(FOREIGN, max_size=8))
 def test_no_bytes_break_the_core(messages: list[bytes]) -> None:
     core = MembershipCore(

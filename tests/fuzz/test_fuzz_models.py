@@ -3,7 +3,7 @@
 import contextlib
 import json
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from roles.models.config import read_config_untrusted, read_end_tokens_untrusted, write_config
@@ -22,7 +22,6 @@ values = st.recursive(
 KEYS = sorted({*SMOLLM2, *QWEN2, *QWEN3, "quantization_config", "num_experts", "auto_map"})
 
 
-@settings(max_examples=400)
 @given(
     st.sampled_from([SMOLLM2, QWEN2, QWEN3]),
     st.dictionaries(st.sampled_from(KEYS), values, max_size=3),
@@ -35,7 +34,6 @@ def test_any_config(table: dict[str, object], changes: dict[str, object]) -> Non
         assert config.shape.parameters > 0
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=100) | st.just(b"[" * 100_000) | st.just(b"9" * 5000))
 def test_any_bytes(data: bytes) -> None:
     for read in (read_config_untrusted, lambda data: read_end_tokens_untrusted(data, 9)):
@@ -51,7 +49,6 @@ words = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(st.lists(words, max_size=20))
 def test_any_template(parts: list[str]) -> None:
     with contextlib.suppress(BadModel):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.dht import Record
 from p2p.equivocation import Equivocation
@@ -85,7 +85,6 @@ def test_the_valid_example_is_valid(decode: Callable[[bytes], object], valid: by
 
 @pytest.mark.parametrize(("decode", "valid"), DECODERS, ids=NAMES)
 @given(data=st.data())
-@settings(max_examples=40)
 def test_damaged_bytes(
     decode: Callable[[bytes], object], valid: bytes, data: st.DataObject
 ) -> None:
@@ -111,7 +110,6 @@ nested = st.recursive(
 
 @pytest.mark.parametrize(("decode", "valid"), DECODERS, ids=NAMES)
 @given(value=nested)
-@settings(max_examples=60)
 def test_well_formed_nonsense(
     decode: Callable[[bytes], object], valid: bytes, value: object
 ) -> None:
@@ -119,14 +117,12 @@ def test_well_formed_nonsense(
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=60)
 def test_a_segment_never_raises(data: bytes) -> None:
     segment = read_segment(data, EMPTY, AUTHOR.peer_id)
     assert segment.whole <= len(data)
 
 
 @given(st.binary(max_size=64) | nested.map(pack))
-@settings(max_examples=60)
 def test_run_requests(question: bytes) -> None:
     book = RunBook(RealWorld(AUTHOR, Path("/nowhere")), open_run)
     for answer in (book._answer, book._answer_rival):

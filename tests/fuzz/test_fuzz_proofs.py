@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from proofs import (
     DrawRule,
@@ -32,21 +32,18 @@ HONEST = commit([ROWS, WIDE])
 
 
 @given(st.binary(max_size=900))
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_bytes(data: bytes) -> None:
     for result in verify([data, data], [ROWS, WIDE]):
         assert isinstance(result, Malformed | ToplocStats)
 
 
 @given(st.binary(min_size=proof_size(33, 16), max_size=proof_size(33, 16)))
-@settings(max_examples=100, deadline=None)
 def test_arbitrary_bytes_of_the_right_length(data: bytes) -> None:
     (result,) = verify([data], [ROWS])
     assert isinstance(result, Malformed) or result.chunks == 2
 
 
 @given(st.integers(0, 1), st.integers(0), st.binary(min_size=1, max_size=4))
-@settings(max_examples=200, deadline=None)
 def test_damaged_proofs(which: int, offset: int, patch: bytes) -> None:
     proof, rows = HONEST[which], (ROWS, WIDE)[which]
     at = offset % len(proof)
@@ -60,7 +57,6 @@ def test_damaged_proofs(which: int, offset: int, patch: bytes) -> None:
 
 
 @given(st.lists(st.integers(), max_size=8), st.sampled_from([0.0, 0.5, 1.0]))
-@settings(max_examples=100, deadline=None)
 def test_arbitrary_tokens_replay(tokens: list[int], temperature: float) -> None:
     logits = np.zeros((len(tokens), 5))
     words = draw_words([bytes(32)], 0, len(tokens))[0]
@@ -81,7 +77,6 @@ def test_arbitrary_tokens_replay(tokens: list[int], temperature: float) -> None:
     st.integers(0, 2),
     st.sampled_from([0.0, 0.01, 1.0]),
 )
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_logits_replay(
     rows: list[list[float]], token: int, temperature: float
 ) -> None:
@@ -98,7 +93,6 @@ def test_arbitrary_logits_replay(
 
 
 @given(st.lists(st.lists(st.integers(-2, 12), max_size=6), max_size=3))
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_shapes(tokens: list[list[int]]) -> None:
     check_shape(
         tokens,
@@ -107,7 +101,6 @@ def test_arbitrary_shapes(tokens: list[list[int]]) -> None:
 
 
 @given(*[st.floats()] * 8, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_evidence(
     mean: float,
     median: float,

@@ -3,7 +3,7 @@
 import contextlib
 import json
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
@@ -30,7 +30,6 @@ GOOD = encode(
 )
 
 
-@settings(max_examples=300)
 @given(values, st.binary(max_size=32))
 def test_any_header(header: object, data: bytes) -> None:
     text = json.dumps(header).encode()
@@ -38,14 +37,12 @@ def test_any_header(header: object, data: bytes) -> None:
         decode_untrusted(len(text).to_bytes(8, "little") + text + data)
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_untrusted(data)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4

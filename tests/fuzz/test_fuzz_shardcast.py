@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from random import Random
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
@@ -142,7 +142,6 @@ def test_every_message_survives_the_wire() -> None:
         assert decode_message_untrusted(encode_message(message)) == message
 
 
-@settings(max_examples=300, deadline=None)
 @given(foreign)
 def test_messages(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
@@ -150,7 +149,6 @@ def test_messages(data: bytes) -> None:
         assert decode_message_untrusted(encode_message(message)) == message
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=100),
@@ -162,7 +160,6 @@ def test_heads_of_chunks(data: bytes) -> None:
         assert encode_chunk_header(decode_chunk_header_untrusted(data)) == data
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=200), nested.map(pack), mutated(st.just(MANIFEST.encode())), bombs
@@ -173,7 +170,6 @@ def test_manifests(data: bytes) -> None:
         assert decode_manifest_untrusted(data, b"run", lambda *_: True).encode()
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(nested, max_size=10).map(pack) | bombs)
 def test_manifests_with_a_good_signature(content: bytes) -> None:
     with contextlib.suppress(BadMessage):
@@ -184,21 +180,18 @@ def _as_rows(rows: bytes) -> bytes:
     return pack([FOREST_RULE, KEY.peer_id.digest, b"run", 1, rows])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.binary(max_size=200), mutated(st.just(ROSTER.encode())), bombs))
 def test_rosters(data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         assert decode_roster_untrusted(data, b"run", lambda *_: True).encode() == data
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(nested, max_size=5).map(pack) | bombs | st.binary(max_size=200).map(_as_rows))
 def test_rosters_with_a_good_signature(content: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_roster_untrusted(pack([content, bytes(64)]), b"run", lambda *_: True)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300) | mutated(st.just(INDEX.data)), st.integers(1, 6))
 def test_indexes(data: bytes, count: int) -> None:
     with contextlib.suppress(BadMessage):
@@ -207,7 +200,6 @@ def test_indexes(data: bytes, count: int) -> None:
         assert all(index.place(span).offset < 100 for span in range(count))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=100),
@@ -228,7 +220,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(steps)
 def test_no_order_of_messages_breaks_a_core(course) -> None:
     statements = Statements(b"run", KEY.peer_id.__eq__, lambda *_: True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import verify
@@ -83,7 +83,6 @@ PARSERS: dict[str, tuple[Parse, bytes]] = {
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(data=foreign)
-@settings(max_examples=100)
 def test_whatever_the_bytes_only_bad_message_is_raised(name: str, data: bytes) -> None:
     with contextlib.suppress(BadMessage):
         PARSERS[name][0](data)
@@ -91,7 +90,6 @@ def test_whatever_the_bytes_only_bad_message_is_raised(name: str, data: bytes) -
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(at=st.integers(0, 2**16), byte=st.integers(0, 255), cut=st.booleans())
-@settings(max_examples=150)
 def test_altered_messages_are_refused_or_read(name: str, at: int, byte: int, cut: bool) -> None:
     parse, good = PARSERS[name]
     at %= len(good)
@@ -101,7 +99,6 @@ def test_altered_messages_are_refused_or_read(name: str, at: int, byte: int, cut
 
 
 @given(kind=st.sampled_from([one.KIND for one in REQUESTS]), body=foreign)
-@settings(max_examples=200)
 def test_bodies_of_each_kind_of_request_raise_bad_message_only(kind: str, body: bytes) -> None:
     with contextlib.suppress(BadMessage):
         decode_request_untrusted(pack([kind, body]))

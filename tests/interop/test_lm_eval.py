@@ -50,7 +50,7 @@ def run(code: str, *arguments: object) -> dict[str, dict[str, float]]:
     root = str(Path(__file__).parent.parent.parent)
     done = subprocess.run(
         [PYTHON, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": root, "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"PYTHONPATH": root, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
@@ -97,4 +97,7 @@ def test_ours_and_theirs_agree(
     assert both["lm_eval"]["choice"]["acc"] == theirs["choice"]["acc,none"]
     assert len(held_out) == ours["tasks"] > 12
     low, high = ours["greedy"]["low"], ours["greedy"]["high"]
-    assert 0 < low <= theirs["additions"]["exact_match,last"] <= high
+    their = theirs["additions"]["exact_match,last"]
+    error = 1.96 * theirs["additions"]["exact_match_stderr,last"]
+    assert 0 < low <= their <= high
+    assert their - error <= ours["greedy"]["mean"] <= their + error

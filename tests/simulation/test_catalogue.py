@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
-from sim.cli import list_scenarios, main, parser
+from sim.cli import main
 from sim.run.catalogue import THEMES, cost
 from sim.run.scenario import scenario_names
 from tests.support.scenarios import RING
@@ -19,19 +16,6 @@ def test_every_scenario_has_one_theme_and_a_cost() -> None:
     for costs in THEMES.values():
         assert all(str(seconds)[0] in "125" and seconds > 0 for seconds in costs.values())
     assert (cost("soak_month"), cost("black_hole")[-1]) == ("83 min", "s")
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_list_fits_eighty_columns_and_cuts_nothing(width: int) -> None:
-    """Half of the 52 rows were four lines of 28 columns, by the alphabet."""
-    out = io.StringIO()
-    options = parser().parse_args(["list"])
-    assert list_scenarios(options, Console(file=out, width=width)) == 0
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "…" not in out.getvalue()
-    starts = [line.split()[0] for line in lines if line.strip() and line[0] != " "]
-    assert set(scenario_names()) <= set(starts)
 
 
 def test_a_piped_sweep_says_every_few_seconds_how_far_it_is(

@@ -218,7 +218,8 @@ async def honest(self: DilocoSession, record: Record, tokens: int) -> Ready:
 
 
 @pytest.mark.parametrize(
-    "kind", [SilentOwner, UnreadableSums, LongSums, ShortSums, SilentContributor, LateOwner]
+    "kind",
+    swept([SilentOwner, UnreadableSums, LongSums, ShortSums, SilentContributor, LateOwner], 2),
 )
 def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
     quiet: Quiet, kind: type[PieceServer], monkeypatch: pytest.MonkeyPatch
@@ -277,7 +278,7 @@ def test_a_member_of_another_run_is_not_listened_to(quiet: Quiet) -> None:
     assert metrics["newest"] == 6
 
 
-@pytest.mark.parametrize("settings", [{}, {"overlap": 1}, {"parallel": 1}])
+@pytest.mark.parametrize("settings", swept([{}, {"overlap": 1}, {"parallel": 1}], 1))
 def test_a_paused_member_leaves_at_a_border_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, int]
 ) -> None:

@@ -43,9 +43,3 @@ def test_the_example_simulates_a_protocol_of_its_own_and_draws(
     _, chart = json.loads(report.group(1))["charts"]
     assert len(chart["lines"][0]["points"]) == 30, "a point every ten seconds"
     assert "share of the living that know the newest rumour" in page
-
-
-def test_the_example_is_forty_lines() -> None:
-    lines = [line for line in example().splitlines() if line.strip()]
-    assert len(lines) <= 42
-    assert "roles" not in example()

@@ -118,17 +118,6 @@ def test_what_becomes_too_old_in_the_middle_is_dropped_and_leaves_no_gap(
     watched.check_order()
 
 
-def test_what_a_trainer_may_still_use_is_drawn_to_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watched = Watched(monkeypatch, turn=0.5)
-    health = perform(Lingering(CAST), steps=5)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
-    assert max(watched.behind) > 0
-    watched.check_order()
-
-
 def test_a_paused_worker_draws_to_its_end_what_its_engine_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

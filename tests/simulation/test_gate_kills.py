@@ -13,6 +13,7 @@ import trio
 from p2p.identity import Signer
 from proofs.checks import Verdict
 from roles.contract.core.trust import TrustTerms
+from roles.engines.fake import FakeEngine
 from roles.inference.life import LifeBook
 from roles.inference.outbox import Outbox
 from roles.inference.windows import SILENT, TOO_OLD, Windows
@@ -26,6 +27,7 @@ from roles.trainer.desk import WorkDesk
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.session import TrainerSession
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
 from tests.support.gates import FORGER, with_one_listed
@@ -46,6 +48,9 @@ POINTS: list[tuple[str, Any, str, bool]] = [
     ("trainer-1", WorkDesk, "_audit", True),
     ("trainer-1", WorkDesk, "_keep_proof", False),
     ("trainer-1", WorkDesk, "_keep_proof", True),
+    ("trainer-1", FakeEngine, "save", False),
+    ("trainer-1", TrainerSession, "publish", False),
+    ("trainer-1", Inbox, "forget_all_but", False),
     ("inference-2", Outbox, "add", False),
     ("inference-2", Outbox, "sign", False),
     ("inference-2", Outbox, "sign", True),

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck
+from sim.errors import SimDeadlock, SimForbidden, SimStuck
 from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -113,52 +113,6 @@ def test_a_task_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with_world(body)
 
 
-def test_much_work_at_one_instant_is_no_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "SPIN_PASSES", 500)
-
-    async def body(world: SimWorld) -> None:
-        for _ in range(20):
-            for _ in range(400):
-                await trio.lowlevel.checkpoint()
-            await world.sleep(1e-9)
-
-    with_world(body)
-
-
-def test_a_failing_timer_ends_the_run_with_the_name_of_its_node() -> None:
-    async def body(world: SimWorld) -> None:
-        world.call_at(2, lambda: {}["missing"])
-        await world.sleep(100)
-
-    with pytest.raises(NodeFailed, match=r"node failed at 2\.0") as caught:
-        with_world(body)
-    assert isinstance(caught.value.error, KeyError)
-
-
-def test_what_main_raises_comes_out() -> None:
-    async def body(world: SimWorld) -> None:
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        with_world(body)
-
-
-def test_blocking_work_takes_its_cost_and_no_real_time() -> None:
-    async def body(world: SimWorld) -> tuple[int, float]:
-        world.clock.change(slowness=2.0)
-        return await world.run_blocking(pow, 2, 10, cost=50.0), world.now()
-
-    assert with_world(body).value == (1024, 100.0)
-
-
-def test_the_end_does_not_wait_for_blocking_work_longer_than_its_cost() -> None:
-    async def body(world: SimWorld) -> None:
-        await world.run_blocking(int, cost=500.0)
-
-    outcome = with_world(body, horizon=10)
-    assert outcome.virtual_seconds == 10
-
-
 @pytest.mark.parametrize(
     "forbidden",
     [
@@ -192,16 +146,6 @@ def test_trio_threads_are_forbidden_and_the_door_opens_again() -> None:
     assert trio.run(outside) == 0
 
 
-def test_waiting_for_all_others_means_that_no_event_is_left() -> None:
-    async def body(world: SimWorld) -> float:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.sleep, 5)
-            await trio.testing.wait_all_tasks_blocked()
-            return world.now()
-
-    assert with_world(body).value == 5
-
-
 def test_clocks_can_lie() -> None:
     async def body(world: SimWorld) -> tuple[float, ...]:
         before = world.wall()
@@ -231,15 +175,6 @@ def test_buggify_fires_only_where_and_when_it_is_switched_on() -> None:
     assert sorted(site for site, times in active.simulation.fired.items() if times) == sorted(
         active.value
     )
-
-
-def test_claims_are_counted() -> None:
-    async def body(world: SimWorld) -> None:
-        for number in range(5):
-            world.sometimes("even", number % 2 == 0)
-            world.sometimes("negative", number < 0)
-
-    assert with_world(body).simulation.witnessed == {"even": 3, "negative": 0}
 
 
 def test_each_node_and_purpose_draws_for_itself() -> None:

@@ -4,7 +4,6 @@ links.
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import signal
@@ -14,12 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
 from sim.errors import LabError
 from sim.net.link import LinkSpec
-from sim.studies.lab.link_model.broadcast import TreeBroadcast
 from sim.studies.lab.link_model.maxmin import broadcast_times
 from sim.studies.lab.link_model.processes import open_lab
 from sim.studies.lab.link_model.simulated import simulated_times
@@ -59,39 +55,6 @@ def test_simulated_links_are_as_wide_as_they_should_be(topology: Topology, level
         name for name, parent in topology.parents.items() if parent is not None
     ]
     assert 0.99 < max(simulated.values()) / max(exact.values()) < 1.15
-
-
-def test_the_same_seed_gives_the_same_times() -> None:
-    assert simulated_times(CHAIN, 2, seed=7) == simulated_times(CHAIN, 2, seed=7)
-
-
-def test_the_six_topologies_are_the_ones_they_are_called() -> None:
-    sizes = {topology.name: len(topology.members) for topology in TOPOLOGIES}
-    assert sizes == {
-        "one flow": 2, "star of 4": 5, "star, one slow": 5,
-        "chain of 5": 5, "binary tree 15": 15, "mixed tree 13": 13,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("parents", [{}, {"a": None, "b": None}, {"a": "b", "b": None}])
-def test_a_topology_is_one_tree_with_parents_first(parents: dict[str, str | None]) -> None:
-    members = tuple(
-        TreeMember(name=name, parent=parent, link=LinkSpec(up=1, down=1))
-        for name, parent in parents.items()
-    )
-    with pytest.raises(ValueError, match=r"root|parent"):
-        Topology(name="odd", caption="", members=members)
-
-
-async def test_a_stream_that_ends_early_is_no_broadcast() -> None:
-    here, there = trio.testing.memory_stream_pair()
-    await there.send_all(bytes(100))
-    await there.send_eof()
-    broadcast = TreeBroadcast(1, 200, lambda: 0.0)
-    with pytest.raises(ExceptionGroup) as failure:
-        await broadcast.run(here, [])
-    assert failure.group_contains(trio.BrokenResourceError)
-    assert broadcast.whole_at is None
 
 
 @pytest.fixture(scope="module")
@@ -164,16 +127,3 @@ def test_nothing_outlives_a_lab_whose_owner_is_killed() -> None:
     for machine in machines:
         assert select.select([machine], [], [], 10)[0]  # a process that has ended is readable
         os.close(machine)
-
-
-@pytest.mark.usefixtures("shaped_links")
-async def test_an_impossible_line_is_reported_and_leaves_nothing_behind() -> None:
-    member = TreeMember(name="root", parent=None, link=LinkSpec(up=math.inf, down=1))
-    with pytest.raises(LabError, match="infinite"):
-        async with open_lab(Topology(name="odd", caption="", members=(member,))):
-            raise AssertionError("there is no such line")
-
-
-def test_without_the_tools_the_lab_says_which_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.studies.lab.namespaces.TOOLS", ("ip", "no-such-tool"))
-    assert "no-such-tool" in (reason_to_skip() or "")

@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from p2p.node.process import locked_folder
 from sim.cli import EXIT_UNAVAILABLE, main
 from sim.errors import LabError
 from sim.faults.plan import Fault
-from sim.kernel.keys import KeyRing
 from sim.net.link import LinkSpec
 from sim.run.result import Result
 from sim.run.runner import run_scenario
@@ -35,10 +33,7 @@ from sim.studies.lab.machines import (
     sweep_leftovers,
 )
 from sim.studies.lab.namespaces import CAPABILITIES, _missing_capabilities, reason_to_skip
-from sim.studies.lab.processes import toml_of
 from sim.studies.lab.real import MAX_NODES, check
-from sim.workloads.nodes.deployment import Deployment
-from sim.workloads.nodes.metrics import HealthLog, measure
 from tests.support.scenarios import FEW_NODES
 
 KILLED = replace(
@@ -70,15 +65,6 @@ def test_a_killed_node_gets_what_it_missed_and_a_killed_origin_goes_on() -> None
     metrics = play(replace(KILLED, faults=faults), 1).metrics
     assert metrics["published"] == 2
     assert metrics["hold_newest"] == metrics["arrived_share"] == 1
-
-
-def test_late_nodes_are_waited_for_and_not_counted() -> None:
-    late = replace(
-        FEW_NODES, parameters={**FEW_NODES.parameters, "late_share": 0.34, "late_at": 9.0}
-    )
-    metrics = play(late, 1).metrics
-    assert metrics["hold_newest"] == metrics["arrived_share"] == 1
-    assert metrics["seconds_100"] < 3
 
 
 # What a scenario may ask of which level
@@ -116,12 +102,6 @@ def test_what_level_3_lacks_is_named(change: dict, complaint: str) -> None:
         check(replace(FEW_NODES, **change))
 
 
-@pytest.mark.parametrize("parameters", [{"liars": 1}, {"drippers": 1}])
-def test_whole_nodes_are_honest(parameters: dict) -> None:
-    with pytest.raises(ConfigError, match="neither lie nor drip"):
-        play(replace(FEW_NODES, parameters=parameters), 1)
-
-
 def test_without_namespaces_one_sentence_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,35 +120,6 @@ def test_missing_capabilities_are_named(lacking: tuple[str, ...]) -> None:
 
 
 # What nodes tell
-
-
-def test_a_tale_goes_on_over_lives() -> None:
-    log = HealthLog()
-    assert (log.newest, log.is_told) == (-1, False)
-    for arrivals, duplicates in (([[1, 10.0]], 3), ([[1, 99.0], [2, 20.0]], 4)):
-        log.begin_life()
-        log.hear({"shardcast": {"newest": 0, "duplicates": 1}, "roles": {}})
-        said = {"newest": len(arrivals), "duplicates": duplicates}
-        log.hear({"shardcast": said, "roles": {"witness": {"arrivals": arrivals}}})
-    assert log.arrivals == {1: 10.0, 2: 20.0}
-    assert log.total("duplicates") == 7
-    assert log.newest == 2
-
-
-def test_who_never_got_a_policy_is_counted() -> None:
-    deployment = Deployment(FEW_NODES, 1, KeyRing(1, hashed=False))
-    logs = {name: HealthLog() for name in deployment.participants}
-    logs["origin"].published = {1: 100.0}
-    logs["n1"].arrivals = {1: 103.0}
-    metrics = measure(deployment, logs, ["origin", "n1", "n2"])
-    assert (metrics["seconds_50"], metrics["seconds_100"]) == (3.0, float("inf"))
-    assert (metrics["arrived_share"], metrics["hold_newest"]) == (0.5, 0.0)
-
-
-def test_a_configuration_is_the_same_as_toml() -> None:
-    deployment = Deployment(FEW_NODES, 1, KeyRing(1, hashed=False))
-    for name in deployment.participants:
-        assert tomllib.loads(toml_of(deployment.table(name))) == deployment.table(name)
 
 
 # Level 3

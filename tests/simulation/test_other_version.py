@@ -26,7 +26,6 @@ SPEAKS = {"relay-1": "none", "trainer-1": "trainer", "inference-1": "inference"}
     ("runs", "said"),
     [
         ("0.1.0", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
-        ("", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
         ("9.1.2", "this node needs that version (git pull in its checkout)"),
     ],
 )
@@ -58,13 +57,6 @@ def test_a_node_whose_trainer_speaks_another_protocol_names_the_version(
         assert (f"the trainer runs Shoal {runs}," if runs else "another version") in sentence
     loud = [one for one in caplog.messages if one.startswith("other_version")]
     assert len(loud) == 2, "each says it once"
-
-
-def test_a_trainer_that_starts_is_of_no_other_version() -> None:
-    health = perform(Play(SPEAKS))
-    assert health["done"] == 1
-    (worker,) = roles_of(health, "inference")
-    assert "version" not in worker["now"]
 
 
 def test_a_run_file_of_another_format_names_the_remedy() -> None:

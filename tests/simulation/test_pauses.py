@@ -24,7 +24,7 @@ from tests.unit.diloco_swarm import DilocoSwarm
 ECHO = "/test/echo/1.0.0"
 
 
-@pytest.mark.parametrize("seconds", swept([2, 7, 14, 30, 90, 700], 3))
+@pytest.mark.parametrize("seconds", swept([2, 7, 14, 30, 90, 700], 1))
 def test_nobody_is_declared_dead_by_a_process_that_was_stopped(seconds: float) -> None:
     """Its neighbours were, at once, by three timers that ran before anything was read."""
     told: list[tuple[str, MemberEvent]] = []

@@ -5,30 +5,19 @@ used twice.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import trio
 
 from p2p.identity import PeerId
-from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
 from roles.inference.windows import Windows
-from roles.own.status import SwarmStatus
 from roles.protocol.core.window import Submission
-from roles.trainer.core.buffer import BufferedGroup
-from roles.trainer.inbox import Inbox
-from roles.trainer.intake import Intake
-from roles.trainer.session import TrainerSession
 from sim.node.swarm import NodeMain, SimNode, Swarm
-from sim.run.scenario import Scenario
 from tests.support.swarm import (
     CAST,
-    CHECKPOINTS,
     Lingering,
     Play,
     nobody_honest_is_rejected,
@@ -36,7 +25,6 @@ from tests.support.swarm import (
     roles_of,
     scored,
 )
-from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
@@ -85,104 +73,6 @@ def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window
     health = perform(Stubborn(CAST))
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)
-
-
-@pytest.mark.parametrize("harm", swept(["flipped", "cut", "removed"], 1))
-@pytest.mark.parametrize(
-    "paths",
-    [CHECKPOINTS[:1], CHECKPOINTS, ("trainer/progress.json",), ("trainer/intake/used.json",)],
-    ids=["checkpoint", "both checkpoints", "progress", "used"],
-)
-def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
-    paths: tuple[str, ...], harm: str
-) -> None:
-    """It ended with a traceback, or wrote other weights under a published
-    version.
-    """
-
-    class Rotten(Play):
-        published: Mapping[str, bytes]
-
-        async def disturb(self, swarm: Swarm) -> None:
-            watcher, node = swarm.nodes["relay-1"].world, swarm.nodes["trainer-1"]
-            while self._open["trainer-1"][0].shardcast.newest < 4:  # both checkpoints are there
-                await watcher.sleep(0.1)
-            swarm.kill("trainer-1")
-            weights = [path for path in node.disk.paths() if path.startswith("trainer/weights")]
-            self.published = {path: node.disk.read_now(path, 0, None) for path in weights}
-            for path in paths:
-                if harm == "removed":
-                    node.disk.remove_now(path)
-                elif harm == "flipped":
-                    node.disk.corrupt(path, 70)
-                else:
-                    node.disk.replace_now(path, node.disk.read_now(path, 0, None)[:-5])
-            swarm.restart("trainer-1")
-
-        async def _play(
-            self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
-        ) -> SwarmStatus:
-            status = await super()._play(swarm, scenario, sampling)
-            disk = swarm.nodes["trainer-1"].disk
-            for path, before in self.published.items():
-                assert disk.size_now(path) is None or disk.read_now(path, 0, None) == before
-            return status
-
-    health = perform(Rotten(CAST), steps=6)
-    assert health["done"] == 1
-    assert health["trainer-1"]["roles"]["trainer"]["step"] == 6
-    assert health["relay-1"]["shardcast"]["newest"] == 6
-
-
-@pytest.mark.parametrize(
-    "where",
-    swept(["before the checkpoint", "before the policy is out", "before it is forgotten"], 1),
-)
-def test_a_trainer_killed_anywhere_learns_from_every_group_once(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, name = {
-        "before the checkpoint": (FakeEngine, "save"),
-        "before the policy is out": (TrainerSession, "publish"),
-        "before it is forgotten": (Inbox, "forget_all_but"),
-    }[where]
-    here = trio.Event()
-    calls = itertools.count()
-    used: dict[int, list[tuple[bytes, int]]] = {}
-    step = getattr(owner, name)
-    wait = Intake.wait_groups
-
-    async def stop_here(self: object, *args: Any) -> None:
-        if next(calls) in (4, 7):
-            here.set()
-            await trio.sleep_forever()
-        await step(self, *args)
-
-    async def wait_groups(self: Intake, count: int) -> list[BufferedGroup]:
-        taken = await wait(self, count)
-        used[self._step] = [
-            (group.source, group.number) for group in taken
-        ]  # a step done again replaces itself
-        return taken
-
-    class Fatal(Play):
-        async def disturb(self, swarm: Swarm) -> None:
-            nonlocal here
-            for _ in range(2):
-                await here.wait()
-                here = trio.Event()
-                swarm.kill("trainer-1", torn=True)
-                await swarm.sleep(0.5)
-                swarm.restart("trainer-1")
-
-    monkeypatch.setattr(owner, name, stop_here)
-    monkeypatch.setattr(Intake, "wait_groups", wait_groups)
-    health = perform(Fatal(CAST), steps=8)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
-    assert sorted(used) == list(range(8))
-    times = Counter(key for keys in used.values() for key in keys)
-    assert set(times.values()) == {1}
 
 
 def test_nobody_works_under_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:

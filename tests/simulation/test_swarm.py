@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from p2p.errors import BadMessage, PeerUnreachable
-from p2p.host import MAX_OUTBOX, PeerEvent, PeerState, Stream, request, serve_requests
+from p2p.host import PeerEvent, PeerState, Stream, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.wire import MIB
@@ -19,7 +19,7 @@ from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.fabric import IDLE_TIMEOUT
-from sim.net.link import PAYLOAD_SHARE, LinkSpec
+from sim.net.link import LinkSpec
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
@@ -98,18 +98,6 @@ def test_first_contact_costs_four_round_trips_and_a_message_one_way() -> None:
     play(body)
 
 
-def test_messages_arrive_in_order_under_jitter_and_loss() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        for number in range(200):
-            stage.hosts["a"].send(peer, NEWS, str(number).encode())
-            await stage.swarm.sleep(0.01)
-        await stage.swarm.sleep(5)
-        assert [text for _, text, _ in stage.heard] == [str(number) for number in range(200)]
-
-    play(body, link=LinkSpec(jitter=0.2, loss=0.05))
-
-
 def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> None:
     async def body(stage: Stage) -> None:
         for other in "bc":
@@ -131,19 +119,6 @@ def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> N
         assert stage.swarm.simulation.now - start == pytest.approx(2 * LATENCY, abs=5.1), (
             "refused, not timed out"
         )
-
-    play(body)
-
-
-def test_a_stream_breaks_when_its_other_end_dies() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        stream = await stage.hosts["a"].open_stream(peer, ECHO)
-        stage.swarm.kill("b")
-        with pytest.raises(trio.BrokenResourceError):
-            await stream.receive_some()
-        with pytest.raises(trio.BrokenResourceError):
-            await stream.send_all(b"x")
 
     play(body)
 
@@ -335,18 +310,6 @@ def test_nothing_of_a_paused_node_runs() -> None:
     assert max(woken) > 7
 
 
-def test_threads_stand_still_with_their_process() -> None:
-    async def body(stage: Stage) -> float:
-        world = stage.swarm.nodes["b"].world
-        stage.swarm.simulation.queue.schedule(
-            SECOND, world.owner, "pause", stage.swarm.pause, "b", 5
-        )
-        await world.run_blocking(abs, 1, cost=3)
-        return world.now()
-
-    assert play(body) == pytest.approx(8, abs=0.01)
-
-
 @pytest.mark.parametrize(("seconds", "answers"), [(4, True), (30, False)])
 def test_a_dial_waits_for_a_paused_peer_as_long_as_for_any(
     seconds: float, answers: bool
@@ -361,17 +324,6 @@ def test_a_dial_waits_for_a_paused_peer_as_long_as_for_any(
             assert not answers
         assert stage.swarm.simulation.now - start == pytest.approx(min(seconds, 10), abs=0.2)
         assert (peer in stage.hosts["a"].connected) is answers
-
-    play(body)
-
-
-def test_a_dialer_that_was_paused_has_lost_its_dial() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        stage.swarm.pause("a", 30)
-        with pytest.raises(PeerUnreachable):
-            await stage.hosts["a"].connect(peer)
-        assert stage.hosts["a"].connected == ()
 
     play(body)
 
@@ -398,15 +350,6 @@ def test_peers_give_up_what_is_paused_for_too_long() -> None:
     play(body)
 
 
-def test_a_bug_in_a_handler_names_its_node() -> None:
-    async def body(stage: Stage) -> None:
-        stage.hosts["a"].send(stage.introduce("a", "b"), NEWS, b"bug")
-        await stage.swarm.sleep(5)
-
-    with pytest.raises(NodeFailed, match="node b failed"):
-        play(body)
-
-
 def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
     async def crash(node: SimNode) -> None:
         await node.world.sleep(1)
@@ -423,33 +366,6 @@ def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         play(body)
     assert caught.group_contains(NodeFailed, match="node x failed")
-
-
-def test_a_node_behind_nat_can_dial_but_not_be_dialled() -> None:
-    async def body(stage: Stage) -> None:
-        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(nat="port"))
-        with pytest.raises(PeerUnreachable):
-            await stage.hosts["a"].connect(stage.introduce("a", "b"))
-        await stage.hosts["b"].connect(stage.introduce("b", "a"))
-        assert stage.hosts["a"].connected == (stage.swarm.nodes["b"].peer_id,)
-
-    play(body)
-
-
-def test_too_many_waiting_messages_are_dropped_and_counted() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        message = bytes(1_000_000)
-        taken = sum(stage.hosts["a"].send(peer, NEWS, message) for _ in range(10))
-        assert taken == MAX_OUTBOX // len(message)
-        await stage.swarm.sleep(60)
-        assert stage.hosts["a"].send(peer, NEWS, message), "room again"
-        await stage.hosts["a"].disconnect(peer)
-        assert stage.hosts["a"].dropped == 10 - taken
-        assert stage.hosts["a"].traffic(peer)[0] > taken * len(message)
-
-    play(body)
 
 
 def test_bulk_takes_the_time_of_the_slower_line() -> None:
@@ -472,65 +388,3 @@ def test_bulk_takes_the_time_of_the_slower_line() -> None:
         return stage.swarm.simulation.now - start
 
     assert play(body) == pytest.approx(10 * 1514 / 1448, rel=0.06)
-
-
-def test_streams_share_an_uplink_fairly() -> None:
-    async def body(stage: Stage) -> list[float]:
-        finished: dict[str, float] = {}
-
-        def sink_of(name: str) -> Callable[[Stream], Awaitable[None]]:
-            async def sink(stream: Stream) -> None:
-                while await stream.receive_some():
-                    pass
-                finished[name] = stage.swarm.simulation.now
-
-            return sink
-
-        streams = []
-        for name in "bc":
-            stage.hosts[name].set_handler(NEWS, sink_of(name), replaces=True)
-            streams.append(await stage.hosts["a"].open_stream(stage.introduce("a", name), NEWS))
-
-        async def send(stream: Stream) -> None:
-            await stream.send_all(bytes(8_000_000))
-            await stream.send_eof()
-
-        async with trio.open_nursery() as nursery:
-            for stream in streams:
-                nursery.start_soon(send, stream)
-        await stage.swarm.sleep(10)
-        return sorted(finished.values())
-
-    one, other = play(body)
-    assert other - one < 0.1
-
-
-async def _idle(node: SimNode) -> None:
-    await trio.sleep_forever()
-
-
-def test_a_stream_is_drained_when_the_line_has_carried_its_bytes() -> None:
-    """A simulated line tells the same as a kernel's socket."""
-
-    async def body(stage: Stage) -> list[float]:
-        async def swallow(stream: Stream) -> None:
-            await trio.sleep_forever()
-
-        for host in stage.hosts.values():
-            host.set_handler(ECHO, swallow, replaces=True)
-        streams = [
-            await stage.hosts["a"].open_stream(stage.introduce("a", other), ECHO)
-            for other in "bc"
-        ]
-        await stage.swarm.sleep(1)
-        begun, times = stage.swarm.simulation.now, []
-        for stream in streams:
-            await stream.send_all(bytes(64 * 1024))
-        for stream, at_most in ((streams[0], 32 * 1024), (streams[0], 0), (streams[1], 0)):
-            await stream.drained(at_most)
-            times.append(stage.swarm.simulation.now - begun)
-        return times
-
-    times = play(body, link=LinkSpec(up=1, down=100))
-    whole = 64 * 1024 * 8 / 1e6 / PAYLOAD_SHARE
-    assert times == pytest.approx([whole / 2, whole, 2 * whole], rel=0.01)

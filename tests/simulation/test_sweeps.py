@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import sim
 from p2p.errors import ConfigError
 from sim.cli import main
 from sim.kernel.simulation import Simulation
-from sim.run.report import drawing, sweep_charts, unit_of
+from sim.run.report import drawing
 from sim.run.scenario import load_scenario
-from sim.run.sweep import changed, run_one, summarise
+from sim.run.sweep import changed
 from tests.support.scenarios import RING, embedded
 
 
@@ -82,24 +81,3 @@ def test_a_report_runs_only_its_own_scripts_and_fetches_nothing(tmp_path: Path) 
     assert not re.search(r'(?:src|href)="(?!data:,|#)', text)
     hostile = drawing(Simulation(1), "</script><script>alert(1)</script>")
     assert hostile.count("</script>") == 2 + 3  # two data, uPlot, draw, report
-
-
-def test_only_numbers_that_were_varied_are_drawn() -> None:
-    scenario = load_scenario(str(RING))
-    runs = [run_one(scenario, 1, {"hold": hold}) for hold in (0.1, 0.2)]
-    settings = summarise(runs)["settings"]
-    assert len(sweep_charts(settings, ["rounds"])) == 1
-    assert unit_of("bytes_per_second") == "bytes/s"
-    assert [unit_of(name) for name in ("bytes sent", "death_seconds_p99", "deaths")] == [
-        "bytes", "seconds", "",
-    ]  # fmt: skip
-    assert sweep_charts(settings, []) == []
-    assert sweep_charts(settings[:1], ["rounds"]) == []
-
-
-def test_play_returns_a_row_for_each_run() -> None:
-    rows = sim.play(str(RING), range(1, 3), hold=[0.1, 0.2], link__up=5)
-    assert [(row["seed"], row["hold"], row["link.up"]) for row in rows] == [
-        (1, 0.1, 5), (2, 0.1, 5), (1, 0.2, 5), (2, 0.2, 5),
-    ]  # fmt: skip
-    assert all(row["rounds"] > 10 for row in rows)  # type: ignore[operator]

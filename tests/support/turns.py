@@ -235,7 +235,7 @@ async def cheat(talker: Talker, name: str, index: int) -> tuple[Group, ...]:
         case "skipped turn":
             groups = await misheard(lambda said: said[-1:])
         case "altered observation":  # in one token
-            groups = await misheard(lambda said: [*said[:-1], said[-1] ^ 1])
+            groups = await misheard(lambda said: [*said[:-1], said[-1] - 1])
         case "early stop":
             groups = tuple(
                 replace(group, completions=tuple(map(_stopped, group.completions)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -16,7 +17,14 @@ from roles.envs.questions import ExactEnvironment, MathEnvironment
 from roles.envs.text import Message, TextEnvironment, TextTask
 
 DATA = b"".join(b'{"question": "%d?", "answer": "1"}\n' % number for number in range(64))
-EXACT, MATH = ExactEnvironment(DATA), MathEnvironment(DATA)
+EXACT = ExactEnvironment(DATA)
+
+
+@functools.cache
+def math() -> MathEnvironment:
+    return MathEnvironment(DATA)
+
+
 COLLECTION = Path(__file__).parents[3] / "shared" / "data" / "golds.jsonl"
 """Right answers of public collections, where they lie beside the checkout."""
 GOLDS = (
@@ -92,7 +100,7 @@ def test_every_gold_earns_itself_and_no_fragment_of_it_anything() -> None:
     tried = 0
     for gold in golds():
         assert reads_back(gold), gold
-        for environment in (EXACT, MATH):
+        for environment in (EXACT, math()):
             for form in FORMS:
                 assert paid(environment, gold, form.replace("%s", gold)) == 1.0, (gold, form)
             for part in fragments(gold):
@@ -155,13 +163,13 @@ EQUAL = {
 def test_what_says_less_than_the_answer_earns_nothing(answer: str) -> None:
     """``2`` was paid for ``2\\pi``, and any equation for ``3x-y+13=0``."""
     for said in FRAGMENTS[answer]:
-        assert paid(MATH, answer, rf"\boxed{{{said}}}") == 0.0, said
+        assert paid(math(), answer, rf"\boxed{{{said}}}") == 0.0, said
 
 
 @pytest.mark.parametrize("answer", EQUAL)
 def test_an_equal_value_in_another_form_is_paid(answer: str) -> None:
     for said in EQUAL[answer]:
-        assert paid(MATH, answer, rf"\boxed{{{said}}}") == 1.0, said
+        assert paid(math(), answer, rf"\boxed{{{said}}}") == 1.0, said
 
 
 @pytest.mark.parametrize(
@@ -202,7 +210,7 @@ def test_the_last_box_counts_if_it_is_complete(text: str, held: str | None) -> N
 )
 def test_what_stands_before_the_end_of_a_thought_never_counts(text: str, said: str) -> None:
     assert spoken(text) == said
-    for environment in (EXACT, MATH, ArithmeticEnvironment()):
+    for environment in (EXACT, math(), ArithmeticEnvironment()):
         assert paid(environment, "5", text) == (
             1.0 if said == text and environment != EXACT else 0.0
         )
@@ -218,10 +226,10 @@ def test_a_named_value_and_a_unit_are_asked_without_name_and_unit() -> None:
         r"$18.8^{\circ}$": "18.8",
         r"x = 5\text{ cm}": "5",
     }.items():
-        task = MATH.task_of("?", answer)
+        task = math().task_of("?", answer)
         assert task.answer == value
         for said in (answer.strip("$") if answer[1:2] != "1" else answer, value):
-            assert paid(MATH, task.answer, rf"\boxed{{{said}}}") == 1.0, said
+            assert paid(math(), task.answer, rf"\boxed{{{said}}}") == 1.0, said
     for answer in (
         "y=2x",
         "B=C",
@@ -244,7 +252,7 @@ def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
         for _ in range(3):
             start = time.process_time()
             final_answer(said)
-            paid(MATH, "5", said)
+            paid(math(), "5", said)
             best = min(best, time.process_time() - start)
         return best
 

@@ -5,31 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.bounded import BoundedDict, RateLimit, TokenBucket
+from p2p.bounded import BoundedDict, KeyedQuotas, RateLimit, TokenBucket
 from p2p.identity import PeerId
-from p2p.membership.core.quotas import KeyedQuotas
-
-
-def test_a_new_key_evicts_the_oldest() -> None:
-    table: BoundedDict[str, int] = BoundedDict(2)
-    for number, key in enumerate("abac"):
-        table[key] = number
-    assert table == {"b": 1, "c": 3}
-
-
-def test_a_renewed_key_is_the_newest() -> None:
-    table: BoundedDict[str, int] = BoundedDict(2)
-    for number, key in enumerate("abac"):
-        table.renew(key, number)
-    assert table == {"a": 2, "c": 3}
-
-
-def test_keep_drops_the_rest_and_holds_the_order() -> None:
-    table: BoundedDict[int, int] = BoundedDict(5)
-    for number in (3, 1, 4, 2):
-        table[number] = number * 10
-    table.keep(lambda value: value >= 20)
-    assert list(table.items()) == [(3, 30), (4, 40), (2, 20)]
 
 
 def test_there_is_no_way_around_the_limit() -> None:

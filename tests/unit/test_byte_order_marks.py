@@ -64,13 +64,3 @@ def test_no_text_of_a_person_is_read_with_its_mark() -> None:
                         kinds = {ast.unparse(one.value) for one in words}
                         is_ours = path.relative_to(ROOT).as_posix() in own
                         assert is_ours or "'utf-8'" not in kinds, path
-
-
-def test_no_command_asks_for_the_home_folder_by_itself() -> None:
-    """`p2p.node.usage.expanded` says what to do where there is none."""
-    for package in ("p2p", "roles", "sim"):
-        for path in (ROOT / package).rglob("*.py"):
-            if path.name != "usage.py":
-                text = path.read_text(encoding="utf-8")
-                assert "Path.home(" not in text, path
-                assert ".expanduser(" not in text.replace("os.path.expanduser", ""), path

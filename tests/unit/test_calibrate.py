@@ -31,12 +31,10 @@ from roles.calibrate.limits import (
     resampled,
     to_toml,
 )
-from roles.calibrate.measure import Measured, WorkBench
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import sign_run
 from roles.contract.core.file import Calibration, EnvironmentPin, decode_run_untrusted
 from roles.envs.base import environment_digest
-from roles.models.safetensors import RawTensor, decode_untrusted, encode
 from roles.own.draft import read_draft
 from roles.rl.learner import FILE, write_learner
 from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
@@ -199,26 +197,6 @@ def test_floats_of_eight_bits_are_those_of_torch() -> None:
     assert not to_fp8(np.zeros((2, 3), dtype=np.float32)).any()
 
 
-def test_a_folder_is_copied_with_its_shards(tmp_path: Path) -> None:
-    source = tmp_path / "base"
-    source.mkdir()
-    (source / "config.json").write_text("{}")
-    bits = np.array([[0x3F80, 0x4000]], dtype="<u2")
-    for name in ("model-00001-of-00002", "model-00002-of-00002"):
-        tensor = RawTensor("BF16", (1, 2), bits.tobytes())
-        (source / f"{name}.safetensors").write_bytes(encode({name: tensor}))
-    target = rewrite(source, tmp_path / "other", lambda values: values * np.float32(1.01))
-    assert sorted(path.name for path in target.iterdir()) == sorted(
-        path.name for path in source.iterdir()
-    )
-    data = (target / "model-00002-of-00002.safetensors").read_bytes()
-    (tensor,) = decode_untrusted(data).values()
-    assert np.frombuffer(tensor.data, dtype="<u2").tolist() == [0x3F81, 0x4001]
-    (source / "model-00001-of-00002.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ConfigError, match="is no safetensors file"):
-        rewrite(source, tmp_path / "third", to_int8)
-
-
 # The command
 
 
@@ -281,35 +259,6 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
         ),
     )
     assert sign_run(again, OWNER).terms.calibration == again.calibration
-
-
-def test_too_little_noisy_work_leaves_no_limits(
-    run_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is written is signed: a hard bound from 12,000 tokens says nothing of a million."""
-    rng, out = np.random.default_rng(3), tmp_path / "limits.toml"
-    few = Measured("honest", tuple(noisy(rng) for _ in range(40)))
-    monkeypatch.setattr(WorkBench, "honest", lambda bench, tasks: few)
-    assert (
-        main(
-            [
-                "--run",
-                str(run_file),
-                "--learner",
-                str(run_file.with_name(FILE)),
-                "--sequences",
-                "64",
-                "--out",
-                str(out),
-            ]
-        )
-        == 2
-    )
-    assert "12,000 honest tokens in 40 groups are too few to fit" in capsys.readouterr().err
-    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -5,27 +5,19 @@ from __future__ import annotations
 import io
 import json
 import math
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from p2p.errors import ConfigError
 from roles.chat import chat, evaluate, sample
-from roles.chat.command import Turn
-from roles.chat.evaluate import measure, pass_at, result_of
+from roles.chat.evaluate import pass_at
 from roles.chat.find import find_models
-from roles.chat.voice import Manner, Voice
 from roles.contract import sign_run
-from roles.engines.torch.files import save_folder
 from roles.engines.torch.learner import TorchLearner
-from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
-from roles.models.byte_level import byte_files
 from roles.own.__main__ import main as run_main
-from roles.rl.recipes import SORTER
 from tests.model_folders import make_folder
 from tests.support.runs import OWNER, TERMS
 from tests.support.toys import sorting_engine, sorting_learner
@@ -130,24 +122,6 @@ def test_a_network_without_words_is_measured_and_not_talked_to(
     assert "no environment 'chess'" in capsys.readouterr().err
 
 
-def test_a_model_of_bytes_goes_on_writing(tmp_path: Path) -> None:
-    folder = tmp_path / "model"  # the sandbox's user may not read what pytest made
-    folder.mkdir()
-    model = TransformerModel(replace(SORTER, vocabulary=256))
-    model.initialise(0)
-    save_folder(model, folder, context=64, end_tokens=(0,))
-    for name, text in byte_files(64, (0,)).items():
-        (folder / name).write_text(text)
-    voice = Voice(find_models(folder).newest, "cpu")
-    assert not voice.can_chat
-    text = "def f(é):\n\treturn '🐟'"
-    prompt = voice.prompt([Turn("user", text)])
-    assert prompt == tuple(text.encode())
-    drawn = list(voice.tokens(prompt, Manner(most_tokens=20)))[-1]
-    answer = "".join(voice.say(prompt, Manner(most_tokens=20)))
-    assert bytes(one for one in drawn if one).decode(errors="replace").startswith(answer)
-
-
 def test_an_export_of_a_network_has_its_configuration_and_a_card(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,13 +141,3 @@ def test_pass_at_k_is_the_share_of_choices_with_a_right_answer() -> None:
         for k in range(1, 6):
             choices = list(combinations(answers, k))
             assert math.isclose(pass_at(5, right, k), sum(map(any, choices)) / len(choices))
-
-
-def test_intervals_hold_the_mean_and_shrink_with_more_tasks() -> None:
-    rng = np.random.default_rng(1)
-    few, many = (measure(rng.integers(0, 2, n).astype(float)) for n in (16, 1024))
-    for one in (few, many):
-        assert one.low <= one.mean <= one.high
-    assert many.high - many.low < (few.high - few.low) / 4
-    result = result_of("all", np.ones(4), np.ones((4, 3)))
-    assert (result.passed.low, result.passed_k.high, result.greedy.mean) == (1.0, 1.0, 1.0)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-import proofs
 from proofs import Evidence, Limits, Reason, Shape, Verdict, check_shape, judge, judge_pool
 from proofs.checks import (
     FALSE_REJECTIONS,
@@ -135,28 +134,6 @@ def test_fp32_is_tighter_than_bf16() -> None:
 def test_nothing_to_judge_is_inconclusive() -> None:
     assert judge(replace(HONEST, tokens=0), Limits.fp32()).verdict is Verdict.INCONCLUSIVE
     assert judge_pool([], Limits.fp32()).verdict is Verdict.INCONCLUSIVE
-
-
-def test_a_judgement_says_what_decided_it() -> None:
-    judgement = judge(replace(HONEST, draw_distance=0.4), Limits.fp32())
-    assert str(judgement) == "rejected: a token is far from its seeded draw (0.4, limit 0.0001)"
-    assert str(judge(replace(HONEST, tokens=0), Limits.fp32())) == "inconclusive: no tokens"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"surprise": nan},
-        {"mantissa_mean": -1.0},
-        {"off": ((0.05, -1.0),)},
-        {"off": ((0.3, 0.1),)},
-        {"off": ((0.05, 0.1), (0.05, 0.2))},
-        {"off": ((0.05, 1e9),)},
-    ],
-)
-def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be from 0|off has steps|at most 1"):
-        replace(Limits.fp32(), **change)
 
 
 # A submission
@@ -285,7 +262,6 @@ def test_one_malformed_proof_spoils_the_pool() -> None:
 
 
 @given(st.floats(1e-6, 60.0), st.floats(1e-9, 0.5))
-@settings(max_examples=80, deadline=None)
 def test_the_poisson_limit_is_the_smallest(mean: float, false_alarm: float) -> None:
     def tail(count: int) -> float:
         return max(0.0, 1 - exp(-mean) * sum(mean**i / factorial(i) for i in range(count + 1)))
@@ -299,10 +275,6 @@ def test_poisson_limits_at_the_ends() -> None:
     assert poisson_limit(4.5, 1e-4) == 14  # 3,000 tokens at 0.15 %: 15 is too many
     assert poisson_limit(0.0, 1e-4) == 0
     assert 1_003_000 < poisson_limit(1e6, 1e-4) < 1_004_500
-
-
-def test_the_public_names_exist() -> None:
-    assert all(hasattr(proofs, name) for name in proofs.__all__)
 
 
 # Measured on SmolLM2-135M in bfloat16 (bench/README.md): mean mantissa error, chunks,

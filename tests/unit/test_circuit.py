@@ -89,20 +89,6 @@ def test_two_hosts_talk_through_a_third() -> None:
     run(main)
 
 
-def test_identify_tells_peers_of_the_circuit_address() -> None:
-    async def main() -> None:
-        async with (
-            open_relay() as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as other,
-        ):
-            await home.connect_addr(other.addrs[0])
-            await until(other, lambda: other.info(home.peer_id) is not None)
-            assert other.addrs_of(home.peer_id) == home.addrs
-
-    run(main)
-
-
 def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
     async def main() -> None:
         limit = RelayConfig(strangers=True, bytes=64 * 1024)
@@ -117,20 +103,6 @@ def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
                 await request(guest, home.peer_id, ECHO, bytes(256 * 1024))
             # the next request gets a circuit of its own
             assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
-
-    run(main)
-
-
-def test_a_circuit_ends_at_its_limit_of_time() -> None:
-    async def main() -> None:
-        async with (
-            open_relay(RelayConfig(strangers=True, seconds=1)) as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            await guest.connect_addr(home.addrs[0])
-            await until(guest, lambda: home.peer_id not in guest.connected)
-            assert relay.peer_id in guest.connected
 
     run(main)
 
@@ -282,18 +254,6 @@ def test_a_relay_that_injects_ends_the_circuit_and_nothing_else() -> None:
     run(main)
 
 
-def test_a_relay_that_drops_makes_a_peer_unreachable() -> None:
-    async def main() -> None:
-        async with open_hostile(lambda _: b"") as (relay, home, guest):
-            with trio.move_on_after(0.5) as patience:
-                await guest.connect(home.peer_id)
-            assert patience.cancelled_caught
-            assert relay.circuits == 1
-            assert home.peer_id not in guest.connected
-
-    run(main)
-
-
 def test_a_relay_cannot_put_itself_in_the_place_of_a_peer() -> None:
     """Noise proves who answers: a relay that ends the circuit itself is found out."""
 
@@ -377,14 +337,6 @@ def test_the_largest_network_makes_room() -> None:
     assert book.reserved == (peers[0], peers[1], peers[3], peers[4])
 
 
-def test_a_network_has_no_more_than_its_share() -> None:
-    book = RelayBook(RelayConfig(per_network=2))
-    peers = [KeyPair(number.to_bytes(32, "big")).peer_id for number in range(1, 4)]
-    granted = [book.reserve(peer, "a", 0.0, is_member=True) for peer in peers]
-    assert granted == [HopStatus.OK, HopStatus.OK, HopStatus.RESERVATION_REFUSED]
-    assert book.reserve(peers[0], "a", 1.0, is_member=True) is HopStatus.OK  # a renewal
-
-
 def stay() -> None:
     """Ends no circuit."""
 
@@ -437,12 +389,6 @@ def test_an_aborted_circuit_may_end_after_all_others_of_its_peer() -> None:
         book.end(one, two, abort)
     book.end(three, two, stay)
     assert book.circuits == 0
-
-
-def test_reservations_expire() -> None:
-    book, (one, two) = book_of(2)
-    assert book.connect(one, two, 3599.0, stay) is HopStatus.OK
-    assert book.connect(one, two, 3600.0, stay) is HopStatus.NO_RESERVATION
 
 
 def test_who_asks_too_often_is_refused() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from p2p import SwarmConfig, SwarmHost, open_host
 from p2p.circuit.core.book import RelayConfig
@@ -57,17 +56,6 @@ def test_a_circuit_becomes_a_direct_connection_and_is_closed() -> None:
     run(main)
 
 
-def test_hosts_that_do_not_punch_stay_with_the_relay() -> None:
-    async def main() -> None:
-        async with three(SwarmConfig()) as (_, home, guest):
-            await guest.connect_addr(home.addrs[-1])
-            await until(guest, lambda: guest.info(home.peer_id) is not None)
-            assert not guest.is_direct(home.peer_id)
-            assert await request(guest, home.peer_id, ECHO, b"relayed") == b"relayed"
-
-    run(main)
-
-
 def test_only_a_peer_that_we_dialled_through_a_relay_may_make_us_punch() -> None:
     """Otherwise any peer could have us send packets to a victim that it names."""
 
@@ -102,19 +90,6 @@ def test_a_punch_proves_who_answers() -> None:
     run(main)
 
 
-class Walled(MemoryNetwork):
-    """Hosts that no packet reaches but through a relay; notes who tries in which part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tries = 0
-
-    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-        self.tries += 1
-        await trio.sleep_forever()
-        raise AssertionError("unreachable")
-
-
 @asynccontextmanager
 async def three_in_memory(
     network: MemoryNetwork, guest_listens: bool, config: RelayConfig = OPEN
@@ -145,35 +120,6 @@ def test_a_guest_with_an_open_port_is_dialled_plainly() -> None:
             assert home.has_dialled(guest.peer_id)
 
     run(main)
-
-
-def test_three_tries_change_parts_once_and_then_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: dict[PeerId, list[bool]] = {}
-    punch = SwarmHost.punch
-
-    async def noted(
-        host: SwarmHost, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool
-    ) -> bool:
-        parts.setdefault(host.peer_id, []).append(is_client)
-        return await punch(host, peer, addrs, is_client=is_client)
-
-    monkeypatch.setattr(SwarmHost, "punch", noted)
-
-    async def main() -> None:
-        async with three_in_memory(Walled(), guest_listens=False) as (_, home, guest):
-            await home.world.sleep(60.0)
-            expected = {
-                home.peer_id: [False, False, True],
-                guest.peer_id: [True, True, False],
-            }
-            assert parts == expected
-            await guest.disconnect(home.peer_id)
-            await until(home, lambda: guest.peer_id not in home.connected)
-            await guest.connect(home.peer_id)
-            await home.world.sleep(60.0)
-            assert parts == expected
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.01))
 
 
 def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_circuit() -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from p2p.concurrency import AutoResetEvent, ConflictDetector, Notifier, leaves
+from p2p.concurrency import AutoResetEvent, ConflictDetector, Notifier
 
 
 async def test_all_that_wait_are_notified_and_later_ones_wait_on() -> None:
@@ -57,10 +57,3 @@ def test_a_block_has_one_task_at_a_time() -> None:
     with pytest.raises(KeyError), detector:
         raise KeyError
     assert not detector.is_busy
-
-
-def test_the_leaves_of_a_group() -> None:
-    one, two, three = KeyError("one"), ValueError("two"), KeyboardInterrupt()
-    group = BaseExceptionGroup("outer", [ExceptionGroup("inner", [one, two]), three])
-    assert list(leaves(group)) == [one, two, three]
-    assert list(leaves(one)) == [one]

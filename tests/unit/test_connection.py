@@ -8,13 +8,12 @@ import trio.testing
 
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.machine import open_world
-from p2p.transport import connection, connection as connection_module
-from p2p.transport.connection import MuxedStream
+from p2p.transport import connection as connection_module
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
-from p2p.transport.memory import MemoryStream, memory_pair
+from p2p.transport.memory import memory_pair
 from p2p.transport.upgrade import secure
 from p2p.wire import KI, MIB
 from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
@@ -28,35 +27,6 @@ async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 # Handshakes.
-
-
-class Slow(trio.abc.HalfCloseableStream):
-    """Hands on one byte at a time, and what was sent with it."""
-
-    def __init__(self, inner: MemoryStream) -> None:
-        self.inner = inner
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self.inner.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self.inner.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        await self.inner.send_eof()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self.inner.receive_some(1)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-async def test_a_handshake_byte_by_byte() -> None:
-    async with open_world(key=ALICE) as world:
-        one, other = memory_pair()
-        secured = await secure_pair(world, Slow(one), Slow(other))
-        assert secured[0].peer == BOB.peer_id
 
 
 async def test_a_peer_without_early_muxers_negotiates_yamux_inside_noise() -> None:
@@ -175,16 +145,6 @@ async def test_try_send_is_all_or_nothing() -> None:
         assert await read_all(theirs) == b"onetwo"
 
 
-async def test_cancelling_a_receive_loses_nothing() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await theirs.receive_some()
-        await ours.send_all(b"kept")
-        assert await theirs.receive_some() == b"kept"
-
-
 async def test_what_has_arrived_can_be_read_after_everything_is_over() -> None:
     async with open_pair() as pair:
         ours, theirs = await pair.stream_pair()
@@ -203,30 +163,11 @@ async def test_what_has_arrived_can_be_read_after_everything_is_over() -> None:
 # Ends.
 
 
-async def test_breaking_yamux_ends_the_connection_with_a_reason() -> None:
-    async with open_pair() as pair:
-        pair.alice.mux.queue.say(9, 0, 0, 0)
-        pair.alice.flush()
-        await pair.bob.wait_closed()
-        assert "type 9" in str(pair.bob.failure)
-        await pair.alice.wait_closed()
-        assert pair.alice.failure is None
-
-
 async def test_garbage_under_noise_ends_the_connection_with_a_reason() -> None:
     async with open_pair() as pair:
         await pair.raw[0].send_all(b"\x00\x20" + bytes(32))
         await pair.bob.wait_closed()
         assert "authenticate" in str(pair.bob.failure)
-
-
-async def test_garbling_a_negotiation_ends_the_connection() -> None:
-    async with open_pair() as pair:
-        stream_id = pair.alice.mux.open_stream()
-        pair.alice.mux.send(stream_id, memoryview(b"\x05what?"))
-        pair.alice.flush()
-        await pair.bob.wait_closed()
-        assert pair.bob.failure is not None
 
 
 async def test_a_stream_that_is_reset_with_what_opened_it_harms_nobody() -> None:
@@ -291,82 +232,6 @@ async def test_a_stream_that_never_says_its_protocol_is_reset(autojump_clock) ->
         assert pair.bob.mux.stream_ids == ()
 
 
-class Narrow(trio.abc.HalfCloseableStream):
-    """A line that takes everything, and carries what a test lets it carry."""
-
-    def __init__(self, inner: MemoryStream) -> None:
-        self.inner = inner
-        self.unsent = 0
-        self.low_water = 0
-        self._changed = trio.Event()
-
-    def carry(self, count: int) -> None:
-        """So many bytes have left."""
-        self.unsent -= count
-        self._changed.set()
-        self._changed = trio.Event()
-
-    def keep_short(self, low_water: int) -> None:
-        self.low_water = low_water
-
-    async def wait_unsent(self, at_most: int) -> None:
-        while self.unsent > at_most:
-            await self._changed.wait()
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self.unsent += len(data)
-        await self.inner.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self.inner.wait_send_all_might_not_block()
-
-    async def send_eof(self) -> None:
-        await self.inner.send_eof()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self.inner.receive_some(max_bytes)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-async def test_a_stream_is_drained_when_the_line_has_carried_what_it_sent() -> None:
-    lines: list[Narrow] = []
-
-    def narrow(raw: MemoryStream) -> Narrow:
-        lines.append(Narrow(raw))
-        return lines[-1]
-
-    async with open_pair(wrap=narrow) as pair:
-        ours, _ = await pair.stream_pair()
-        other, _ = await pair.stream_pair()
-        await trio.testing.wait_all_tasks_blocked()
-        line, drained = lines[0], []
-        line.carry(line.unsent)
-
-        async def drain(stream: MuxedStream, at_most: int) -> None:
-            await stream.drained(at_most)
-            drained.append((stream, at_most))
-
-        await ours.send_all(bytes(100 * KI))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(drain, ours, 30 * KI)
-            await trio.testing.wait_all_tasks_blocked()
-            assert line.unsent >= 100 * KI
-            assert drained == []
-            await other.send_all(bytes(50 * KI))  # behind it: no reason to wait longer
-            nursery.start_soon(drain, other, 0)
-            await trio.testing.wait_all_tasks_blocked()
-            line.carry(71 * KI)
-            await trio.testing.wait_all_tasks_blocked()
-            assert drained == [(ours, 30 * KI)]
-            line.carry(line.unsent - 1)
-            await trio.testing.wait_all_tasks_blocked()
-            assert drained == [(ours, 30 * KI)]
-            line.carry(1)
-        assert drained == [(ours, 30 * KI), (other, 0)]
-
-
 def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
     burst = Burst(256 * KI)
     for _ in range(10):
@@ -383,37 +248,9 @@ def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
 
 
 async def test_streams_keep_trios_rules(monkeypatch) -> None:
-    monkeypatch.setattr(connection, "YIELD_EVERY", 0)
+    monkeypatch.setattr(connection_module, "YIELD_EVERY", 0)
     async with open_pair() as pair:
         await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
-
-
-@pytest.mark.parametrize("size", [1, 4 * KI, 64 * KI, 3 * MIB])
-async def test_what_is_sent_arrives(size: int) -> None:
-    data = (bytes(range(256)) * (6 * MIB // 256))[: 6 * MIB]
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        total = min(len(data), size * 200)
-
-        async def send() -> None:
-            for start in range(0, total, size):
-                await ours.send_all(data[start : min(total, start + size)])
-            await ours.send_eof()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send)
-            assert await read_all(theirs) == data[:total]
-
-
-async def test_a_slow_reader_may_take_minutes(autojump_clock) -> None:
-    async with open_pair(30) as pair:
-        ours, theirs = await pair.stream_pair()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.send_all, bytes(16 * MIB))
-            await pair.world.sleep(600)
-            received = 0
-            while received < 16 * MIB:
-                received += len(await theirs.receive_some())
 
 
 async def test_a_lost_connection_breaks_its_streams() -> None:

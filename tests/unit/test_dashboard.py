@@ -5,30 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import h11
 import pytest
 import trio
 from hypothesis import given, strategies as st
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2p.errors import ConfigError
-from p2p.host import PeerEvent, PeerState
-from p2p.identity import KeyPair
 from p2p.machine import open_world
-from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
 from p2p.node.dashboard.core.picture import (
     GONE_SECONDS,
@@ -46,15 +40,14 @@ from p2p.node.dashboard.core.picture import (
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.page import PARTS, STATIC, write_report
 from p2p.node.dashboard.server import Dashboard
-from p2p.node.dashboard.snapshots import KEPT, MAX_VIEWERS, OwnView, Snapshots
+from p2p.node.dashboard.snapshots import KEPT, MAX_VIEWERS, Snapshots
 from p2p.node.entries import installed
 from p2p.node.folders import SOCKET
-from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
+from p2p.node.panels import PANELS, load_panels
 from roles.own.__main__ import main as run_main
 from tests.support.scenarios import embedded
 
 ROLES = load_panels(installed(PANELS))
-KEY = KeyPair(b"k" * 32)
 OWN = "12D3KooWOwn"
 HOSTILE = "</script><script>document.title='owned'</script>\u202egnihton\u0000\ud800"
 
@@ -205,19 +198,19 @@ async def test_the_socket_of_the_folder_is_for_its_owner(tmp_path: Path) -> None
         snapshots = Snapshots(world, ROLES, swarm.scene)
         async with Dashboard(world, snapshots).at_folder(tmp_path):
             assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-            whole = json.loads(await read(tmp_path, "/api/picture"))
+            whole = json.loads(await trio.to_thread.run_sync(read, tmp_path, "/api/picture"))
             assert "of" in describe(whole)
             assert len(peer_lines(whole["picture"]["peers"])) == 1 + 4
-            with trio.fail_after(10):
-                async with following(tmp_path) as hear:
-                    assert await hear()
-                    swarm.now = scene(step=21)
-                    snapshots.look()
-                    told = await hear() or {}
+            heard = following(tmp_path)
+            assert await trio.to_thread.run_sync(next, heard)
+            swarm.now = scene(step=21)
+            snapshots.look()
+            told = await trio.to_thread.run_sync(next, heard)
+            heard.close()
             assert told["picture"]["peers"][OWN]["policy"] == 21
     assert not (tmp_path / SOCKET).exists()
     with pytest.raises(ConfigError, match="no node"):
-        await read(tmp_path, "/api/picture")
+        read(tmp_path, "/api/picture")
 
 
 # What it tells
@@ -289,25 +282,6 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
     assert "<script>document" not in page
     assert page.count("</script>") == 1 + 3  # the data, uPlot, draw, page
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.partition("uPlot=")[0])
-
-
-def test_a_node_says_whether_others_have_dialled_it() -> None:
-    """Volunteers ask that first."""
-    host = SimpleNamespace(
-        peer_id=KEY.peer_id, addrs=[Multiaddr.parse("/ip4/192.168.1.7/tcp/4001")]
-    )
-    own = OwnView(host, [])  # type: ignore[arg-type]
-    ours = PeerEvent(KEY.peer_id, PeerState.CONNECTED, dialled=True)
-    theirs = PeerEvent(KEY.peer_id, PeerState.CONNECTED)
-    own.note(ours)
-    own.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
-    assert dict(own.view().facts)["reachable"].startswith("nobody has dialled it yet")
-    own.note(theirs)
-    assert dict(own.view().facts)["reachable"] == (
-        "yes: dialled 1 times (its address is for this network); it dials others, too"
-    )
-    host.addrs = []
-    assert dict(own.view().facts)["reachable"].startswith("no, and it need not be")
 
 
 def test_who_has_gone_is_shown_for_a_while() -> None:
@@ -395,15 +369,6 @@ def test_a_long_curve_keeps_its_whole_length() -> None:
     assert len(history.curves()) == MAX_SERIES
 
 
-def test_a_panel_of_another_package_needs_nothing_but_data() -> None:
-    panel = Panel(title="Fish", kind=Kind.FIGURES, values=(Value(key="a.b", label="b"),))
-    known = {OWN: NodeView(health={"roles": {"fisher": {"a": {"b": 7}}}})}
-    picture = draw(
-        SwarmView(title="", says="", known=known), {"fisher": (panel,)}, Attendance(), 0.0
-    )
-    assert picture["roles"] == {"fisher": {OWN: {"0": [7]}}}
-
-
 # Numbers for Prometheus
 
 
@@ -431,13 +396,6 @@ def numbers(of: SwarmView) -> dict[str, float]:
         for family in families
         for one in family.samples
     }
-
-
-def test_before_a_node_has_a_run_no_number_says_that_all_is_quiet() -> None:
-    """``shoal_policy_version`` was 0 where its HELP says -1, and so were counts that nobody had
-    counted."""
-    empty = SwarmView(title="", says="", own=OWN, known={OWN: NodeView(health={"roles": {}})})
-    assert numbers(empty) == {"shoal_viewers[]": 0.0, "shoal_policy_version[]": -1.0}
 
 
 def test_what_a_status_lacks_is_no_zero() -> None:
@@ -498,83 +456,3 @@ def test_a_node_that_nobody_asks_imports_no_server() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def saying_everything() -> SwarmView:
-    """A node of all roles that has a value wherever a panel looks for one."""
-    roles: dict[str, dict[str, Any]] = {}
-    for role, panels in ROLES.items():
-        health = roles[role] = {}
-        for panel in panels:
-            for key in [value.key for value in panel.values] if not panel.rows else []:
-                *way, last = key.split(".")
-                place = health
-                for word in way:
-                    place = place.setdefault(word, {})
-                place[last] = 1
-            if panel.kind is Kind.COUNTS:
-                health[panel.rows] = {"reason": 2}
-    known = NodeView(health={**trainer_health(3), "roles": roles})
-    return replace(scene(peers=1000), known={OWN: known})
-
-
-NOT_BASE = {
-    *("milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days", "weeks"),
-    *("bits", "kilobytes", "megabytes", "gigabytes", "kibibytes", "mebibytes", "gibibytes"),
-    *(
-        "percent",
-        "percents",
-        "s",
-        "ms",
-        "us",
-        "ns",
-        "sec",
-        "b",
-        "kb",
-        "mb",
-        "gb",
-        "m",
-        "h",
-        "d",
-    ),
-}
-"""Words of a name that promtool refuses: units that are not the base unit, or are shortened."""
-TYPES = {"counter", "gauge", "histogram", "summary", "untyped"}
-
-
-def faults_of(family: Metric) -> Iterator[str]:
-    """What promtool's lint would say (prometheus/client_golang, promlint/validations)."""
-    words = set(family.name.split("_"))
-    if not family.documentation.strip():
-        yield "no help"
-    if re.fullmatch(r"shoal(_[a-z][a-z0-9]*)+", family.name) is None:
-        yield "not lower case with underscores, or without our prefix"
-    if words & NOT_BASE:
-        yield "no base unit"
-    if words & TYPES:
-        yield "its type in its name"
-    if family.type not in {"counter", "gauge"} or not family.samples:
-        yield "no type, or no sample"
-    for one in family.samples:
-        if one.name.endswith("_total") != (family.type == "counter"):
-            yield "_total is for counters"
-        if one.name.endswith(("_count", "_sum", "_bucket", "_info", "_created")):
-            yield "a suffix of histograms"
-        if set(one.labels) & {"le", "quantile", "peer", "node"}:
-            yield "a label of histograms, or of peers"
-
-
-def test_promtool_has_nothing_to_say_of_the_numbers() -> None:
-    """Names, suffixes, types and help texts as Prometheus wants them."""
-    text = write_metrics(saying_everything(), ROLES, 1)
-    families = list(text_string_to_metric_families(text.decode()))
-    assert len(families) > 40
-    assert {one.name: found for one in families if (found := list(faults_of(one)))} == {}
-    assert list(faults_of(GaugeMetricFamily("shoal_wait_ms_total", "", value=1))) == [
-        "no help", "no base unit", "_total is for counters",
-    ]  # fmt: skip
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool (Debian's package prometheus)")
-    said = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
-    assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")

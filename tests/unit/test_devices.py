@@ -17,7 +17,6 @@ import torch
 from p2p.errors import ConfigError
 from p2p.node.cli import node_main
 from p2p.node.plugins import load_roles
-from p2p.node.tables import read_table
 from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words, noise_bits
@@ -25,7 +24,6 @@ from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Group,
     GroupTask,
-    Placement,
     Sampling,
     TrainingGroup,
 )
@@ -36,10 +34,9 @@ from roles.engines.config import (
     GpuOptions,
 )
 from roles.engines.hardware import Gpu, cores, gpus, idle_gpus, threads_of
-from roles.engines.torch import instruments, sampler, scorer
-from roles.engines.torch.device import CPU, at_once, find_device
+from roles.engines.torch import sampler, scorer
+from roles.engines.torch.device import CPU, find_device
 from roles.engines.torch.device_draws import draw_on_device, noise_bits_on, replay_on_device
-from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.instruments import (
     DeviceInstruments,
@@ -52,11 +49,9 @@ from roles.engines.torch.model import TransformerModel
 from roles.engines.vllm import requirements
 from roles.engines.worker import choose_kind
 from roles.inference import Inference
-from roles.protocol.machine import SamplerConfig
 from roles.rl.learner import WarmUp
 from roles.rl.recipes import SORTER
 from roles.trainer import Trainer
-from roles.trainer.config import TrainerConfig
 from roles.validator import Validator
 from tests.pretended_device import NamedDevices, PretendedDevice
 from tests.support.toys import sorting_engine, sorting_learner
@@ -131,16 +126,6 @@ def test_nothing_makes_a_tensor_without_saying_where(tmp_path: Path) -> None:
     assert calls.made > 300
 
 
-def test_a_call_that_does_not_say_where_is_found() -> None:
-    source = compile("import torch\ntorch.arange(3)", f"{NamedDevices.__module__}.py", "exec")
-    with NamedDevices():
-        exec(source, {})  # not a file of the engines
-    ours = "import torch\ntorch.arange(3)"
-    source = compile(ours, str(Path(sampler.__file__).parent / "more.py"), "exec")
-    with NamedDevices(), pytest.raises(AssertionError, match="arange has no device"):
-        exec(source, {})
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("rule", swept(list(DrawRule), 1))
 def test_a_whole_pass_stays_on_its_device(tmp_path: Path, rule: DrawRule) -> None:
@@ -165,17 +150,6 @@ def test_a_whole_pass_stays_on_its_device(tmp_path: Path, rule: DrawRule) -> Non
     assert on_host[3] == there[3]
 
 
-def test_a_tensor_of_the_host_among_those_of_the_device_is_found() -> None:
-    with PretendedDevice() as pretended:
-        there = torch.ones(3, device=pretended.DEVICE)
-        assert (there.device, (there * 2)[1:].device) == (pretended.DEVICE, pretended.DEVICE)
-        assert there.cpu().device == CPU
-        with pytest.raises(AssertionError, match="the device's tensors and the host's"):
-            there + torch.ones(3, device=CPU)
-        with pytest.raises(AssertionError, match="has no array"):
-            there.numpy()
-
-
 VECTORS = {
     0x0000_0000_0000_0000: (0x0000_0000, 0x86D2_FA73, 0xEBEC_197C, 0xC9C2_5EB4),
     0x0000_0000_0000_0001: (0x86D2_FA73, 0x0000_0000, 0x1119_B199, 0xD5F6_3815),
@@ -192,15 +166,6 @@ def test_noise_has_the_bits_of_the_vectors(word: int) -> None:
     assert tuple(noise_bits(words, tokens)[0].tolist()) == VECTORS[word]
     found = noise_bits_on(words, 151_936, CPU)[0].numpy().view(np.uint32)
     assert tuple(found[tokens].tolist()) == VECTORS[word]
-
-
-def test_noise_is_the_same_bits_in_int32_and_in_numpy() -> None:
-    words = np.array([0, 1, 0xFFFF_FFFF_FFFF_FFFF, 0x0123_4567_89AB_CDEF, 1 << 63], np.uint64)
-    words = np.concatenate([words, draw_words([bytes(32)], 0, 64)[0]])
-    expected = noise_bits(words, np.arange(50_000, dtype=np.uint32))
-    found = noise_bits_on(words, 50_000, CPU)
-    assert found.dtype is torch.int32
-    assert (found.numpy().view(np.uint32) == expected).all()
 
 
 def awkward_logits(rows: int, vocabulary: int) -> np.ndarray:
@@ -288,38 +253,6 @@ def test_states_that_come_in_pieces_are_measured_as_a_whole() -> None:
         assert stats.chunks == 5
 
 
-def test_last_chunks_are_ranked_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one they were a third of what an H100 took to replay answers of 24 tokens."""
-    ranked, largest = list[int](), instruments._largest
-
-    def count(block: torch.Tensor, k: int) -> Any:
-        ranked.append(len(block))
-        return largest(block, k)
-
-    monkeypatch.setattr(instruments, "_largest", count)
-    states = [awkward_states(7, 64) + number for number in range(9)]
-    fed = [DeviceTopValues(62) for _ in states]
-    for one, rows in zip(fed, states, strict=True):
-        one.add(torch.from_numpy(rows))
-    fed[0].close_all(fed)
-    assert ranked == [9]
-    assert toploc.commit(fed, 62) == toploc.commit(states, 62)
-
-
-def test_a_gpu_takes_more_at_once() -> None:
-    assert [at_once(torch.device(kind)) for kind in ("cpu", "mps", "cuda")] == [1, 1, 4]
-
-
-def test_what_waits_for_its_chunk_is_not_overtaken() -> None:
-    fed, other = toploc.TopValues(4), toploc.TopValues(4)
-    fed.add(awkward_states(3, 8))
-    other.add(awkward_states(32, 8))
-    with pytest.raises(ValueError, match="3 rows wait"):
-        fed.extend(other)
-    with pytest.raises(ValueError, match="3 rows wait"):
-        fed.take(32, 256, np.arange(4), np.arange(4).astype(np.uint16))
-
-
 def test_a_device_that_is_not_there_is_said_with_its_remedy() -> None:
     assert find_device("cpu") == CPU
     there = "cuda" if torch.cuda.is_available() else "cpu"
@@ -363,25 +296,6 @@ def test_a_card_that_lies_idle_is_said_with_what_mends_it() -> None:
     assert idle_gpus([], "cpu", 0, "2.13.0+cpu") == ""
 
 
-def test_an_engine_says_what_it_computes_with() -> None:
-    placement = TorchEngine(EngineConfig()).placement()
-    assert placement == Placement("torch", "cpu", 1, placement.idle)
-
-
-@pytest.mark.parametrize("role", [SamplerConfig, TrainerConfig])
-def test_owners_name_devices_and_threads(role: Any) -> None:
-    assert (role().device, role().threads) == (AUTO, AUTO_THREADS)
-    table = {"device": "cuda:1", "threads": 3}
-    chosen: Any = read_table(role, table, "[role.x]")
-    assert (chosen.device, chosen.threads) == ("cuda:1", 3)
-    for wrong, said in (
-        ({"device": "gpu"}, "no device 'gpu': choose auto, cpu, cuda, cuda:N, mps"),
-        ({"threads": -1}, "all cores less one"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            read_table(role, wrong, "[role.x]")
-
-
 def test_auto_takes_vllm_where_it_is_installed_and_knows_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -418,12 +332,6 @@ def test_without_torch_a_role_ends_before_it_joins(
     assert (status, out, len(err.splitlines())) == (WRONG_USAGE, "", 1)
     assert said in err
     assert not (tmp_path / "data").exists()
-
-
-def test_a_role_for_vllm_asks_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "_version_of", lambda name: "")
-    with pytest.raises(ConfigError, match="the vllm engine needs vllm"):
-        Inference.from_config({"engine": "vllm"})
 
 
 def test_the_command_line_names_the_device_of_every_role() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.dht.core.store import (
     MAX_PER_PREFIX,
@@ -66,7 +66,6 @@ def place(each: Record, salt: int = 0) -> bytes:
     st.integers(0, 2**63 - 1),
     st.binary(max_size=MAX_VALUE),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_record_survives_the_wire(
     namespace: str, name: bytes, seqno: int, value: bytes
 ) -> None:
@@ -284,7 +283,6 @@ def test_renewing_often_costs_no_memory() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=40))
-@settings(max_examples=60, deadline=None)
 def test_the_store_converges_whatever_the_order(puts: list[tuple[int, int]]) -> None:
     one, two = RecordStore(0), RecordStore(0)
     bare = [

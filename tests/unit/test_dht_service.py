@@ -11,13 +11,11 @@ import trio
 
 from p2p.dht import Dht, DhtConfig, Namespace, open_dht
 from p2p.dht.core.validation import ADDRESSES
-from p2p.dht.record import MAX_VALUE
-from p2p.dht.service import SEQNO_PATH, SEQNO_RESERVE, STAMP_PATH
-from p2p.dht.stamp import check_stamp, make_stamp
+from p2p.dht.service import STAMP_PATH
+from p2p.dht.stamp import make_stamp
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
-from p2p.multiaddr import Multiaddr
 from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from sim.kernel.simulation import Simulation
@@ -85,20 +83,6 @@ def test_put_get_and_find_peer() -> None:
     assert in_town(main) == first
 
 
-def test_it_outlives_deaths() -> None:
-    async def main(town: Town) -> None:
-        dhts = await town.grow(20)
-        await dhts[19].put("run", b"name", b"value", 3600)
-        for index in range(1, 7):
-            town.swarm.kill(f"n{index}", silent=True)
-        world = town.swarm.nodes["n0"].world
-        began = world.now()
-        assert [record.value for record in await dhts[10].get("run", b"name")] == [b"value"]
-        assert world.now() - began < 5
-
-    in_town(main)
-
-
 def test_the_first_node_is_alone_and_content() -> None:
     async def main(town: Town) -> None:
         town.swarm.add("n0", town.live)
@@ -130,29 +114,6 @@ def test_a_dead_seed_is_no_error_and_is_asked_again() -> None:
     in_town(main)
 
 
-def test_stamp_and_sequence_number_survive_a_restart() -> None:
-    async def main(town: Town) -> None:
-        dhts = await town.grow(4)
-        node = town.swarm.nodes["n2"]
-        await dhts[2].put("run", b"name", b"before", 600)
-        (before,) = await dhts[1].get("run", b"name")
-        await node.world.sleep(1)
-        nonce = await node.world.disk.read(STAMP_PATH)
-        assert check_stamp(node.peer_id, nonce, CONFIG.difficulty)
-        reserved = int(await node.world.disk.read(SEQNO_PATH))
-        assert before.seqno < reserved <= before.seqno + SEQNO_RESERVE
-        town.swarm.restart("n2")
-        await node.world.sleep(1)
-        assert town.dhts["n2"].contact.nonce == nonce
-        await town.dhts["n2"].bootstrap([town.swarm.nodes["n0"].addr])
-        await town.dhts["n2"].put("run", b"name", b"after", 600)
-        (after,) = await dhts[1].get("run", b"name")
-        assert after.value == b"after"
-        assert after.seqno > reserved
-
-    in_town(main)
-
-
 def test_a_crash_in_the_first_write_and_a_clock_set_back_take_nothing_from_the_next_life() -> (
     None
 ):
@@ -165,7 +126,7 @@ def test_a_crash_in_the_first_write_and_a_clock_set_back_take_nothing_from_the_n
             await town.live(node)
 
         async def say(value: bytes) -> None:
-            await node.world.sleep(5 if node.life else 0.1)
+            await node.world.sleep(10)
             await town.dhts["late"].bootstrap([town.swarm.nodes["n0"].addr])
             assert await town.dhts["late"].put("run", b"name", value, 600) > 0
             assert [record.value for record in await dhts[1].get("run", b"name")] == [value]
@@ -190,58 +151,11 @@ def test_a_full_disk_stops_no_publishing() -> None:
             node.disk.model = DiskModel(capacity=0)
             await town.live(node)
 
-        dhts = await town.grow(3)
+        await town.grow(3)
         node = town.swarm.add("late", live_on_a_full_disk)
         await node.world.sleep(1)
         await town.dhts["late"].bootstrap([town.swarm.nodes["n0"].addr])
         assert await town.dhts["late"].put("run", b"name", b"value", 600) > 0
-        node.disk.model = DiskModel()
-        await node.world.sleep(200)
-        (record,) = await dhts[1].get("run", b"name")
-        assert int(await node.world.disk.read(SEQNO_PATH)) > record.seqno, "it is tried again"
-
-    in_town(main)
-
-
-def test_who_waits_for_the_disk_when_it_closes_is_let_go() -> None:
-    async def main(town: Town) -> None:
-        copies: list[int] = []
-
-        async def live_briefly(node: SimNode) -> None:
-            await node.world.disk.replace(
-                STAMP_PATH, make_stamp(node.peer_id, CONFIG.difficulty)
-            )
-            node.disk.model = DiskModel(fsync=100)
-            async with (
-                node.open_host() as host,
-                trio.open_nursery() as nursery,
-                open_dht(node.world, host, CONFIG) as dht,
-            ):
-
-                async def put() -> None:
-                    copies.append(await dht.put("run", b"name", b"value", 600))
-
-                nursery.start_soon(put)
-                await node.world.sleep(1)
-            await trio.sleep_forever()
-
-        node = town.swarm.add("n0", live_briefly)
-        await node.world.sleep(5)
-        assert copies == [0]
-
-    in_town(main)
-
-
-def test_damaged_files_are_replaced() -> None:
-    async def main(town: Town) -> None:
-        async def damaged(node: SimNode) -> None:
-            await node.world.disk.replace(STAMP_PATH, b"short")
-            await node.world.disk.replace(SEQNO_PATH, b"-1 or so")
-            await town.live(node)
-
-        node = town.swarm.add("n0", damaged)
-        await node.world.sleep(1)
-        assert check_stamp(node.peer_id, town.dhts["n0"].contact.nonce, CONFIG.difficulty)
 
     in_town(main)
 
@@ -259,37 +173,6 @@ def test_namespaces_are_enforced_by_holders() -> None:
         assert await dhts[2].get("short", b"other") == []
 
     in_town(main, namespaces=(only_short,))
-
-
-def test_what_is_too_large_or_badly_named_is_refused_at_once() -> None:
-    async def main(town: Town) -> None:
-        (dht,) = await town.grow(1)
-        for arguments in (
-            ("", b"n", b"v", 60),
-            ("x" * 33, b"n", b"v", 60),
-            ("run", bytes(65), b"v", 60),
-            ("run", b"n", bytes(MAX_VALUE + 1), 60),
-            ("run", b"n", b"v", 0),
-        ):
-            with pytest.raises(ValueError):  # noqa: PT011
-                await dht.put(*arguments)
-        with pytest.raises(ValueError, match="/p2p/"):
-            await dht.bootstrap([Multiaddr.tcp("10.0.0.1", 1)])
-
-    in_town(main)
-
-
-def test_a_cancelled_reading_leaves_nothing_behind() -> None:
-    async def main(town: Town) -> None:
-        dhts = await town.grow(6)
-        with trio.move_on_after(0.001) as scope:
-            await dhts[1].get("run", b"name")
-        assert scope.cancelled_caught
-        assert dhts[1]._waiting == {}
-        assert dhts[1]._core._requester._waiting == {}
-        assert await dhts[1].put("run", b"name", b"value", 60) > 0
-
-    in_town(main)
 
 
 async def test_it_runs_over_the_real_host(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from p2p.dht.core.core import MAX_PUBLICATIONS
 from p2p.dht.core.events import Forget, Join, Moved, SendIfConnected
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
-    FindNode,
-    Nodes,
     Ping,
     Pong,
     Store,
@@ -73,17 +71,6 @@ def meet(swarm: Swarm, node: Node, other: Node) -> None:
             if isinstance(question.body, Ping):
                 pong = encode(question.request_id, other.core.own, Pong())
                 node.core.handle(Received(other.peer, pong, WALL + swarm.now), swarm.now)
-
-
-def test_many_publishers_under_one_name() -> None:
-    swarm = joined(40, 3)
-    nodes = list(swarm.nodes.values())
-    for index, node in enumerate(nodes[:12]):
-        swarm.put(node, b"run", b"member %d" % index)
-    swarm.put(nodes[0], b"run", b"newer")
-    _, records = swarm.get(nodes[30], b"run")
-    assert [record.publisher for record in records] == sorted(node.peer for node in nodes[:12])
-    assert {record.publisher: record.value for record in records}[nodes[0].peer] == b"newer"
 
 
 def test_death_loss_and_lies_hide_nothing_and_forge_nothing() -> None:
@@ -159,18 +146,6 @@ def test_what_was_said_alone_is_said_again_on_joining() -> None:
     assert [record.value for record in swarm.get(first, b"name")[1]] == [b"value"]
 
 
-def test_the_dead_leave_the_tables() -> None:
-    swarm = joined(30, 10)
-    nodes = list(swarm.nodes.values())
-    for node in nodes[20:]:
-        swarm.kill(node)
-    swarm.run(swarm.now + 1500)
-    gone = [node.peer for node in nodes[20:]]
-    assert (
-        sum(node.core.contact_of(peer) is not None for node in nodes[:20] for peer in gone) <= 4
-    )
-
-
 def test_who_has_no_address_reads_but_is_in_no_table() -> None:
     swarm = joined(20, 11)
     nodes = list(swarm.nodes.values())
@@ -213,14 +188,6 @@ def test_a_forged_record_is_refused_and_punished(pair: tuple[Swarm, Node, Node])
     assert victim.core.records == held
 
 
-def test_an_expired_record_is_refused_without_blame(pair: tuple[Swarm, Node, Node]) -> None:
-    swarm, victim, other = pair
-    expired = signed(other, lifetime=-CLOCK_TOLERANCE - 1)
-    assert ask(swarm, victim, other, store(expired)) == [Stored(False)]
-    eternal = signed(other, lifetime=10 * 365 * 86400)
-    assert ask(swarm, victim, other, store(eternal)) == [Stored(False)]
-
-
 def test_a_replayed_older_record_does_not_replace_the_newer(
     pair: tuple[Swarm, Node, Node],
 ) -> None:
@@ -229,36 +196,6 @@ def test_a_replayed_older_record_does_not_replace_the_newer(
     ask(swarm, victim, other, store(new))
     ask(swarm, victim, other, store(old))
     assert [each.value for each in victim.core._store.get(store(new).key)] == [b"new"]
-
-
-def test_a_flood_is_answered_slowly(pair: tuple[Swarm, Node, Node]) -> None:
-    swarm, victim, other = pair
-    answers = sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000))
-    assert answers == 200
-    swarm.now += 1
-    assert sum(len(ask(swarm, victim, other, Ping())) for _ in range(1000)) == 20
-
-
-def test_who_asks_is_pinged_once_and_who_answers_is_known(
-    pair: tuple[Swarm, Node, Node],
-) -> None:
-    swarm, victim, other = pair
-    data = encode(1, other.core.own, FindNode(bytes(20)))
-    asked = victim.core.handle(Received(other.peer, data, WALL), 0.0)
-    again = victim.core.handle(Received(other.peer, data, WALL), 0.0)
-    assert [
-        type(decode_untrusted(each.data).body) for each in asked if isinstance(each, MESSAGES)
-    ] == [
-        Nodes,
-        Ping,
-    ]
-    assert [
-        type(decode_untrusted(each.data).body) for each in again if isinstance(each, MESSAGES)
-    ] == [Nodes]
-    assert victim.core.contacts == 0
-    swarm.now = 60.0
-    meet(swarm, victim, other)
-    assert victim.core.contact_of(other.peer) == other.core.own
 
 
 def test_publications_are_bounded() -> None:

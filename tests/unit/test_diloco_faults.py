@@ -16,14 +16,12 @@ from roles.diloco.core.messages import (
     BadPart,
     BadSum,
     Beat,
-    Chain,
     Doubled,
     Fault,
     Outcome,
     Plan,
     Propose,
     Ready,
-    Record,
     Statement,
     Sum,
     Unreadable,
@@ -219,15 +217,6 @@ def test_a_contribution_of_too_many_tokens_of_another_step_or_shape_does_not_cou
     assert LIAR in made.round.readys
 
 
-def test_records_that_no_majority_signed_are_refused() -> None:
-    made = core()
-    alone = signed(Vote(1, 0, outcome(b"a"), author=LIAR))
-    record = Record(0, outcome(b"a"), ((LIAR, alone.signature),))
-    with pytest.raises(BadMessage, match="majority"):
-        made.handle(ev.Received(LIAR, Chain((record,))), 1.0)
-    assert made.record == BEFORE
-
-
 @pytest.mark.parametrize(
     "plan",
     [
@@ -244,15 +233,3 @@ def test_a_plan_with_strangers_or_of_another_history_is_not_computed(plan: Plan)
         proposal = signed(Propose(1, 0, proposed, None, (), author=PEERS[0]))
         effects = made.handle(ev.Received(proposal.author, proposal), 1.0)
         assert any(isinstance(one, ev.Reduce) for one in effects) == computed
-
-
-def test_a_plan_out_of_turn_is_not_computed() -> None:
-    made = core()
-    for one in READYS:
-        made.handle(ev.Received(one.author, one), 1.0)
-    proposal = signed(Propose(1, 0, PLAN, None, (), author=LIAR))
-    effects = made.handle(ev.Received(LIAR, proposal), 1.0)
-    assert not any(isinstance(one, ev.Reduce) for one in effects)
-    proposal = signed(Propose(1, 3, PLAN, None, (), author=LIAR))  # its turn, without promises
-    effects = made.handle(ev.Received(LIAR, proposal), 1.0)
-    assert not any(isinstance(one, ev.Reduce) for one in effects)

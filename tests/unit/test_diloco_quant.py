@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bench.prime import prime_decode, prime_encode
 from p2p.errors import BadMessage
@@ -21,8 +21,6 @@ from roles.diloco.core.pieces import (
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from tests.support.pieces import encode_all
 from tests.unit.core_swarm import peer_named
-
-BLOCKS = (Codec.INT8, Codec.INT4)
 
 
 def normal(count: int, seed: int = 0) -> Values:
@@ -74,13 +72,6 @@ def test_primes_quantiser_is_primes(values: object, codes: object) -> None:
     assert np.array_equal(prime_decode(found, table), array)
 
 
-def test_outliers_share_primes_last_code() -> None:
-    array = np.append(normal(20_000), np.array([50, 100], np.float32))
-    codes, table = prime_encode(array)
-    assert codes[-1] == codes[-2] == 255
-    assert prime_decode(codes, table)[-1] > 3
-
-
 @pytest.mark.parametrize(("codec", "bits"), [("int8", 8.0625), ("int4", 4.125)])
 def test_bits_of_a_value(codec: str, bits: float) -> None:
     assert encoded_bytes(Codec(codec), 1 << 20) * 8 / (1 << 20) == bits
@@ -90,7 +81,6 @@ def test_bits_of_a_value(codec: str, bits: float) -> None:
     st.sampled_from(Codec),
     st.lists(st.floats(-(2.0**66), 2.0**66, width=32), max_size=700),
 )
-@settings(deadline=None)
 def test_what_is_encoded_decodes_within_half_a_step(codec: Codec, numbers: list[float]) -> None:
     values = np.array(numbers, np.float32)
     data = encode(codec, values)
@@ -112,31 +102,6 @@ def test_what_is_not_finite_is_not_encoded(codec: Codec, bad: float) -> None:
         encode(codec, values)
 
 
-@pytest.mark.parametrize("codec", BLOCKS)
-@pytest.mark.parametrize("scale", [0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x7E80])
-def test_a_scale_that_is_no_magnitude_is_refused(codec: Codec, scale: int) -> None:
-    """Infinite, NaN, negative, minus zero, 8e37: one NaN of one worker became all workers'."""
-    data = bytearray(encode(codec, normal(1000)))
-    data[2:4] = scale.to_bytes(2, "little")
-    with pytest.raises(BadMessage, match="scale"):
-        decode_untrusted(codec, bytes(data), 1000)
-
-
-def test_a_value_that_is_not_finite_is_refused() -> None:
-    data = bytearray(encode(Codec.FP32, normal(8)))
-    data[-2:] = b"\xc0\x7f"
-    with pytest.raises(BadMessage, match="NaN"):
-        decode_untrusted(Codec.FP32, bytes(data), 8)
-
-
-@pytest.mark.parametrize("codec", list(Codec))
-def test_a_piece_that_is_short_or_long_is_refused(codec: Codec) -> None:
-    data = encode(codec, normal(300))
-    for wrong in (data[:-1], data + b"\0", b""):
-        with pytest.raises(BadMessage, match="bytes"):
-            decode_untrusted(codec, wrong, 300)
-
-
 def test_codes_that_no_encoder_writes_are_refused() -> None:
     data = bytearray(encode(Codec.INT8, normal(10)))
     data[-1] = 0x80
@@ -153,7 +118,6 @@ def test_codes_that_no_encoder_writes_are_refused() -> None:
 
 
 @given(st.sampled_from(Codec), st.binary(max_size=300), st.integers(0, 200))
-@settings(deadline=None)
 def test_whatever_the_bytes_values_are_finite_or_refused(
     codec: Codec, data: bytes, count: int
 ) -> None:
@@ -186,12 +150,6 @@ def test_pieces_cover_a_vector_once(codec: Codec, count: int) -> None:
             ),
             decode_untrusted(codec, encode(codec, vector), count),
         )
-
-
-def test_a_model_of_ten_billion_weights_fits_in_four_bits_and_not_in_float32() -> None:
-    assert PieceGrid.of(10**10, Codec.INT4).pieces < 16_384
-    with pytest.raises(ValueError, match="pieces"):
-        PieceGrid.of(10**10, Codec.FP32)
 
 
 def test_who_has_twice_the_bandwidth_sums_twice_as_much() -> None:

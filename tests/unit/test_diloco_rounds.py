@@ -9,7 +9,6 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
-from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.messages import (
@@ -26,7 +25,7 @@ from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vote
 
 
-@pytest.mark.parametrize("seed", swept(range(40), 3))
+@pytest.mark.parametrize("seed", swept(range(40), 1))
 def test_faults_of_all_kinds_cost_no_step_and_no_replica(seed: int) -> None:
     """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
     late joiners: one history, one state a step, no step lost that a majority has signed, and
@@ -113,7 +112,7 @@ def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
     assert swarm.machines[1].peer in swarm.machines[0].records[-1].members
 
 
-@pytest.mark.parametrize("seed", swept(range(10), 3))
+@pytest.mark.parametrize("seed", swept(range(10), 1))
 def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
     """A member that votes one thing to some and another to the rest: whoever sees both has the
     proof, and tells all."""
@@ -245,13 +244,6 @@ def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> 
     )
     with pytest.raises(BadMessage, match="no majority"):
         check_record(twice, BEFORE, RUN, fake_verify, None)
-
-
-def test_odd_times_are_refused() -> None:
-    with pytest.raises(ValueError, match="two lost beats"):
-        RoundConfig(beat=2.0, silence=5.0)
-    with pytest.raises(ValueError, match="outlast"):
-        RoundConfig(grace=60.0, patience=30.0)
 
 
 if __name__ == "__main__":

@@ -71,13 +71,6 @@ async def test_records_are_read_as_they_were_added_and_a_cut_one_is_dropped(
         assert await store.records(FIRST, fake_verify, None) == records
 
 
-async def test_records_of_another_run_are_not_believed(tmp_path: Path) -> None:
-    async with open_store(tmp_path) as store:
-        await store.add(chain(2)[1:])
-    async with open_store(tmp_path, bytes(32)) as other:
-        assert await other.records(FIRST, fake_verify, None) == [FIRST]
-
-
 async def test_records_of_a_run_that_began_with_others_are_put_aside(tmp_path: Path) -> None:
     """An edition with one trainer more, and the history of months was gone at the next
     start."""

@@ -119,23 +119,6 @@ def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> 
         open_corpora({"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8)
 
 
-def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text(TEXT)
-    with pytest.raises(ConfigError, match="the tokenizer is another model's"):
-        opened({"a": tmp_path}, vocabulary=100)
-
-
-def test_a_mixture_is_by_weight(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(TEXT)
-    places = {name: str(tmp_path / f"{name}.txt") for name in ("a", "b")}
-    found = open_corpora(
-        {"a": 3.0, "b": 1.0}, places, encode, end=0, vocabulary=256, window=16, held_out=8
-    )
-    of_a = int((found.starts < len(TEXT) + 1).sum())
-    assert of_a / found.starts.size == pytest.approx(0.75, abs=0.01)
-
-
 def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> None:
     """Also of a corpus that comes only then, and in a call that spans the border."""
     for name in "ab":
@@ -159,12 +142,6 @@ def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> N
     assert np.array_equal(server.batches(80, 30, 1)[0], read[10])
     with pytest.raises(ValueError, match="corpus"):
         DilocoTerms(anneal={"a": 0.0})
-
-
-@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("nan")}])
-def test_a_weight_of_zero_is_written_by_leaving_the_corpus_out(weights: object) -> None:
-    with pytest.raises(ValueError, match=r"corpus|corpora"):
-        DilocoTerms(corpora=weights)
 
 
 # Who learns from which windows.

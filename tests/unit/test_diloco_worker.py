@@ -112,11 +112,6 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         Opened(tmp_path, replace(CONFIG, shape=replace(LLAMA, vocabulary=100)))
 
 
-def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is empty"):
-        Opened(tmp_path, text="")
-
-
 def test_rewards_are_learnt_from_in_one_process() -> None:
     shared = replace(CONFIG, gpus=GpuOptions(ranks=2))
     with pytest.raises(ConfigError, match="take ranks and offload out"):

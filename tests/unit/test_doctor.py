@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import stat
-import tomllib
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +31,9 @@ from roles.doctor.sighting import (
     Scoring,
     Sighting,
     Torch,
-    ask_scorer,
     ask_torch,
-    look,
     need_of,
     scoring_of,
-    try_port,
 )
 from roles.engines.config import GIB, MachineLimits
 from roles.engines.hardware import Gpu
@@ -170,22 +163,6 @@ LACKS = {
 }  # fmt: skip
 
 
-def test_a_router_that_opens_a_port_is_no_trouble() -> None:
-    came = DialIn(router="PCP maps /ip4/1/tcp/2", is_mapped=True)
-    seen = replace(answered(local="10.0.0.7"), came=came)
-    found = finding("reachable", seen)
-    assert (found.level, found.remedy) == (Level.OK, "")
-    assert found.seen.endswith("opens a port when asked (PCP maps /ip4/1/tcp/2)")
-
-
-def test_an_address_that_peers_can_dial_is_no_trouble() -> None:
-    came = DialIn(addr="/a", yes=3, router="PCP maps /a", is_mapped=True)
-    seen = replace(answered(local="10.0.0.7"), came=came, must_be_open="it is a trainer")
-    found = finding("reachable", seen)
-    assert (found.level, found.remedy) == (Level.OK, "")
-    assert found.seen == "/a answers from outside, say 3 of 3 peers (PCP maps /a)"
-
-
 class Firewalled(TcpNetwork):
     """A network over which nothing can be dialled."""
 
@@ -210,11 +187,6 @@ def test_peers_say_whether_they_can_dial_this_machine(network: TcpNetwork) -> No
     assert (came.yes, came.no) == ((2, 0) if is_open else (0, 2))
 
 
-def test_a_scorer_that_keeps_up_lacks_nothing() -> None:
-    found = finding("scorer", scoring("validator"))
-    assert (found.level, found.remedy) == (Level.OK, "")
-
-
 @pytest.mark.parametrize("role", ["trainer", "validator"])
 def test_what_a_role_shows_of_its_scorer_is_found_in_the_metrics(role: str) -> None:
     """Page, numbers and doctor name the same values: whoever renames one hears of it here."""
@@ -224,10 +196,6 @@ def test_what_a_role_shows_of_its_scorer_is_found_in_the_metrics(role: str) -> N
     found = scoring_of(write_metrics(seen, load_panels([role]), 0).decode())
     assert found == Scoring(role=role, queue=3, oldest=12.5, busy=0.25)
     assert scoring_of("# nothing\nshoal_viewers 0.0\n") is None
-
-
-def test_a_folder_without_a_node_has_no_scorer(tmp_path: Path) -> None:
-    assert ask_scorer(tmp_path) is None
 
 
 @pytest.mark.parametrize("lack", LACKS)
@@ -241,16 +209,6 @@ def test_what_a_machine_lacks_is_said_with_its_remedy(lack: str) -> None:
 
 def test_every_check_has_a_machine_on_which_it_complains() -> None:
     assert {name for name, *_ in LACKS.values()} == {one.name for one in examine(SOUND)}
-
-
-def test_what_a_small_run_asks_for_is_more_than_nothing() -> None:
-    seen = replace(SOUND, need=replace(NEED, memory=3 * 2**20))
-    assert finding("memory", seen).seen == "64.0 GiB, the run 'ours' asks for 3 MiB"
-    assert finding("gpu memory", seen).seen.endswith("asks for 3 MiB")
-
-
-def test_clocks_may_differ_as_signed_records_allow() -> None:
-    assert finding("clock", replace(SOUND, now=SOUND.newest - 299)).level is Level.OK
 
 
 def test_a_run_asks_for_what_its_terms_come_to() -> None:
@@ -280,29 +238,6 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert "No such file" in ask_torch(str(tmp_path / "none")).failure
 
 
-def test_ports_that_are_taken() -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen(1)
-        port = taken.getsockname()[1]
-        assert "in use" in try_port(port)
-    assert try_port(port) == ""
-    assert "65535" in try_port(70_000)
-
-
-@pytest.mark.deep
-def test_this_machine_is_looked_at(tmp_path: Path) -> None:
-    seen = look(tmp_path / "not" / "there", run=RUN)
-    assert seen.torch.version
-    assert min(seen.cores, seen.disk, seen.memory) > 0
-    assert seen.need == need_of(RUN)
-    assert (seen.folder, seen.has_folder) == (str(tmp_path / "not" / "there"), False)
-    ahead = tmp_path / "run.shoal"
-    ahead.touch()
-    os.utime(ahead, (4e9, 4e9))
-    assert look(tmp_path, document=ahead).newest == 4e9
-
-
 def test_the_exit_code_and_the_answer_for_machines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,9 +262,3 @@ def test_the_exit_code_and_the_answer_for_machines(
     assert "cannot be used" in capsys.readouterr().err
     document.write_bytes(RUN.document)
     assert main(["--run", str(document)]) == FAILED
-
-
-def test_it_is_a_command() -> None:
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    module, _, name = project["entry-points"]["shoal.commands"]["doctor"].partition(":")
-    assert getattr(import_module(module), name) is main

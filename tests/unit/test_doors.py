@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-import pydoc
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial, reduce
 from pathlib import Path
@@ -23,7 +22,7 @@ import p2p
 import p2p.node.config
 import p2p.node.node
 from p2p.errors import ShoalError
-from p2p.host import MAX_MESSAGE, check_protocol
+from p2p.host import MAX_MESSAGE
 
 PEER = p2p.KeyPair(b"p" * 32).peer_id
 ADDR = p2p.Multiaddr.parse("/memory/7").with_peer(PEER)
@@ -296,25 +295,6 @@ def test_the_tables_have_every_public_argument() -> None:
     assert lacking == ["host.running(addrs)"], "which is for `open_host`"
 
 
-async def test_a_validator_that_says_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its None was neither yes nor no."""
-    network = p2p.MemoryNetwork()
-    async with (
-        p2p.open_world() as world,
-        p2p.open_host(network=network, listen=["/memory/0"], world=world) as host,
-        p2p.open_gossip(world, host) as gossip,
-        p2p.open_world() as there,
-        p2p.open_host(network=network, listen=["/memory/0"], world=there) as peer,
-        p2p.open_gossip(there, peer) as other,
-    ):
-        gossip.subscribe("topic", take, take)  # type: ignore[arg-type]
-        await host.connect_addr(peer.addrs[0])
-        with trio.fail_after(60):
-            while "the answer of validate must be a Validity, not None" not in caplog.text:
-                other.publish("topic", b"news")
-                await world.sleep(0.1)
-
-
 async def test_a_stream_names_the_argument_that_is_wrong() -> None:
     """``drained(-1)`` waited for ever."""
     network = p2p.MemoryNetwork()
@@ -407,45 +387,3 @@ async def test_what_a_block_raises_comes_out_as_it_was(name: str) -> None:
         }
         with pytest.raises(KeyboardInterrupt):
             await press_ctrl_c(blocks[name]())
-
-
-def test_every_name_in_the_help_exists() -> None:
-    """``help(p2p)`` named modules and errors that ``p2p.NAME`` did not find, and left out what
-    is imported on first use."""
-    for name in p2p.__all__:
-        assert getattr(p2p, name) is not None, name
-    shown = pydoc.render_doc(p2p, renderer=pydoc.plaintext)
-    assert "open_gossip" in shown
-    lacking = [
-        f"{getattr(where, '__name__', where)}: {name}"
-        for where, text in texts()
-        for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)
-        if not any(exists(start, name) for start in (p2p, where, trio))
-        and not pydoc.locate(name)
-    ]
-    assert lacking == []
-
-
-def texts() -> Iterator[tuple[Any, str]]:
-    """What ``help(p2p)`` shows, and whose it is."""
-    yield p2p, p2p.__doc__ or ""
-    for name in p2p.__all__:
-        one = getattr(p2p, name)
-        if inspect.isfunction(one) or (inspect.isclass(one) and one.__module__ != "builtins"):
-            yield one, inspect.getdoc(one) or ""
-        if inspect.isclass(one):
-            for key, member in vars(one).items():
-                if not key.startswith("_") and (
-                    callable(member) or isinstance(member, property)
-                ):
-                    yield one, inspect.getdoc(member) or ""
-
-
-def exists(start: Any, name: str) -> bool:
-    for part in name.split("."):
-        start = getattr(start, part, None)
-    return start is not None
-
-
-def test_a_protocol_that_is_shown_is_one() -> None:
-    assert check_protocol(ECHO) == ECHO

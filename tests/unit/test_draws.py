@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from math import exp, inf, log
+from math import exp, inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from proofs.checks import LADDER, LARGEST
@@ -119,12 +119,6 @@ def test_no_distribution_no_draw(bad: float, rule: DrawRule) -> None:
         draw(np.array([[0.0, bad]]), words_for(0.5), 1.0, rule)
 
 
-@pytest.mark.parametrize("temperature", [-1.0, inf, np.nan])
-def test_temperatures(temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature"):
-        draw(scores(1), words_for(0.5), temperature)
-
-
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.3]),
@@ -132,7 +126,6 @@ def test_temperatures(temperature: float) -> None:
     st.sampled_from([2, 50, 128, 300]),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=100, deadline=None)
 def test_honest_draws_replay_exactly(
     seed: int, temperature: float, scale: float, vocabulary: int, rule: DrawRule
 ) -> None:
@@ -152,7 +145,6 @@ def test_honest_draws_replay_exactly(
     st.sampled_from([2, 50, 129, 5000]),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=60, deadline=None)
 def test_replay_is_the_definition_but_for_float32(
     seed: int, temperature: float, vocabulary: int, rule: DrawRule
 ) -> None:
@@ -178,7 +170,6 @@ def test_replay_is_the_definition_but_for_float32(
     st.lists(st.integers(1, 12), min_size=1, max_size=6),
     st.sampled_from([CDF, GUMBEL]),
 )
-@settings(max_examples=40, deadline=None)
 def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule) -> None:
     count = sum(sizes)
     logits, words = scores(count, seed), words_of(count, seed)
@@ -209,22 +200,6 @@ def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule)
     assert parts.surprise == pytest.approx(whole.surprise, abs=1e-4)
 
 
-def test_nothing_fed_is_nothing_said() -> None:
-    nothing = DrawStatistics(1.0, GUMBEL)
-    assert (nothing.tokens, nothing.gap_mean, nothing.surprise) == (0, 0.0, 0.0)
-
-
-@RULES
-def test_a_step_at_a_time_equals_all_at_once(rule: DrawRule) -> None:
-    logits = scores(64).reshape(8, 8, 50)
-    seeds = [sha256(bytes([i])).digest() for i in range(8)]
-    ahead = draw_words(seeds, 0, 8)
-    for t in range(8):
-        now = draw_words(seeds, t, 1)[:, 0]
-        one = draw(logits[:, t], now, 0.9, rule).tokens
-        assert (one == draw(logits[:, t], ahead[:, t], 0.9, rule).tokens).all()
-
-
 @RULES
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 def test_draws_follow_the_distribution(rule: DrawRule, temperature: float) -> None:
@@ -235,13 +210,6 @@ def test_draws_follow_the_distribution(rule: DrawRule, temperature: float) -> No
     weights = np.exp((row[0] / temperature).astype(np.float64))
     expected = words.size * weights / weights.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 35  # 5 degrees: p = 1e-6
-
-
-def test_logprobs_by_hand() -> None:
-    logits = np.array([[0.0, log(3.0)]])
-    for temperature, p in ((1.0, 0.75), (0.0, 0.75), (0.5, 0.9)):
-        seen = replay(logits, [1], words_for(0.5), temperature)
-        assert seen.logprob[0] == pytest.approx(log(p), abs=1e-6)
 
 
 # Replays of what was not drawn
@@ -308,30 +276,6 @@ def test_a_draw_sold_as_greedy_is_caught(rule: DrawRule) -> None:
     assert replay(logits, drawn, words, 0.0, rule).mismatch.any()
 
 
-@RULES
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("token", [-1, 50, 2**70])
-def test_tokens_outside_the_vocabulary(token: int, temperature: float, rule: DrawRule) -> None:
-    result = replay(scores(2), [token, 3], words_of(2), temperature, rule)
-    assert result.distance[0] == result.gap[0] == inf
-    assert result.mismatch[0]
-    assert result.logprob[0] == -inf
-    assert np.isfinite([result.distance[1], result.gap[1]]).all()
-
-
-@RULES
-def test_logits_that_are_not_numbers_reject(rule: DrawRule) -> None:
-    logits = np.array([[np.nan, 0.0], [inf, 0.0], [-inf, -inf], [0.0, -200.0]])
-    result = replay(logits, [1, 0, 0, 0], words_for(*[0.1] * 4), 1.0, rule)
-    assert result.mismatch.tolist() == [True, True, True, False]
-    assert result.distance.tolist() == result.gap.tolist() == [inf, inf, inf, 0.0]
-
-
-def test_replay_wants_rows_that_match() -> None:
-    with pytest.raises(ValueError, match="rows"):
-        replay(scores(2), [1], words_of(2), 1.0)
-
-
 # Surprise
 
 
@@ -354,7 +298,3 @@ def test_one_unlikely_token_of_a_sure_policy_is_no_crime() -> None:
     tokens[51] = 1
     assert surprise_of(logits, tokens) > 10
     assert exp(-14) * 100 < 1e-3
-
-
-def test_surprise_of_the_impossible_is_infinite() -> None:
-    assert surprise_of(np.array([[0.0, -inf]]), np.array([1])) == inf

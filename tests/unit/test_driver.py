@@ -113,18 +113,6 @@ def test_a_deadline_that_moved_away_is_told_once_and_in_time() -> None:
     play(course)
 
 
-def test_a_late_deadline_is_late_by_as_much_as_it_is_asked_to_be() -> None:
-    async def course(world: World) -> None:
-        service = Service(world, lateness=lambda: 0.5)
-        began = world.now()
-        with service.driver.running():
-            service.driver.feed(f"ring at {began + 5}")
-            await world.sleep(10)
-        assert service.core.handled[-1] == ("tick", pytest.approx(began + 5.5))
-
-    play(course)
-
-
 def test_a_deadline_in_the_past_is_met_at_once_and_not_within_the_call() -> None:
     async def course(world: World) -> None:
         service = Service(world)
@@ -209,16 +197,5 @@ def test_what_is_asked_is_answered_at_once_and_its_effects_wait_their_turn() -> 
             assert service.carried == ["announce", "second", "pass-on", "waited"]
             assert service.driver.ask("say announce last") == ["announce", "last"]
         assert service.carried[4:] == ["announce", "last", "pass-on", "waited"]
-
-    play(course)
-
-
-def test_what_is_asked_sets_the_timer() -> None:
-    async def course(world: World) -> None:
-        service = Service(world)
-        with service.driver.running():
-            service.driver.ask(f"ring at {world.now() + 5}")
-            await world.sleep(100)
-        assert "tick" in [event for event, _ in service.core.handled]
 
     play(course)

@@ -12,16 +12,13 @@ import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
-from p2p.node.rival import are_rivals
-from p2p.node.tables import load_toml
+from p2p.node.rundoc import are_rivals
 from roles.contract import Run
 from roles.envs.data import pin_data
 from roles.own.__main__ import main
 from roles.own.init import renew
 from roles.own.layout import RunFolder
-from roles.own.pending import pending
 from roles.own.people import load_run
-from roles.rl.recipes import SORTING, read_learner
 from tests.support.runs import SORTING_TEXT
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
@@ -228,23 +225,6 @@ def test_a_change_of_learner_toml_signs_nothing(folder: RunFolder) -> None:
     """A new learning rate was a new edition, and an upgrade of each volunteer."""
     change(folder.learner, "rate = 0.0008", "rate = 0.0004")
     assert renew(folder) == ""
-
-
-def test_what_no_node_follows_yet_is_told(folder: RunFolder) -> None:
-    learner = read_learner(load_toml(folder.learner), "", "mine", SORTING).digest
-    assert list(pending(folder, learner)) == []
-    change(folder.draft, "lag = 2", "lag = 1")
-    change(folder.learner, "rate = 0.0008", "rate = 0.0004")
-    told = dict(pending(folder, learner))
-    assert "draft.toml was changed after epoch 1 was signed" in told["draft"]
-    assert "learner.toml was changed after the trainer began" in told["learner"]
-    renew(folder)
-    assert list(pending(folder)) == []
-    change(folder.learner, "rate = 0.0004", "rate = 1")
-    change(folder.draft, "lag = 1", "lag = ")
-    told = dict(pending(folder, learner))
-    assert "is not TOML" in told["draft"]
-    assert "would ruin" in told["learner"]
 
 
 def test_what_was_amended_is_kept_until_the_draft_is_changed(folder: RunFolder) -> None:

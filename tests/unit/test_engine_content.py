@@ -20,7 +20,7 @@ import trio
 
 from p2p.machine import open_world
 from roles.engines import client, codec
-from roles.engines.base import EngineError, GroupTask, Sampling, draw_all
+from roles.engines.base import GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.torch.learner import TorchLearner
 from roles.shared.backoff import Backoff
@@ -136,23 +136,6 @@ async def test_what_a_full_disk_does_not_take_is_asked_for_again(
         assert engine.writes_waiting == 0
     assert "the engine stops until the disk takes data" in caplog.text
     assert "the engine no longer waits for the disk" in caplog.text
-
-
-@pytest.mark.usefixtures("counting")
-async def test_an_engine_that_fails_has_dropped_what_was_under_way(tmp_path: Path) -> None:
-    tasks = [GroupTask(number, (number,), (b"s" * 32,)) for number in range(11, 16)]
-    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        await engine.submit(tasks, Sampling(1.0, 4, 1))
-        assert [group.group for group in await engine.advance()] == [15]
-        assert [group.group for group in await engine.advance()] == [14]
-        with pytest.raises(EngineError, match=r"^13 is not"):
-            await engine.advance()
-        assert (engine.has_room, await engine.advance()) == (True, [])
-        await engine.submit(tasks[-1:], Sampling(1.0, 4, 1))
-        await engine.drop()
-        assert await engine.advance() == []
-        (group,) = await draw_all(engine, tasks[:1], Sampling(1.0, 4, 1))
-        assert group.group == 11
 
 
 def test_a_mapped_step_teaches_the_same_and_is_decoded_by_minibatches(tmp_path: Path) -> None:

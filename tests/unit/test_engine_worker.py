@@ -4,20 +4,15 @@ node.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import pytest
 import trio
 
 from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
-from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits, Verdict, judge
-from roles.engines import codec
 from roles.engines.base import (
-    Completion,
     EngineError,
     Group,
     GroupTask,
@@ -26,7 +21,7 @@ from roles.engines.base import (
     draw_all,
 )
 from roles.engines.client import open_engine
-from roles.engines.config import EngineConfig, GpuOptions
+from roles.engines.config import EngineConfig
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
 from tests.support.toys import QUICK, sorting_engine, sorting_learner
@@ -115,26 +110,6 @@ def rate(task: GroupTask, group: Group) -> TrainingGroup:
         for one in group.completions
     )
     return TrainingGroup(task.prompt, group.completions, rewards)
-
-
-def test_values_survive_the_pipe_and_the_files_beside_it() -> None:
-    completion = Completion((1, 2, 0, 2**24 - 1), (-0.5, -(2.0**-30), -30.25, 0.0))
-    group = Group(7, (replace(completion, proof=b"\x00proof"), completion))
-    task = GroupTask(7, (9, 8), (b"a" * 32, b"b" * 32))
-    training = TrainingGroup((9, 8), (completion, Completion((), ())), (1.0, 0.25))
-    answers = ((1, 2**24 - 1), (), (0,))
-    assert codec.decode_group(codec.encode_group(group)) == group
-    assert codec.decode_task(codec.encode_task(task)) == task
-    held = codec.decode_training(codec.encode_training(training))
-    assert held == training
-    for one in held.completions:
-        assert [type(each) for each in one.tokens] == [int] * len(one.tokens)
-        assert [type(each) for each in one.logprobs] == [float] * len(one.tokens)
-    assert codec.decode_answers(codec.encode_answers(answers)) == answers
-    options = GpuOptions(ranks=2, recompute=True, offload=True)
-    config = replace(CONFIG, device="cuda:1", threads=0, gpus=options, environment=None)
-    table = msgpack.unpackb(msgpack.packb(write_table(config)))
-    assert read_table(EngineConfig, table, "the engine") == config
 
 
 async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:

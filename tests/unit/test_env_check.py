@@ -16,7 +16,7 @@ from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from roles.envs import gym
 from roles.envs.base import Task, make_environment
-from roles.envs.check import CONSTANTS, check_rewards, fragments, why_not_repeatable
+from roles.envs.check import CONSTANTS, check_rewards, why_not_repeatable
 from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import MixedEnvironment
@@ -71,15 +71,6 @@ def test_each_fault_is_found_where_it_is() -> None:
     assert of(lambda task, text: right(task, text) or text == "nan") == (0, 0, 1)
     assert of(lambda task, text: bool(text) and text in task.answer)[:2] == (0, 76)
     assert of(lambda task, text: not text.isdigit() or right(task, text))[2] > 0
-
-
-def test_fragments_say_less_than_their_answer() -> None:
-    assert {"2", "y", "2x", "2x+1"} <= set(fragments("y=2x+1"))
-    assert {"1", "2", "1,2"} <= set(fragments("(1,2)"))
-    assert {"12", "cm"} <= set(fragments(r"12\text{ cm}"))
-    assert {r"1", r"\frac{1}{2}"} <= set(fragments(r"1\frac{1}{2}"))
-    assert "13" not in fragments("13.0")
-    assert fragments("A") == []
 
 
 def test_a_reward_that_does_not_repeat_is_found() -> None:
@@ -157,27 +148,6 @@ def test_the_command_says_what_it_finds_and_writes_what_is_good(
     assert table["pays_a_constant"] == ["'5' earns 1.00"]
     assert main(["check", "arithmetic", "--tasks", "24"]) == 0
     assert "earns itself     24 of 24" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nonsense"], "there is no environment 'nonsense'"),
-        (["math"], "need a file of questions"),
-        (["math", "none.jsonl"], "cannot be read"),
-        (["arithmetic", __file__], "cannot be made with data"),
-        (["arithmetic", "--kinds", "adition"], "has no kind 'adition'"),
-        (["arithmetic", "--tasks", "0"], "--tasks must be at least 1"),
-        (["arithmetic", "--out", "x"], "name one"),
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 def test_init_refuses_an_environment_that_does_not_repeat_itself(

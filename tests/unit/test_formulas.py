@@ -62,7 +62,7 @@ def paid(environment: MathEnvironment, answer: str, text: str) -> float:
     return trio.run(environment.reward, task, text, True)
 
 
-@pytest.mark.parametrize("answer", HONEST)
+@pytest.mark.parametrize("answer", swept(list(HONEST), 8))
 def test_honest_answers_are_paid(answer: str, environment: MathEnvironment) -> None:
     for form, said in product(FORMS, HONEST[answer]):
         text = form.replace("%s", said)
@@ -169,7 +169,7 @@ MOST_CALLS = 5_000_000
 """Calls for an answer. The worst below makes 1.6 million; one that computes has no end."""
 
 
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
+@pytest.mark.parametrize("number", swept(range(len(HOSTILE)), 20))
 def test_no_answer_costs_much(number: int, environment: MathEnvironment) -> None:
     """A tower of four nines took 5 s, until the process was ended."""
     said, cases = HOSTILE[number], list(product(BARE_FORMS, RIGHT))

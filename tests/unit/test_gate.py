@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
@@ -117,7 +117,6 @@ def signer(peer: PeerId) -> KeyPair:
 
 
 @given(tries=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 16))))
-@settings(max_examples=60)
 def test_places_are_committed_in_order_without_gaps(tries: list[tuple[int, int, int]]) -> None:
     judge, worker, now = gate(), made.key(1), situation(newest=2)
     due = [0, 0, 0]

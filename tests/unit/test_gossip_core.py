@@ -5,13 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import pytest
-
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core.caches import (
-    SeenCache,
-)
 from p2p.gossip.core.core import MAX_PENDING, GossipCore
 from p2p.gossip.core.events import (
     Deliver,
@@ -23,7 +18,6 @@ from p2p.gossip.core.events import (
 )
 from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import (
-    MAX_DATA,
     PubsubMessage,
     Rpc,
     decode_rpc_untrusted,
@@ -235,14 +229,6 @@ def test_nothing_is_passed_on_before_it_was_validated() -> None:
     assert lone.core.counters["duplicate"] == 1
 
 
-def test_ignored_messages_are_dropped_without_blame() -> None:
-    lone = Lone()
-    message = message_of(peer_named(3))
-    lone.hear(ENEMY, Rpc(messages=[message]))
-    assert lone.do(Validated(message.id, Validity.IGNORE)) == []
-    assert lone.hear(FRIEND, Rpc(messages=[message])) == []
-
-
 def test_who_repeats_a_rejected_message_is_blamed_too() -> None:
     lone = Lone()
     message = message_of(peer_named(3), b"bad")
@@ -269,21 +255,6 @@ def test_messages_of_foreign_keys_and_topics_are_dropped_without_blame() -> None
     assert lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), topic="other")])) == []
     assert lone.core.counters["foreign key"] == 2
     assert lone.core.counters["not ours"] == 1
-
-
-def test_our_own_words_do_not_come_back() -> None:
-    lone = Lone()
-    assert lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(0), seqno=3)])) == []
-    assert lone.core.counters["echo"] == 1
-
-
-def test_a_flood_is_cut_off_and_blamed() -> None:
-    lone = Lone(config=GossipConfig(rate=1000.0, burst=1024.0 * 1024))
-    data = encode_rpc(Rpc(messages=[message_of(peer_named(3), bytes(MAX_DATA), topic="other")]))
-    effects = [effect for _ in range(12) for effect in lone.do(Received(ENEMY, data))]
-    assert lone.core.counters["not ours"] == 4
-    assert lone.core.counters["over quota"] == 8
-    assert blamed(effects) == [(ENEMY, "flood")]  # after two bursts more
 
 
 def test_promises_that_are_kept_or_broken() -> None:
@@ -356,47 +327,3 @@ def test_waiting_validations_are_bounded() -> None:
     lone.now += 60
     lone.later(1)
     assert not lone.core._pending  # their validator has crashed
-
-
-def test_what_is_too_long_is_refused_at_home() -> None:
-    for make in (
-        lambda: Publish(TOPIC, bytes(MAX_DATA + 1)),
-        lambda: Publish("", b""),
-        lambda: Subscribe("t" * 129),
-    ):
-        with pytest.raises(ValueError, match=r"at most|1 to 128"):
-            make()
-
-
-def test_ids_are_forgotten_in_time() -> None:
-    seen = SeenCache(10.0)
-    seen.add(b"a", ENEMY, 0.0)
-    seen.reject(b"a")
-    seen.accept(b"b", 0.0)
-    seen.add(b"c", ENEMY, 5.0)
-    seen.add(b"d", FRIEND, 5.0)
-    seen.accept(b"d", 5.0)
-    assert seen.is_rejected(b"a")
-    seen.expire(10.0)
-    assert b"a" not in seen
-    assert b"b" not in seen
-    assert not seen.is_rejected(b"a")
-    assert b"c" in seen
-    assert b"d" in seen
-    assert len(seen) == 2
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"low": 7},
-        {"high": 5},
-        {"interval": 0},
-        {"seen": 1},
-        {"burst": 5},
-        {"outbound": 4},
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must|is"):
-        GossipConfig(**fields)

@@ -12,8 +12,6 @@ import trio.testing
 
 from p2p.errors import BadMessage, PeerUnreachable
 from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
-from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
-from p2p.gossip.messages import MAX_DATA
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.swarm.swarm import open_host
@@ -87,15 +85,6 @@ def test_what_is_published_reaches_all_who_hear_and_nobody_else() -> None:
     play(body)
 
 
-def test_publishing_needs_no_subscription() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n9"].publish(TOPIC, b"hello")
-        await stage.swarm.sleep(2)
-        assert sum(len(heard) for heard in stage.heard.values()) == 9
-
-    play(body)
-
-
 @pytest.mark.parametrize(("data", "reason"), [(b"old news", "ignore"), (b"bad news", "reject")])
 def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> None:
     async def body(stage: Stage) -> None:
@@ -104,19 +93,6 @@ def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> Non
         assert not any(stage.heard.values())
         judged = sum(service.counters.get(reason, 0) for service in stage.services.values())
         assert 0 < judged <= 4  # whom n2 is connected to
-
-    play(body)
-
-
-def test_who_leaves_a_topic_hears_no_more() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n3"].unsubscribe(TOPIC)
-        await stage.swarm.sleep(2)
-        assert stage.services["n3"].topics == {}
-        stage.services["n2"].publish(TOPIC, b"version 1")
-        await stage.swarm.sleep(2)
-        assert stage.heard["n3"] == []
-        assert len(stage.heard["n4"]) == 1
 
     play(body)
 
@@ -138,38 +114,6 @@ def test_a_restarted_node_is_heard_again() -> None:
         assert [data for _, data in stage.heard["n2"]] == [b"version 3"]
 
     play(body)
-
-
-def test_a_caller_hears_what_it_did_wrong_also_within_a_handler() -> None:
-    """What a handler publishes waits for the effects of what it was given; its mistakes do
-    not.
-    """
-    refused: list[str] = []
-
-    async def body(stage: Stage) -> None:
-        service = stage.services["n4"]
-
-        def answer(author: PeerId, data: bytes) -> None:
-            for topic, said in (("answers", bytes(MAX_DATA + 1)), ("", b""), ("answers", data)):
-                try:
-                    service.publish(topic, said)
-                except ValueError as error:
-                    refused.append(str(error))
-
-        service.unsubscribe(TOPIC)
-        service.subscribe(TOPIC, stage.validate, answer)
-        for number in range(MAX_TOPICS_OF_PEER - 1):
-            service.subscribe(f"topic {number}", stage.validate, answer)
-        with pytest.raises(ValueError, match="at most 64 topics"):
-            service.subscribe("one too many", stage.validate, answer)
-        service.subscribe(TOPIC, stage.validate, answer)  # again
-        await stage.swarm.sleep(2)
-        stage.services["n2"].publish(TOPIC, b"version 1")
-        await stage.swarm.sleep(2)
-        assert service.counters["published"] == 1
-
-    play(body)
-    assert [text[:20] for text in refused] == ["a message carries at", "a topic has 1 to 128"]
 
 
 async def test_a_real_host_tells_who_was_dialled(tmp_path: Path) -> None:

@@ -11,11 +11,8 @@ from torch import Tensor
 
 from roles.contract.core.shape import Family
 from roles.engines.base import Completion, TrainingGroup
-from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch import gradient
-from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import (
-    SLICE,
     Aim,
     LearningBatch,
     Tally,
@@ -131,53 +128,6 @@ def test_a_head_in_slices_is_the_head(
     assert_same(gradients(model, is_later=True, objective=objective), whole)
 
 
-def gradient_before_algorithms(
-    model: TransformerModel, batch: LearningBatch, old: Tensor | None, tokens: float
-) -> None:
-    """What computed GRPO before there were algorithms: slice by slice, in one pass."""
-    states = batch.packed.hidden(model)
-    gradients = []
-    for start in range(0, len(batch), gradient.SLICE):
-        part = slice(start, start + gradient.SLICE)
-        cut = states[part].detach().requires_grad_()
-        every = (model.lm_head(cut).float() / TEMPERATURE).log_softmax(-1)
-        current = every.gather(-1, batch.packed.answers[part][:, None]).squeeze(-1)
-        before = current.detach() if old is None else old[part]
-        behaviour, advantage = batch.sampler[part], batch.advantages[part]
-        ratio = torch.exp((current - before).clamp(max=20.0))
-        bounded = torch.clamp(ratio, max=4.0) * advantage
-        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2) * advantage
-        weight = torch.clamp(torch.exp((before - behaviour).clamp(max=20.0)), max=2.0)
-        loss = (-torch.minimum(bounded, clipped) * weight).sum() / tokens
-        difference = behaviour - current
-        away = torch.exp(difference.clamp(max=20.0)) - difference - 1
-        loss = loss + 0.1 * away.sum() / tokens
-        torch.autograd.backward(loss)
-        assert cut.grad is not None
-        gradients.append(cut.grad)
-    torch.autograd.backward(states, torch.cat(gradients))
-
-
-@pytest.mark.parametrize("size", [SLICE, 7])
-@pytest.mark.parametrize("is_later", [False, True])
-def test_grpo_is_bit_for_bit_what_it_was(
-    size: int, is_later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gradient, "SLICE", size)
-    torch.set_num_threads(1)
-    model = TransformerModel(SHAPES[Family.LLAMA])
-    model.initialise(5)
-    _, found = gradients(model, is_later=is_later)
-    batches = learning_batches(some_groups(), ADVANTAGES)
-    old = [old_log_probs(model, one, TEMPERATURE) + 0.3 for one in batches]
-    model.zero_grad()
-    for batch, before in zip(batches, old, strict=True):
-        tokens = sum(map(len, batches))
-        gradient_before_algorithms(model, batch, before if is_later else None, tokens)
-    wanted = [one.grad for one in model.parameters() if one.grad is not None]
-    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
-
-
 def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TransformerModel(SHAPES[Family.LLAMA])
     model.initialise(5)
@@ -248,9 +198,3 @@ def test_bfloat16_products_leave_float32_gradients_close_to_the_right_ones() -> 
         assert mine.dtype == torch.float32
         cosine = torch.nn.functional.cosine_similarity(mine.flatten(), theirs.flatten(), 0)
         assert cosine > 0.99
-
-
-def test_small_models_are_never_worth_bfloat16() -> None:
-    assert not uses_bfloat16(EngineConfig())
-    assert uses_bfloat16(EngineConfig(autocast=Autocast.ON))
-    assert not uses_bfloat16(EngineConfig(autocast=Autocast.OFF))

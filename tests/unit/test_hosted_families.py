@@ -253,11 +253,3 @@ def test_a_file_that_harms_transformers_is_refused_with_a_sentence(
     path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
     with pytest.raises(EngineError, match=said):
         new_model(shape, Dtype.FLOAT32, CPU, tmp_path)
-
-
-def test_a_file_does_not_choose_the_form_of_answers(tmp_path: Path) -> None:
-    save_theirs(make_theirs("Gemma2ForCausalLM"), tmp_path)
-    path = tmp_path / "config.json"
-    odd = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
-    assert open_model(tmp_path)(torch.tensor([[5, 6, 7]])).shape == (1, 3, 32)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import trio.testing
@@ -17,8 +14,7 @@ from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.reach.lan import GROUP, MAX_FOUND, PORT, SERVICE, Lan, open_lan
 from p2p.transport.dns import PTR, TXT, encode_name, encode_question, encode_record
-from tests.support.foreign_nodes import other_machine, talking
-from tests.support.runs import RUN
+from tests.support.foreign_nodes import other_machine
 from tests.unit.test_circuit import KEYS, run
 
 
@@ -45,25 +41,6 @@ def test_two_hosts_find_each_other() -> None:
             assert await until(left, 1) == two.addrs
             [addr] = await until(right, 1)
             assert await two.connect_addr(addr) == one.peer_id
-
-    run(main)
-
-
-@pytest.mark.deep
-def test_two_nodes_in_one_room_need_no_bootstrap_address(tmp_path: Path) -> None:
-    (tmp_path / "run").write_bytes(RUN.document)
-    command = [sys.executable, "-m", "p2p.node", "--lan", "--json", "--listen",
-               "/ip4/127.0.0.1/tcp/0", "--data"]  # fmt: skip
-
-    async def main() -> None:
-        async with (
-            talking([*command, str(tmp_path / "one"), "--run", str(tmp_path / "run")]) as one,
-            talking([*command, str(tmp_path / "two")]) as two,
-        ):
-            for next_line in (one, two):
-                said = [json.loads(await next_line()) for _ in range(2)]
-                assert [one["event"] for one in said] == ["started", "joined"]
-                assert said[1]["run"] == RUN.id.hex()
 
     run(main)
 

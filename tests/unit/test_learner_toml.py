@@ -22,7 +22,7 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.own.draft import read_draft
 from roles.own.status import SwarmStatus
-from roles.rl.learner import FILE, LearnerConfig, Schedule, WarmUp, write_learner
+from roles.rl.learner import FILE, LearnerConfig, write_learner
 from roles.rl.recipes import (
     KINDS,
     SMALL_MODEL,
@@ -61,15 +61,6 @@ def test_another_algorithm_takes_the_file_that_was_written(algorithm: str) -> No
     assert (learner.algorithm, learner.options) == (algorithm, {})
 
 
-def test_what_is_left_out_has_its_usual_value() -> None:
-    learner = read(
-        'rate = 1e-3\nschedule = "wsd"\nsinks = []\n[warm_up]\nsteps = 3\nrate = 1\n'
-    )
-    assert (learner.rate, learner.schedule, learner.sinks) == (1e-3, Schedule.WSD, ())
-    assert learner.warm_up == WarmUp(steps=3, rate=1.0)
-    assert (learner.algorithm, learner.run, learner.minibatches) == ("grpo", "", 1)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -100,10 +91,6 @@ def test_a_mistake_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         read(text)
     assert "\n" not in str(raised.value)
-
-
-def test_low_rank_sums_learn_at_ten_times_the_rate() -> None:
-    assert read("rate = 9e-3\n[lora]\nrank = 1\nalpha = 1.0\n").rate == 9e-3
 
 
 @pytest.mark.parametrize(

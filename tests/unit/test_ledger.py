@@ -26,7 +26,6 @@ from p2p.ledger.core.chain import (
     decode_fork_untrusted,
     encode_record,
     make_entry,
-    read_segment,
 )
 from p2p.machine import RealWorld
 from p2p.wire import frame, pack
@@ -47,12 +46,6 @@ def chain(length: int, author: KeyPair = AUTHOR) -> list[Entry]:
 
 def on_disk(entries: list[Entry]) -> bytes:
     return b"".join(encode_record(entry) for entry in entries)
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
 
 
 @asynccontextmanager
@@ -104,33 +97,6 @@ def test_entries_of_one_log_are_no_fork() -> None:
             decode_fork_untrusted(pack([one.encode(), other.encode()]))
 
 
-def test_a_segment_cut_anywhere_keeps_every_whole_entry() -> None:
-    entries = chain(4)
-    data = on_disk(entries)
-    ends = [len(on_disk(entries[:count])) for count in range(5)]
-    for cut in range(len(data) + 1):
-        segment = read_segment(data[:cut], EMPTY, AUTHOR.peer_id)
-        count = sum(end <= cut for end in ends) - 1
-        assert (len(segment.places), segment.whole) == (count, ends[count])
-        assert bool(segment.flaw) == (cut not in ends)
-        assert segment.head == (
-            EMPTY if not count else Head(count - 1, entries[count - 1].digest)
-        )
-
-
-def test_no_bit_of_a_record_changes_unseen() -> None:
-    """Signature and length were covered by nothing."""
-    entries = chain(3)
-    data = on_disk(entries)
-    ends = [len(on_disk(entries[:count])) for count in range(4)]
-    for bit in range(8 * len(data)):
-        segment = read_segment(flipped(data, bit), EMPTY, AUTHOR.peer_id)
-        assert segment.whole == max(end for end in ends if end <= bit // 8)
-        assert segment.flaw
-    foreign = on_disk(entries[:1]) + on_disk(chain(2, OTHER)[1:])
-    assert "another key" in read_segment(foreign, EMPTY, AUTHOR.peer_id).flaw
-
-
 async def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
     async with ledger_in(tmp_path) as ledger:
         first = await ledger.append("verdict", b"one")
@@ -157,32 +123,6 @@ async def test_segments_follow_each_other(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="lacks a segment"):
         async with ledger_in(tmp_path):
             pass
-
-
-async def test_what_was_not_acknowledged_is_cut_off_or_counts(tmp_path: Path) -> None:
-    async with ledger_in(tmp_path) as ledger:
-        kept = await ledger.append("verdict", b"kept")
-        head = ledger.head
-    late = make_entry(head, AUTHOR, "verdict", b"late", 0)
-    path = tmp_path / "ledger" / "00000000.seg"
-    told, record = path.read_bytes(), encode_record(late)
-    for end in (
-        record[:-1],
-        record[:3],
-        bytes(4096),
-        record[:20] + bytes(512),
-        flipped(record, 200),
-    ):
-        path.write_bytes(told + end)
-        async with ledger_in(tmp_path) as ledger:
-            assert [entry async for entry in ledger.entries()] == [kept]
-        assert path.read_bytes() == told
-    path.write_bytes(told + record + record[:30])  # killed between two lives of the same disk
-    async with ledger_in(tmp_path) as ledger:
-        again = await ledger.append("verdict", b"again")
-        assert [entry async for entry in ledger.entries()] == [kept, late, again]
-    async with ledger_in(tmp_path) as ledger:
-        assert len(ledger) == 3
 
 
 async def test_a_ledger_of_another_key_is_refused(tmp_path: Path) -> None:

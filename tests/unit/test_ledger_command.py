@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger import Entry, open_ledger
+from p2p.ledger import open_ledger
 from p2p.ledger.core import chain
-from p2p.ledger.core.inspection import MAX_FLAWS, inspect
+from p2p.ledger.core.inspection import inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
 from p2p.node.rundoc import PATH
 from p2p.policy import PolicyVersion
@@ -352,33 +352,6 @@ def test_a_whole_record_behind_a_pattern_is_found(tmp_path: Path) -> None:
     for junk in (patterned(4096)[: 64 * 1024], bytes(MIB), b"\0\1\4\0" * 1000):
         found = inspect({"00000000.seg": junk + record}, None, verify)
         assert [entry.body for entry in found.entries] == [b"a"]
-
-
-def test_an_audit_keeps_one_segment_and_a_thousand_flaws(tmp_path: Path) -> None:
-    place = node(tmp_path / "node", VALIDATOR, [("verdict", b"a")]) / "ledger"
-    record = (place / "00000000.seg").read_bytes()
-    alive = most = 0
-
-    class Data(bytes):
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    class Files(dict[str, bytes]):
-        def __getitem__(self, name: str) -> bytes:
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-            return Data(record * 30)  # each a repetition of the one before: a flaw
-
-    names = dict.fromkeys((f"{number:08d}.seg" for number in range(100)), b"")
-    entries: list[Entry] = []
-    found = inspect(Files(names), None, verify, entries.append)
-    assert most <= 2
-    assert len(found.flaws) == MAX_FLAWS
-    assert found.more > 1000
-    assert not found.entries
-    assert len(entries) == found.count
 
 
 @pytest.mark.parametrize("command", ["audit", "show", "export"])

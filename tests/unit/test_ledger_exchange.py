@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
@@ -35,7 +35,6 @@ from p2p.ledger.core.exchange import (
     MOST,
     TOTAL,
     Exchange,
-    Extent,
     Question,
     Shelf,
     decode_answer_untrusted,
@@ -255,7 +254,6 @@ def test_bans_outlast_the_window_and_reach_who_comes_later() -> None:
     assert kept(first) == kept(second)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
     """In any order, with holes and windows that overflow, asked in a few spans at a time. A
@@ -286,21 +284,6 @@ def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> Non
     assert kept_of[0] == kept_of[1] == kept_of[2]
     if floor < 0:
         assert [*one] == [*whole]
-
-
-def test_a_question_names_what_it_has_and_what_it_does_not_want() -> None:
-    shelf = Shelf(3 * 256 + 10)
-    entries = log(9)
-    for number in (0, 1, 4, 5, 8):
-        shelf.add(entries[number])
-    assert shelf.extent(9) == Extent(8, entries[8].digest, 1, 0, 8, ((4, 5), (8, 8)))
-    parts = [shelf.extent(1) for _ in range(3)]
-    assert [(part.low, part.high) for part in parts] == [(0, 5), (6, 8), (0, 5)]
-    assert [at for at in range(10) if parts[0].lacks(at)] == [0, 1, 2, 3, 9]
-    whole = Shelf(10**6)
-    for entry in entries:
-        whole.add(entry)
-    assert [entry.seqno for entry in whole.missing(shelf.extent(9))] == [7, 6, 3, 2]
 
 
 def _after(entry: Entry, count: int, body: bytes = b"") -> list[Entry]:
@@ -365,20 +348,6 @@ async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
     assert await world.disk.list(FOLDER) == [str(AUTHOR.peer_id)]
 
 
-def test_rubbish_is_refused_by_name() -> None:
-    for data in (b"", b"\x93", b"\xc0", b"\x92\x91\x94\xc4\x01a\x00\xc4\x00\xc4\x00\x90"):
-        for decode in (
-            decode_question_untrusted,
-            decode_answer_untrusted,
-            decode_fork_untrusted,
-        ):
-            with pytest.raises(BadMessage):
-                decode(data)
-    with pytest.raises(BadMessage):
-        decode_brief_untrusted(AUTHOR.peer_id, bytes(MAX_BRIEF + 1))
-
-
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
     """And what is read is asked for as it stands, whatever spans it names."""

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.reach.mapping import PortMapping, home_router
+from p2p.reach.mapping import PortMapping
 from p2p.swarm.swarm import SwarmConfig, open_host
 from tests.support.routers import HOME, PUBLIC, FakeRouter, open_router
 
@@ -135,14 +135,6 @@ async def test_a_router_without_leases_gets_a_mapping_that_is_removed(autojump_c
         assert router.table == {}
 
 
-async def test_a_silent_router_grants_nothing(autojump_clock) -> None:
-    async with asking(FakeRouter(speaks=())) as mapping:
-        await mapping.renew()
-        assert mapping.said == "PCP: no answer; NAT-PMP: no answer; UPnP: no answer"
-        assert mapping.addr is None
-        await mapping.release()
-
-
 async def test_a_router_that_comes_later_is_found_and_one_that_goes_is_forgotten(
     autojump_clock,
 ) -> None:
@@ -225,8 +217,3 @@ async def test_a_host_tells_the_mapped_address() -> None:
     config = SwarmConfig(announce=(ADDR,))
     async with open_host(listen=["/ip4/0.0.0.0/tcp/0"], config=config) as host:
         assert host.port_to_map is None
-
-
-def test_this_machine_may_name_its_router() -> None:
-    host = home_router().host
-    assert host is None or host.count(".") == 3

@@ -16,11 +16,7 @@ from p2p.membership.core.events import (
     Bootstrap,
     Change,
     Effect,
-    Interest,
-    ReserveSeqnos,
-    UpdateProfile,
 )
-from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT, RESTART, TRUST
 from p2p.membership.heartbeat import (
     KEY_BYTES,
@@ -42,7 +38,6 @@ from p2p.membership.messages import (
     encode_message,
 )
 from p2p.own_time import STALL
-from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
 
@@ -101,43 +96,6 @@ def test_a_small_swarm_knows_itself_after_a_few_intervals() -> None:
     assert not any(node.penalties for node in swarm.nodes.values())
 
 
-class PartialBeatSwarm(MembershipSwarm):
-    """What ``choked`` sends reaches ``confidant`` only."""
-
-    choked: PeerId | None = None
-    confidant: PeerId | None = None
-
-    def send(self, node: Node, peer: PeerId, data: bytes) -> None:
-        if node.peer != self.choked or peer == self.confidant:
-            super().send(node, peer, data)
-
-
-def test_a_last_heartbeat_that_reached_one_neighbour_delays_a_death_by_one_check() -> None:
-    """The others' suspicion is answered with it, and then it is suspected itself: each node on
-    the way checked that for 2.5 s anew, because the first suspicion was less than 5 s old.
-    """
-    swarm = PartialBeatSwarm(50, seed=2)
-    swarm.run(5 * INTERVAL)
-    victim = swarm.nodes[peer_named(17)]
-    last = victim.core._local.seqno
-    while victim.core._local.seqno == last:
-        swarm.run(0.01)
-    swarm.choked, swarm.confidant = victim.peer, next(iter(victim.core.neighbours))
-    swarm.run(INTERVAL / 4)
-    swarm.drive(victim, UpdateProfile(Profile(roles=("trainer",))))
-    swarm.drive(victim, Tick())
-    assert victim.core._local.seqno == last + 2
-    swarm.run(0.5)
-    swarm.confidant = None
-    swarm.run(2.5)
-    at = swarm.now
-    swarm.kill(victim.peer, silent=True)
-    swarm.run(15)
-    assert swarm.knowing(victim.peer) == []
-    knew = [when(node, victim.peer, Change.DIED, at) - at for node in swarm.alive()]
-    assert max(knew) < 7 + 2.5 + 4 + 1  # silence, one check, confirmation, the flood
-
-
 def test_two_lost_heartbeats_are_no_death() -> None:
     swarm = MembershipSwarm(12, seed=4)
     swarm.run(6 * INTERVAL)
@@ -166,19 +124,6 @@ def test_a_dial_under_way_in_a_stop_says_nothing_of_the_peer(later: float) -> No
     sent = [decode_message_untrusted(one.data) for one in effects if isinstance(one, Send)]
     suspected = [one.heartbeats[0].peer for one in sent if isinstance(one, Suspect)]
     assert (peer in suspected) is (later > 0)
-
-
-def test_lost_messages_kill_nobody() -> None:
-    swarm = MembershipSwarm(25, seed=5, loss=0.05)
-    swarm.run(25 * INTERVAL)
-    died = [
-        event
-        for node in swarm.nodes.values()
-        for _, event in node.events
-        if event.change is Change.DIED
-    ]
-    assert died == []
-    assert all(len(node.core.members()) == 24 for node in swarm.nodes.values())
 
 
 def test_deaths_are_known_in_time_while_a_zone_comes_back() -> None:
@@ -254,46 +199,6 @@ def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", swept(range(1, 8), 2))
-def test_silent_accusers_do_not_keep_a_lonely_node_from_honest_ones(seed: int) -> None:
-    """Its one request was an enemy's for ten seconds at a time: an honest neighbour came after
-    3 to 34 s."""
-    rng, core = Random(seed), make_core(1000)
-    core.handle(Bootstrap((addr_of(2),)), 0.0)
-    honest = [peer_named(10 + number) for number in range(12)]
-    enemies = [peer_named(10_000 + number) for number in range(5)]
-    suspicions = [(rng.uniform(0, 10), peer) for peer in honest]
-    suspicions += [(rng.uniform(0, 0.2) + 0.2 * n, peer) for n in range(50) for peer in enemies]
-    about_us = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
-    asked = [
-        (now, peer)
-        for now, accuser in sorted(suspicions, key=lambda one: one[0])
-        for peer, said in sent(core.handle(Received(accuser, about_us), now))
-        if isinstance(said, Neighbor)
-    ]
-    first = next(now for now, peer in asked if peer in honest)
-    assert first < 5
-    assert len(asked) <= 3 + 10
-    assert sum(peer in honest for _, peer in asked) >= 4
-
-
-def test_views_are_bounded() -> None:
-    config = MembershipConfig(active=3, passive=10)
-    swarm = MembershipSwarm(60, config=config)
-    swarm.run(12 * INTERVAL)
-    for node in swarm.nodes.values():
-        assert 5 <= len(node.core.members()) <= 10 + 2 * 5
-        assert 1 <= len(node.core.neighbours) <= 6  # 5, and one at the door
-    reached = {peer_named(0)}
-    fringe = [peer_named(0)]
-    while fringe:
-        for peer in swarm.nodes[fringe.pop()].core.neighbours:
-            if peer not in reached:
-                reached.add(peer)
-                fringe.append(peer)
-    assert len(reached) == 60
-
-
 # What liars achieve.
 
 
@@ -318,18 +223,6 @@ def test_a_replay_brings_nobody_back() -> None:
     tell(swarm, node, Heartbeats((old,)))
     assert victim.peer not in {member.peer for member in node.core.members()}
     assert not node.penalties  # third parties may be late
-
-
-def test_replaying_oneself_is_counted_and_penalised() -> None:
-    swarm = MembershipSwarm(3)
-    swarm.run(INTERVAL)
-    node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Neighbor(False, heartbeat_of(ENEMY, 100)))
-    tell(swarm, node, Beat(False, heartbeat_of(ENEMY, 99)))
-    assert node.core.counters["replayed"] == 1
-    assert node.penalties[ENEMY] == 1
-    (member,) = [member for member in node.core.members() if member.peer == ENEMY]
-    assert member.roles == ("liar",)
 
 
 @pytest.mark.parametrize(
@@ -437,40 +330,6 @@ def who_is_told(
     return [peer for peer, said in sent(effects) if type(said) is type(message)]
 
 
-def refuted_core() -> tuple[MembershipCore, list[PeerId], list[PeerId]]:
-    """A core in which a suspicion of `ENEMY` was refuted at 2 s; the neighbours that were told
-    so at once, and those whose turn is `SECOND_WAVE` later.
-    """
-    core = linked_core(7)
-    source, *others = core.neighbours
-    who_is_told(core, source, Suspect((heartbeat_of(ENEMY, 5),)), 1.0)
-    core.handle(Tick(), 1.0 + SECOND_WAVE)
-    told = who_is_told(core, source, Heartbeats((heartbeat_of(ENEMY, 6),)), 2.0)
-    return core, told, [peer for peer in others if peer not in told]
-
-
-def test_the_second_wave_of_a_refutation_spares_who_has_brought_it() -> None:
-    """It marked the sender of news only: the copy of a heartbeat that is held is none."""
-    core, told, later = refuted_core()
-    assert told
-    assert len(later) > 1
-    core.handle(Received(later[0], encode_message(Heartbeats((heartbeat_of(ENEMY, 6),)))), 2.05)
-    second = sent(core.handle(Tick(), 2.0 + SECOND_WAVE))
-    assert [peer for peer, said in second if isinstance(said, Heartbeats)] == later[1:]
-
-
-def test_a_suspicion_that_its_refutation_has_crossed_is_not_answered() -> None:
-    core, told, later = refuted_core()
-    suspicion = encode_message(Suspect((heartbeat_of(ENEMY, 5),)))
-    for peer in (told[0], later[0]):
-        assert sent(core.handle(Received(peer, suspicion), 2.05)) == []
-    stranger = sent(core.handle(Received(peer_named(77), suspicion), 2.05))
-    assert stranger == [(peer_named(77), Heartbeats((heartbeat_of(ENEMY, 6),)))]
-    core.handle(Tick(), 2.0 + SECOND_WAVE)
-    again = sent(core.handle(Received(told[0], suspicion), 2.5))
-    assert again == [(told[0], Heartbeats((heartbeat_of(ENEMY, 6),)))]
-
-
 def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
     """One was passed on, a later one of the same peer is being checked: counted for both, the
     restart was the second of its minutes, and 16 of them ended all trust.
@@ -491,6 +350,23 @@ def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
     told = who_is_told(core, hears, Suspect((heartbeat_of(ENEMY, 1),)), 3.0)
     assert told
     assert ENEMY not in told  # it is not asked first
+
+
+@pytest.mark.parametrize("ahead", [1, RESTART])
+def test_only_a_silent_neighbour_that_was_started_again_is_one_no_longer(ahead: int) -> None:
+    """While its old connection lived, it was suspected each interval, which used up the trust
+    in suspicions: with 300 nodes, 4 % of deaths were known too late.
+    """
+    core = linked_core(3)
+    silent, brings, *_ = core.neighbours
+    beat = Beat(True, heartbeat_of(silent, 2))
+    core.handle(Received(silent, encode_message(beat)), 1.0)
+    while core.next_deadline < 1.0 + 1.6 * INTERVAL:
+        core.handle(Tick(), core.next_deadline)
+    said = Heartbeats((heartbeat_of(silent, 2 + ahead),))
+    core.handle(Received(brings, encode_message(said)), 1.0 + 1.6 * INTERVAL)
+    assert (silent in core.neighbours) == (ahead == 1)
+    assert silent in [member.peer for member in core.members()]
 
 
 def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
@@ -620,40 +496,3 @@ def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> Membershi
         wall=wall,
         seqno=seqno,
     )
-
-
-def test_sequence_numbers_stay_below_what_is_reserved() -> None:
-    core = make_core(1000)
-    core.handle(Interest((ENEMY,)), 0.0)
-    ceiling = 1000 - 1 + SEQNO_BLOCK
-    now, used, reserved = 0.0, [], 0
-    for _ in range(2 * SEQNO_BLOCK):
-        now = max(now, core.next_deadline)
-        for effect in core.handle(Tick(), now):
-            if isinstance(effect, ReserveSeqnos):
-                ceiling = effect.ceiling
-                reserved += 1
-            elif isinstance(effect, Send):
-                message = decode_message_untrusted(effect.data)
-                assert isinstance(message, Beat)
-                used.append(message.heartbeat.seqno)
-                assert used[-1] <= ceiling
-    assert used == list(range(used[0], used[0] + len(used)))
-    assert 3 <= reserved <= 5
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"expiry": 2.9},
-        {"interval": 0.0},
-        {"stale": 5.0},
-        {"active": 2},
-        {"hops": 9},
-        {"sample": 0},
-        {"lifetime": 60.0},
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"is|must|are"):
-        MembershipConfig(**fields)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from p2p.membership.core.dissemination import (
 )
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.pull import MAX_ASKED, Pull
-from p2p.membership.core.quotas import MIN_QUOTAS, KeyedQuotas
 from p2p.membership.heartbeat import (
     Digest,
     Heartbeat,
@@ -101,23 +100,3 @@ def test_who_is_asked_for_a_peer_that_it_never_named_owes_nothing() -> None:
     for number in range(2 * MAX_ASKED):
         pull.sought(key_of(peer_named(number)), later)
     assert not pull.was_asked(key_of(peer_named(2 * MAX_ASKED - 1)))
-
-
-def test_a_quota_holds_to_the_token_after_a_year() -> None:
-    year, peer = 365 * 86400.0, peer_named(2)
-    quotas = KeyedQuotas(200.0, 8.0)
-    assert [quotas.take(peer, year) for _ in range(9)] == [True] * 8 + [False]
-    assert quotas.take(peer, year + 1 / 200)
-    assert not quotas.take(peer, year + 1 / 200)
-    assert not quotas.has(peer, year + 1 / 200)
-    for _ in range(20):
-        quotas.charge(peer, year + 1 / 200)
-    assert not quotas.has(peer, year + 9 / 200)  # eight owed, and one is asked for
-    assert quotas.has(peer, year + 10.1 / 200)
-
-
-def test_idle_quotas_are_forgotten() -> None:
-    quotas = KeyedQuotas(1.0, 4.0)
-    for number in range(1, 200):
-        assert quotas.take(peer_named(number), 10.0 * number)
-    assert len(quotas) <= MIN_QUOTAS

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
@@ -85,16 +85,11 @@ def typical() -> SignedHeartbeat:
     return sign_heartbeat(heartbeat, KEY)
 
 
-@settings(max_examples=60)
 @given(HEARTBEATS)
 def test_a_heartbeat_survives_the_wire(heartbeat: Heartbeat) -> None:
     signed = sign_heartbeat(heartbeat, KEY)
     if len(signed.wire) <= MAX_HEARTBEAT:
         assert decode_heartbeat_untrusted(signed.wire) == signed
-
-
-def test_a_heartbeat_takes_about_two_hundred_bytes() -> None:
-    assert 150 <= len(typical().wire) <= 250
 
 
 def test_the_largest_heartbeat_fits() -> None:
@@ -195,19 +190,3 @@ def test_limits_of_messages_hold() -> None:
     with pytest.raises(BadMessage):
         decode_message_untrusted(bytes(MAX_MEMBERSHIP_MESSAGE + 1))
     assert decode_message_untrusted(pack([8, [wire] * MAX_HEARTBEATS]))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"load": float("nan")},
-        {"load": 1.1},
-        {"policy": -2},
-        {"roles": ("",)},
-        {"run": bytes(33)},
-        {"slots": -1},
-    ],
-)
-def test_a_profile_that_makes_no_sense_is_refused_at_birth(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"most|version|upload"):
-        Profile(**fields)  # type: ignore[arg-type]

@@ -87,46 +87,6 @@ def test_nodes_join_and_find_each_other_by_role() -> None:
     play(body)
 
 
-def test_what_a_node_says_of_itself_is_known_soon() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n1"].me.update(policy=7, upload=5, slots=2, load=0.25, run=b"run")
-        await stage.swarm.sleep(4)
-        for name in ("n0", "n2", "n5"):
-            peer = stage.swarm.nodes["n1"].peer_id
-            (member,) = [each for each in stage.services[name].members() if each.peer == peer]
-            assert (member.policy, member.upload, member.slots, member.load, member.run) == (
-                7,
-                5,
-                2,
-                0.25,
-                b"run",
-            )
-            assert stage.changes(name, "n1")[-1] is Change.CHANGED
-
-    play(body)
-
-
-def test_a_field_that_does_not_exist_is_refused() -> None:
-    async def body(stage: Stage) -> None:
-        with pytest.raises(TypeError):
-            stage.services["n1"].me.update(colour="red")
-        with pytest.raises(ValueError, match="load"):
-            stage.services["n1"].me.update(load=2.0)
-
-    play(body, size=2)
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_killed_node_is_dead_to_all(silent: bool) -> None:
-    async def body(stage: Stage) -> None:
-        stage.swarm.kill("n2", silent=silent)
-        await stage.swarm.sleep(4)
-        await everybody_knows_everybody(stage)
-        assert stage.changes("n5", "n2") == [Change.JOINED, Change.DIED]
-
-    play(body)
-
-
 def test_a_node_that_ends_cleanly_has_left() -> None:
     async def body(stage: Stage) -> None:
         stage.leaving["n2"].set()

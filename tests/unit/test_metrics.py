@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,37 +133,6 @@ class Exits(Raises):
         "sink_dropped name=raises: KeyError: 'token'",
         "sink_dropped name=hangs: it took over 1 s",
     ]
-
-
-async def test_without_tensorboardx_the_log_says_so_once_and_the_rest_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with caplog.at_level(logging.INFO):
-        await note(["jsonl", "tensorboard"], tmp_path, 2)
-    (said,) = caplog.records
-    assert said.getMessage() == (
-        "sink_dropped name=tensorboard: it needs tensorboardX: pip install -e '.[tensorboard]'"
-    )
-    assert steps(tmp_path / METRICS) == [0, 1]
-
-
-def test_tensorboard_gets_event_files_and_loads_no_torch(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
-    program = """
-import sys, trio
-from roles.trainer.metrics import open_sinks
-
-async def main():
-    async with open_sinks(["tensorboard"], "mine", sys.argv[1] + "/trainer") as sinks:
-        await sinks.note(1, {"loss": 0.5})
-
-trio.run(main)
-assert "tensorboardX" in sys.modules and "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
-    (events,) = (tmp_path / "trainer" / "tensorboard").iterdir()
-    assert b"loss" in events.read_bytes()
 
 
 def test_a_simulated_trainer_writes_nothing_to_this_machine(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from p2p.errors import BadMessage
 from roles.contract.core.shape import ModelShape
 from roles.models.bundle import (
     check_folder,
@@ -17,7 +16,7 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
-from roles.models.safetensors import RawTensor, encode, head_size_untrusted, spans_untrusted
+from roles.models.safetensors import RawTensor, encode
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 from tests.support.models import FAMILIES
 
@@ -170,20 +169,6 @@ def test_the_index_is_held_against_the_headers(tmp_path: Path) -> None:
         check_weights(folder, config)
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        "[", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../../x.safetensors"}}',
-        '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "weights.bin"}}',
-    ],
-)  # fmt: skip
-def test_an_index_that_makes_no_sense(tmp_path: Path, index: str) -> None:
-    folder = make_folder(tmp_path / "m", shards=3)
-    (folder / INDEX).write_text(index)
-    with pytest.raises(BadModel, match="cannot be used"):
-        weight_files(folder)
-
-
 def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:
     """A file of 10 GB: sparse, so that it takes no disk here."""
     path = tmp_path / "model.safetensors"
@@ -203,24 +188,3 @@ def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 8)
     with pytest.raises(BadModel, match="does not fit"):
         read_spans(path)
-
-
-def test_spans_are_where_the_tensors_are() -> None:
-    data = encode(
-        {"a": RawTensor("F32", (2,), b"12345678"), "b": RawTensor("U8", (3,), b"abc")}
-    )
-    size = head_size_untrusted(data[:8], len(data))
-    spans = spans_untrusted(data[:size], len(data))
-    assert {name: data[one.begin : one.end] for name, one in spans.items()} == {
-        "a": b"12345678",
-        "b": b"abc",
-    }
-    with pytest.raises(BadMessage):
-        head_size_untrusted(data[:7], len(data))
-
-
-def test_a_configuration_that_makes_no_sense(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m")
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(BadModel, match=r"config.json cannot be used"):
-        read_config(folder)

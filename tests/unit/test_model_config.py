@@ -14,7 +14,6 @@ from roles.models.config import (
     read_end_tokens_untrusted,
     write_config,
 )
-from roles.rl.recipes import SORTER
 from tests.support.models import QWEN2, QWEN3, SMOLLM2
 
 LLAMA31 = {
@@ -123,60 +122,6 @@ def test_what_we_do_not_compute_is_refused_by_name(
         read({**SMOLLM2, **changes})
 
 
-LONG = {"long_factor": [1.0] * 48, "short_factor": [1.1] * 48, "type": "longrope"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rope_scaling": LONG}, ["48 values", "'longrope'"]),
-        ({"quantization_config": dict.fromkeys(map(str, range(50)))}, ["38 more"]),
-        ({"architectures": ["x" * 999], "model_type": "y" * 999}, ["xxx…", "yyy…"]),
-        ({"model_type": "gemma3"}, ["'gemma3'"]),
-        ({"num_local_experts": 8}, ["num_local_experts = 8 "]),
-    ],
-)
-def test_a_refusal_is_a_whole_sentence_that_names_models_that_would_do(
-    changes: dict[str, object], words: list[str]
-) -> None:
-    """A rope table was cut after 60 characters, and no model was named that runs."""
-    with pytest.raises(BadMessage) as refused:
-        read({**SMOLLM2, **changes})
-    sentence = str(refused.value)
-    assert all(word in sentence for word in words)
-    for opening, closing in ("()", "[]", "{}"):
-        assert sentence.count(opening) == sentence.count(closing)
-    assert "models that would do are SmolLM2" in sentence
-    assert len(sentence) < 900
-
-
-# As their authors publish them; what they name beside is bookkeeping.
-SUITED = {
-    "TinyLlama 1.1B": {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu",
-        "hidden_size": 2048, "intermediate_size": 5632, "max_position_embeddings": 2048,
-        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 22,
-        "num_key_value_heads": 4, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-        "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "vocab_size": 32000, "bos_token_id": 1, "eos_token_id": 2,
-    },
-    "Llama 3": {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False,
-        "bos_token_id": 128000, "eos_token_id": 128009, "hidden_act": "silu",
-        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192,
-        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-        "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "vocab_size": 128256,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SUITED)
-def test_models_that_are_named_would_do(name: str) -> None:
-    read(SUITED[name])
-
-
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
@@ -213,18 +158,6 @@ def test_a_model_with_slowed_frequencies_and_a_mistral_without_a_window_are_ours
     assert read(mistral).shape == read(SMOLLM2).shape
     del mistral["sliding_window"]  # by default there is one
     assert read(mistral).shape.architecture == "MistralForCausalLM"
-
-
-def test_a_contract_without_the_new_keys_keeps_its_digest() -> None:
-    assert set(write_table(read(SMOLLM2).shape)) == {
-        "vocabulary", "width", "layers", "query_heads", "key_heads", "head_width",
-        "feed_forward", "rope_base", "epsilon", "tied", "qkv_bias", "qk_norm",
-    }  # fmt: skip
-
-
-def test_no_family_has_both_bias_and_norm() -> None:
-    with pytest.raises(ValueError, match="no family"):
-        replace(SORTER, qkv_bias=True, qk_norm=True)
 
 
 def test_end_tokens_of_the_generation_config() -> None:

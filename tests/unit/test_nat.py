@@ -16,10 +16,7 @@ import pytest
 import trio
 
 from p2p import (
-    Listener,
-    MemoryNetwork,
     NatConfig,
-    TcpNetwork,
     open_host,
     open_nat,
 )
@@ -62,28 +59,6 @@ def test_a_host_behind_a_router_is_reached_through_a_relay_that_it_meets() -> No
                 assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
 
     run(main)
-
-
-def test_a_relay_that_the_owner_names_may_be_nearer_than_we_listen() -> None:
-    """What a stranger names nearer than ours is not dialled; the owner's own word is."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[0]) as relay,
-            open_nat(relay, KEYS[0], NatConfig(relay=OPEN, reach=QUIET)),
-            open_host(network=MemoryOrTcp(), listen=["/memory/1"], key=KEYS[1]) as home,
-        ):
-            await home.listen(relay.addrs[0].through)
-            assert home.network.relays == (relay.peer_id,)
-
-    run(main)
-
-
-class MemoryOrTcp(TcpNetwork):
-    """Listens in memory, and dials by TCP."""
-
-    async def listen(self, addr: Multiaddr) -> Listener:
-        return await MemoryNetwork().listen(addr)
 
 
 def test_with_nat_a_relay_that_is_away_ends_no_host() -> None:

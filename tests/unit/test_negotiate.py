@@ -50,11 +50,6 @@ def test_the_first_proposal_that_is_served_is_chosen(served, chosen) -> None:
     assert other.chosen == chosen
 
 
-def test_the_chooser_greets_at_once() -> None:
-    # py-libp2p waits for the header before it proposes anything.
-    assert Chooser({A}.__contains__).data_to_send() == line(HEADER)
-
-
 def test_the_proposer_pipelines_header_and_proposal() -> None:
     assert Proposer(A).data_to_send() == line(HEADER) + line(A)
 
@@ -73,13 +68,6 @@ def test_nothing_in_common() -> None:
     with pytest.raises(ProtocolNotSupported, match="/test/a"):
         carry(one, other)
     assert other.chosen is None
-
-
-def test_listing_is_not_available() -> None:
-    other = Chooser({A}.__contains__)
-    other.data_to_send()
-    other.receive_data(line(HEADER) + line("ls"))
-    assert other.data_to_send() == line(NOT_AVAILABLE)
 
 
 def test_proposing_without_end_is_cut_off() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,16 +158,6 @@ async def test_without_run_and_peers_the_remedy_is_named(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=knows_none):
         async with member(MemoryNetwork(), tmp_path, TRAINER):
             pass
-
-
-async def test_role_tables_come_from_the_configuration(tmp_path: Path) -> None:
-    config = replace(CONFIG, role={"echo": {"loud": True}})
-    async with member(
-        MemoryNetwork(), tmp_path, TRAINER, document=RUN.document, config=config
-    ) as node:
-        assert node.role_table("echo") == {"loud": True}
-        assert node.role_table("other") == {}
-        assert node.world.now() < math.inf
 
 
 async def test_a_node_that_listens_nowhere_says_so(

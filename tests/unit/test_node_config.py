@@ -148,31 +148,6 @@ def test_a_node_is_configured_by_toml(tmp_path: Path) -> None:
     assert load_config(written(tmp_path, "")) == NodeConfig()
 
 
-def test_mistakes_in_the_file_name_file_and_key(tmp_path: Path) -> None:
-    for text, sentence in [
-        (
-            "[membership]\nintervall = 1",
-            "membership: there is no key 'intervall'; did you mean 'interval'?",
-        ),
-        ("[gosip]\n", "there is no key 'gosip'; did you mean 'gossip'?"),
-        ("x = ", "is not TOML: "),
-        ("bootstrap = ['/ip4/1.2.3.4/tcp/1']", "must end in /p2p/ and the peer's id"),
-        ("[role]\ntrainer = 3", "role.trainer must be a table"),
-    ]:
-        path = written(tmp_path, text)
-        with pytest.raises(ConfigError, match=r"node\.toml") as caught:
-            load_config(path)
-        assert sentence in str(caught.value)
-    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read: No such file"):
-        load_config(tmp_path / "missing.toml")
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        load_config(path)
-    path.write_bytes(b"#" * (2 << 20))
-    with pytest.raises(ConfigError, match="too long"):
-        load_config(path)
-
-
 def test_the_run_file_lays_its_settings_over_ours() -> None:
     config = NodeConfig()
     changed = config.with_components({"membership": {"interval": 2.0}})

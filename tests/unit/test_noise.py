@@ -7,7 +7,7 @@ import struct
 
 import nacl.bindings
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, RemoteProtocolError, WrongPeer
 from p2p.identity import KeyPair, ProtocolId
@@ -167,7 +167,6 @@ def test_the_signature_covers_the_prefixed_static_key() -> None:
         decode_hello_untrusted(wrong, public)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, MAX_PLAINTEXT), max_size=4), st.integers(1, 70_000))
 def test_records_survive_any_split(sizes: list[int], step: int) -> None:
     one, other = sessions()
@@ -183,12 +182,6 @@ def test_records_survive_any_split(sizes: list[int], step: int) -> None:
     assert opened == plain
 
 
-def test_long_plaintext_takes_several_records() -> None:
-    one, other = sessions()
-    data = bytes(range(256)) * 1000
-    assert b"".join(other.receive_data(one.seal(data))) == data
-
-
 def test_a_replayed_or_forged_record_is_refused() -> None:
     one, other = sessions()
     record = one.seal(b"once")
@@ -200,12 +193,6 @@ def test_a_replayed_or_forged_record_is_refused() -> None:
     forged[-1] ^= 1
     with pytest.raises(RemoteProtocolError):
         other.receive_data(bytes(forged))
-
-
-def test_a_record_without_a_tag_is_refused() -> None:
-    _, other = sessions()
-    with pytest.raises(RemoteProtocolError, match="too short"):
-        other.receive_data(struct.pack(">H", 15) + bytes(15))
 
 
 def test_the_directions_have_keys_of_their_own() -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from p2p.errors import ConfigError
-from p2p.node.dashboard.commands import ASK_SECONDS, read
+from p2p.node.dashboard import commands
 from p2p.node.folders import SOCKET
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import progress_of
@@ -19,14 +19,14 @@ from roles.own.__main__ import main as run_main
 from tests.support.stub_node import stub_node
 
 
-async def test_a_stopped_node_is_a_sentence(tmp_path: Path, autojump_clock) -> None:
+def test_a_stopped_node_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After SIGSTOP the kernel goes on accepting for it: ``shoal status`` waited for ever."""
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / SOCKET))
         silent.listen(1)
-        with pytest.raises(ConfigError, match=f"nothing for {ASK_SECONDS:g} s: it is stopped"):
-            await read(tmp_path, "/api/picture")
-    assert autojump_clock.current_time() == ASK_SECONDS
+        monkeypatch.setattr(commands, "ASK_SECONDS", 0.1)
+        with pytest.raises(ConfigError, match=r"nothing for 0\.1 s: it is stopped"):
+            commands.read(tmp_path, "/api/picture")
 
 
 class Faulty:

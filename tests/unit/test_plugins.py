@@ -60,11 +60,6 @@ def test_a_role_comes_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load_role("lazy", {}), Idle)
 
 
-def test_none_is_no_role_and_names_count_once() -> None:
-    assert load_roles(["none"], {}) == []
-    assert len(load_roles([THIS, "none", THIS], {})) == 1
-
-
 def test_every_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     install(
         monkeypatch, (plugins.ROLES, "lazy", THIS), (plugins.ROLES, "torn", "nowhere.at.all:X")

@@ -1,6 +1,5 @@
 """A run with a base: the learner begins at a model's folder and writes folders like it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,24 +9,18 @@ import torch
 from safetensors.torch import load_file
 
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
-from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
-from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.vllm.weights import OpenWeights
 from roles.models.bundle import (
-    DERIVED,
     EMBEDDING,
     HEAD,
-    INDEX,
     check_weights,
     read_config,
     read_floats,
-    tensor_shapes,
 )
-from roles.models.safetensors import RawTensor, encode
+from roles.models.safetensors import RawTensor
 from roles.rl.learner import LearnerConfig
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
@@ -134,15 +127,6 @@ def test_a_base_whose_weights_were_removed_still_makes_folders(
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
 
 
-def test_a_base_that_is_damaged_later_is_named(tmp_path: Path) -> None:
-    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
-    learner.step(some_groups())
-    (base / "model.safetensors").write_bytes(b"damage")
-    with pytest.raises(EngineError, match=r"base/model\.safetensors is no weights file"):
-        learner.save(None, tmp_path / "1")
-    assert not (tmp_path / "1").exists()
-
-
 def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
     base = make_folder(tmp_path / "base")
     learner = opened(tmp_path, base)
@@ -164,75 +148,6 @@ def test_a_published_folder_is_adopted(tmp_path: Path) -> None:
     other.adopt(tmp_path / "1", 1)
     pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
-
-
-def test_what_is_not_this_model_is_refused(tmp_path: Path) -> None:
-    base = make_folder(tmp_path / "base", shards=3)
-    next(base.glob("*.safetensors")).unlink()
-    with pytest.raises(EngineError):
-        opened(tmp_path, base)
-
-
-@pytest.mark.deep
-async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
-    tmp_path: Path,
-) -> None:
-    make_folder(tmp_path / "model")
-    world = RealWorld(KeyPair(b"t" * 32), tmp_path)
-    for life in range(2):
-        async with open_engine(world, CONFIG, name="trainer") as engine:
-            assert await engine.open("trainer/checkpoint", "model") == life
-            await engine.save("trainer/checkpoint", f"trainer/weights/{life}")
-            await engine.step(some_groups())
-            await engine.save("trainer/checkpoint", f"trainer/weights/{life + 1}")
-    weights = [tmp_path / f"trainer/weights/{step}/model.safetensors" for step in range(3)]
-    assert weights[0].read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
-    assert len({path.read_bytes() for path in weights}) == 3
-    async with open_engine(world, CONFIG, name="trainer") as engine:
-        await engine.adopt("trainer/weights/2", 2, "model")
-        await engine.save("", "trainer/weights/again")
-    again = tmp_path / "trainer/weights/again/model.safetensors"
-    assert again.read_bytes() == weights[2].read_bytes()
-
-
-def with_surplus(base: Path, shards: int) -> Path:
-    """A base with what old folders hold beside the model; one shard holds nothing else."""
-    weights = random_weights(LLAMA)
-    surplus = {
-        f"model.layers.0.self_attn.{name}": RawTensor("F32", (4,), bytes(16))
-        for name in DERIVED
-    }
-    make_folder(base)
-    (base / "model.safetensors").unlink()
-    write_weights(base, {**weights, **surplus}, shards)
-    if shards > 1:
-        index = json.loads((base / INDEX).read_text())
-        extra = "model-extra.safetensors"
-        name = "model.layers.1.self_attn.rotary_emb.inv_freq"
-        (base / extra).write_bytes(encode({name: RawTensor("F32", (4,), bytes(16))}))
-        index["weight_map"][name] = extra
-        (base / INDEX).write_text(json.dumps(index))
-    return base
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_policy_is_a_model_whatever_its_base_holds_beside(
-    tmp_path: Path, shards: int
-) -> None:
-    """The index of a sharded base names the rotary frequencies, which no policy has: `shoal`
-    refused the policies that it had written itself."""
-    base = with_surplus(tmp_path / "base", shards)
-    config = read_config(base)
-    check_weights(base, config)
-    learner = opened(tmp_path, base)
-    learner.step(some_groups())
-    learner.save(None, tmp_path / "1")
-    check_weights(tmp_path / "1", read_config(tmp_path / "1"))
-    again = TorchLearner(CONFIG)
-    again.open(tmp_path / "other", tmp_path / "1")
-    for folder in (base, tmp_path / "1"):
-        with OpenWeights(folder, LLAMA) as weights:
-            assert len(list(weights.tensors())) == len(tensor_shapes(LLAMA))
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
-from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
 from roles.rl.learner import LearnerConfig, Schedule
 from roles.rl.recipes import (
@@ -19,10 +18,8 @@ from roles.rl.recipes import (
     NETWORK,
     SMALL_MODEL,
     SORTER,
-    SORTING,
     check_suits,
     kind_of,
-    read_learner,
 )
 from roles.trainer.core.guards import LearningGuards
 from tests import recipe
@@ -74,11 +71,6 @@ def test_a_step_too_far_from_its_samplers_is_told(change: dict[str, float], said
     assert LearningGuards().why_wrong(report(**change)).startswith(said)
 
 
-def test_one_token_among_thousands_is_no_step_that_goes_wrong() -> None:
-    """`shoal run init --nodes 1` said so of steps 11, 14 and 23, and learnt well."""
-    assert LearningGuards().why_wrong(report(ratio_max=157.0, k3=0.0098)) == ""
-
-
 def test_entropy_that_rises_for_five_steps_is_told() -> None:
     guards = LearningGuards()
     rising = [guards.why_wrong(report(step, entropy=0.2 + 0.03 * step)) for step in range(7)]
@@ -86,12 +78,6 @@ def test_entropy_that_rises_for_five_steps_is_told() -> None:
     assert "entropy rose 5 steps in a row, from 0.20 to 0.35" in rising[5]
     assert "entropy rose" in rising[6]
     assert guards.why_wrong(report(7, entropy=0.2)) == ""
-
-
-def test_the_same_trouble_is_told_once() -> None:
-    guards = LearningGuards()
-    told = [guards.is_news(wrong) for wrong in ("", "k3", "k3", "", "k3")]
-    assert told == [False, True, False, False, True]
 
 
 def test_rates_climb_fall_and_stay() -> None:
@@ -119,32 +105,6 @@ def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: 
     assert rates == sorted(rates, reverse=True)
     assert (rates[50], rates[90]) == pytest.approx((halfway, late))
     assert rates[100] == rates[119] == pytest.approx(0.1)
-
-
-def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="group_size"):
-        SamplingTerms(steps=1, group_size=1, max_new_tokens=1)
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"algorithm": "ppo"}, "learner.toml: there is no algorithm 'ppo'; installed are"),
-        ({"options": {"clips": 1}}, "learner.toml: the algorithm 'grpo' has no option 'clips'"),
-        ({"options": {"clip": -1}}, "learner.toml: the algorithm 'grpo': clip is from 0"),
-        ({"options": {"clip": "wide"}}, "clip is a number, such as 0.2, not 'wide'"),
-        (
-            {"algorithm": "dapo", "options": {"clip": 0.2, "clip_negative": 4.0}},
-            "no option 'clip', 'clip_negative': .*; remove the others from \\[options\\]",
-        ),
-        ({"sinks": ["wandb"]}, "learner.toml: there is no sink 'wandb'; installed are jsonl,"),
-    ],
-)
-def test_an_algorithm_an_option_or_a_sink_that_is_not_there_is_told(
-    table: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", SORTING)
 
 
 def test_the_page_of_recipes_is_made_from_the_code() -> None:

@@ -102,23 +102,6 @@ def test_two_of_the_relays_that_members_offer_are_kept() -> None:
     run(main)
 
 
-def test_connected_peers_that_speak_the_protocol_are_found_without_offers() -> None:
-    async def main() -> None:
-        async with (
-            open_relays(KEYS[:1]) as [relay],
-            open_host(key=KEYS[4], strict=True) as home,
-        ):
-
-            async def seek() -> None:
-                await home.connect_addr(relay.addrs[0])
-                await until(home, lambda: home.info(relay.peer_id) is not None)
-
-            async with keeping(RelayKeeper(home, lambda: True, seek=seek)):
-                await until(home, lambda: home.network.relays == (relay.peer_id,))
-
-    run(main)
-
-
 def test_a_relay_that_dies_is_replaced() -> None:
     async def main() -> None:
         async with open_host(key=KEYS[4], strict=True) as home:

@@ -15,18 +15,19 @@ import trio
 import trio.testing
 
 from p2p.errors import BadMessage, ConfigError, PeerUnreachable, ProtocolNotSupported
-from p2p.host import Host, StreamHandler, request
+from p2p.host import Host, StreamHandler, request, serve_requests
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
-from p2p.node.rival import RIVAL_PATH, RIVAL_PROTOCOL
 from p2p.node.rundoc import (
     EXPIRY_TOLERANCE,
     HINT_PAUSE,
     MAX_HINTS,
     PATH,
     PROTOCOL_ID,
+    RIVAL_PATH,
+    RIVAL_PROTOCOL,
     OtherRun,
     RunBook,
     RunConfig,
@@ -344,19 +345,6 @@ async def test_of_two_nodes_that_hold_two_editions_both_learn_by_one_question(
         assert (book.run, asker.run) == (RUN, RIVAL)
 
 
-async def test_a_node_of_either_camp_is_told_by_one_that_knows(tmp_path: Path) -> None:
-    async with two_hosts(tmp_path) as ((host, book), (other, asker)):
-        await book.offer(RUN.document)
-        await book.offer(RIVAL.document)
-        await asker.offer(RUN.document)
-        await other.connect_addr(host.addrs[0])
-        assert not await asker.ask(other, host.peer_id)
-        assert (asker.run, asker.rival) == (RUN, RIVAL)
-        await book.offer(NEWER.document)  # and both camps take what settles it
-        assert await asker.ask(other, host.peer_id)
-        assert (asker.run, asker.rival) == (NEWER, None)
-
-
 async def test_what_a_peer_hands_over_as_a_rival_is_judged(tmp_path: Path) -> None:
     async with two_hosts(tmp_path) as ((host, book), (other, asker)):
         await book.offer(RUN.document)
@@ -370,7 +358,11 @@ async def test_what_a_peer_hands_over_as_a_rival_is_judged(tmp_path: Path) -> No
         await book.offer(RUN.document)
         await asker.offer(RUN.document)
         lie = sign_run(RIVAL.terms, STRANGER).document
-        book._rivalry.answer = lambda *_: lie  # type: ignore[method-assign]
+
+        async def answer(*_: object) -> bytes:
+            return lie
+
+        host.set_handler(RIVAL_PROTOCOL, serve_requests(answer), replaces=True)
         await other.connect_addr(host.addrs[0])
         with pytest.raises(BadMessage):
             await asker.ask(other, host.peer_id)

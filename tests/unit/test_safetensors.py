@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from roles.models.safetensors import DTYPE_BYTES, RawTensor, decode_untrusted, encode
@@ -22,7 +22,6 @@ def raw_tensors(draw: st.DrawFn) -> RawTensor:
     return RawTensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))
 
 
-@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.text(max_size=8).filter(lambda name: name != "__metadata__"), raw_tensors()

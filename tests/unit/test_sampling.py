@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from math import log
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from proofs.sampling import draw_seed, draw_words, gumbel, noise_bits, task_seed, uniforms
 
@@ -39,12 +38,6 @@ def test_every_field_changes_the_seed() -> None:
     assert draw_seed(*base) != task_seed(*base)
 
 
-@pytest.mark.parametrize(("step", "slot"), [(-1, 0), (0, -1), (1 << 64, 0), (0, 1 << 64)])
-def test_numbers_beyond_64_bits(step: int, slot: int) -> None:
-    with pytest.raises(ValueError, match="64 bits"):
-        draw_seed(b"", b"", b"", step, slot)
-
-
 def test_words_and_uniforms_are_the_documented_bits() -> None:
     digest = sha256(b"/shoal/uniform/1.0.0" + SEEDS[0] + (1).to_bytes(8, "big")).digest()
     words = [int.from_bytes(digest[i : i + 8], "big") for i in range(0, 32, 8)]
@@ -58,27 +51,10 @@ def test_words_and_uniforms_are_the_documented_bits() -> None:
 
 
 @given(st.integers(0, 70), st.integers(0, 40))
-@settings(max_examples=50, deadline=None)
 def test_words_are_prefix_stable(start: int, count: int) -> None:
     whole = draw_words(SEEDS, 0, 110)
     assert (draw_words(SEEDS, start, count) == whole[:, start : start + count]).all()
     assert ((uniforms(whole) >= 0) & (uniforms(whole) < 1)).all()
-
-
-def test_uniforms_are_uniform() -> None:
-    u = uniforms(draw_words(SEEDS, 0, 4000)).reshape(-1)
-    assert abs(u.mean() - 0.5) < 4 * (1 / 12 / u.size) ** 0.5
-    counts = np.histogram(u, bins=16, range=(0, 1))[0]
-    assert ((counts - 2000) ** 2 / 2000).sum() < 50  # chi squared, 15 degrees: p = 1e-5
-
-
-def test_odd_requests() -> None:
-    assert draw_words([], 0, 5).shape == (0, 5)
-    assert draw_words(SEEDS, 3, 0).shape == (8, 0)
-    with pytest.raises(ValueError, match="32 bytes"):
-        draw_words([b"short"], 0, 1)
-    with pytest.raises(ValueError, match="negative"):
-        draw_words(SEEDS, -1, 1)
 
 
 # Noise
@@ -124,29 +100,8 @@ def test_noise_vectors() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**20), min_size=1, max_size=9))
-@settings(max_examples=100, deadline=None)
 def test_noise_is_the_same_in_python_numpy_and_torch(word: int, tokens: list[int]) -> None:
     (mine,) = noise_bits(np.array([word], dtype=np.uint64), np.array(tokens))
     assert mine.tolist() == [plain_bits(word, token) for token in tokens]
     on_device = torch_bits(word, torch.tensor(tokens))
     assert (on_device.long() & 0xFFFFFFFF).tolist() == mine.tolist()
-
-
-def test_noise_is_even_over_tokens_words_and_bits() -> None:
-    words = draw_words(SEEDS, 0, 32).reshape(-1)
-    bits = noise_bits(words, np.arange(4096))
-    for some in (bits, bits << np.uint32(16)):
-        counts = np.bincount((some >> np.uint32(24)).reshape(-1), minlength=256)
-        expected = bits.size / 256
-        assert ((counts - expected) ** 2 / expected).sum() < 370  # 255 degrees: p = 3e-6
-    assert len(np.unique(bits[0])) == 4096  # no two tokens share their noise
-    # neither neighbours in the vocabulary nor neighbours in the completion are alike
-    noise = gumbel(bits)
-    for left, right in ((noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])):
-        assert abs(np.corrcoef(left.reshape(-1), right.reshape(-1))[0, 1]) < 0.005
-
-
-def test_gumbel_at_its_ends() -> None:
-    ends = gumbel(np.array([0, 2**32 - 1], dtype=np.uint32))
-    assert ends[0] == pytest.approx(33 * log(2))
-    assert ends[1] == pytest.approx(-log(33 * log(2)))

@@ -203,18 +203,3 @@ def test_a_workers_environment_is_what_it_was_given(monkeypatch: pytest.MonkeyPa
     assert given.variables["LC_ALL"] == "1"
     assert (given.variables["HOME"], given.variables["OMP_NUM_THREADS"]) == ("/tmp", "1")
     assert given.command[-1] == "m"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"memory": 0},
-        {"tasks": -1},
-        {"scratch": 0},
-        {"readable": ("here",)},
-        {"writable": ("",)},
-    ],
-)
-def test_a_confinement_is_checked_at_birth(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="what a worker may"):
-        Confinement(**wrong)  # type: ignore[arg-type]

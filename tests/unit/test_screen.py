@@ -14,7 +14,7 @@ import pytest
 from p2p.node.process import Warnings
 from p2p.node.screen import WIDEST, Terminal, block, height, line
 from proofs.checks import Verdict
-from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of, now_of
+from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
@@ -128,40 +128,6 @@ def verdict(kind: Verdict, reason: str) -> Any:
     return SimpleNamespace(
         verdict=kind, reason=reason, commitment=SimpleNamespace(node=b"worker")
     )
-
-
-@pytest.mark.parametrize(
-    ("doing", "trainer", "sentence"),
-    [
-        (Doing.STARTS, None, "starting the engine"),
-        (Doing.WAITS_FOR_POLICY, None, "waiting for the first policy"),
-        (
-            Doing.WAITS_FOR_POLICY,
-            "waiting for the first policy: the trainer warms up",
-            "waiting for the first policy: the trainer warms up",
-        ),
-        (Doing.WAITS_FOR_VERDICTS, "", "waiting for the verdicts on 3 submissions"),
-        (Doing.WAITS_FOR_NEWER, "", "waiting for the next policy"),
-        (Doing.OVER, "", "the run has all its steps: this node only relays"),
-    ],
-)
-def test_a_worker_says_in_words_what_it_waits_for(
-    doing: Doing, trainer: str | None, sentence: str
-) -> None:
-    """``no policy yet ... 0 made`` was all through the warm-up."""
-    watch: Any = trainer and SimpleNamespace(
-        why_idle=lambda _: "", why_no_policy=lambda: trainer, meanwhile=""
-    )
-    assert now_of(InferenceCounts(doing=doing), watch or None, pending=3) == sentence
-    away: Any = SimpleNamespace(why_idle=lambda kept: f"away since 14:02; {kept}", meanwhile="")
-    said = now_of(InferenceCounts(doing=Doing.WAITS_FOR_VERDICTS), away, pending=3)
-    assert said == "away since 14:02; your work is kept"
-    assert now_of(InferenceCounts(), None, rests="epoch 2") == "rests: epoch 2"
-    full = now_of(InferenceCounts(), None, waits_for_disk=1)
-    assert full == "waiting for room on the disk; your work is kept"
-    for doing in (Doing.WAITS_FOR_NEWER, Doing.WAITS_FOR_VERDICTS):
-        failed = now_of(InferenceCounts(doing=doing), away, environment_failure="no such file")
-        assert failed == "drawing nothing, because the environment fails: no such file"
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:

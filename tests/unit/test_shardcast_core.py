@@ -422,60 +422,6 @@ def test_an_origin_that_comes_back_hands_out_what_most_lack(
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
 
 
-@pytest.mark.deep
-def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> None:
-    """What was pushed to them failed, they were lost, and no stripe was left for good."""
-    swarm = Swarm(24)
-    roster, origin = swarm.roster, swarm.origin
-    assert roster is not None
-    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(2.0)
-    swarm.kill(origin)
-    swarm.run(10)
-    restart_origin(swarm, roster, manifest)
-    roots = build_forest(roster, PolicyVersion(1)).roots
-    late = [node for node in swarm.peers if node.peer in roots]
-    for node in late:
-        swarm.give(origin, ev.PeerLost(node.peer))
-        swarm.give(node, ev.PeerLost(origin.peer))
-    swarm.run(12.0)
-    for node in late:
-        swarm.give(node, ev.PeerUp(origin.peer))
-        swarm.give(origin, ev.PeerUp(node.peer))
-    handout = origin.core._origin._handouts[manifest.digest]
-    assert set(handout._roots) == set(roots)
-    swarm.run(60)
-    assert swarm.time_to_all(1) - 12 < 11
-    assert origin.sent <= 2.6 * 32 * MIB
-    assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
-
-
-def test_a_liar_that_finds_a_restarted_origin_first_does_not_decide_what_is_given() -> None:
-    """What most lack was looked at once: when the first peer that had answered asked."""
-    swarm = Swarm(8)
-    roster, origin = swarm.roster, swarm.origin
-    assert roster is not None
-    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
-    swarm.run(2.0)
-    swarm.kill(origin)
-    swarm.run(10.0)
-    liar, *honest = swarm.peers
-    core = fresh_origin(swarm, roster)
-    core.handle(resumed(swarm, manifest), 10.0)
-    core.handle(ev.PeerUp(liar.peer), 10.0)
-    core.handle(ev.Heard(liar.peer, Have(manifest.digest, ((0, 256),))), 10.0)
-    core.handle(ev.Heard(liar.peer, Want(manifest.digest, (255,))), 10.0)
-    handout = core._origin._handouts[manifest.digest]
-    assert not handout._doubted
-    for node in honest:
-        core.handle(ev.PeerUp(node.peer), 10.1)
-        held = Have(manifest.digest, ((0, 100),))
-        core.handle(ev.Heard(node.peer, held), 10.1)
-    core.handle(ev.Heard(honest[0].peer, Want(manifest.digest, (200,))), 10.2)
-    given = {number for number, chunk in handout._chunks.items() if chunk.gift is not None}
-    assert {*handout._doubted, *given, *handout._again} >= set(range(100, 255))
-
-
 def test_a_run_that_outpaces_its_links_still_delivers() -> None:
     swarm = Swarm(5)
     for version in range(1, 41):
@@ -499,29 +445,6 @@ def test_a_roster_of_a_newer_version_is_refused_with_one_sentence_and_costs_noth
     assert isinstance(refusal, ev.RefuseRoster)
     assert "run the same version of Shoal on all nodes" in refusal.reason
     assert not victim.core.statements.roster(swarm.trainer.peer_id)
-
-
-def test_a_peer_that_reads_nothing_keeps_others_answers_waiting_for_a_moment_only() -> None:
-    """While stripes wait a node answers one peer at a time: that one may never read."""
-    swarm = Swarm(4)
-    manifest = swarm.publish(1, 2 * MIB, 64 * KI)
-    swarm.run(20)
-    holder, stuck, other = swarm.peers[:3]
-    roster = holder.core.statements.roster(swarm.trainer.peer_id)
-    assert roster is not None
-    for node in (stuck, other):
-        holder.core._upload._queues.pop(node.peer, None)
-        holder.core.downloads[0].lose(node.peer)
-
-    def answered(peer: Node, chunk: int, now: float) -> bool:
-        event = ev.Heard(peer.peer, Want(manifest.digest, (chunk,)))
-        effects = holder.core.handle(event, now)
-        return any(isinstance(e, ev.Push) and e.peer == peer.peer for e in effects)
-
-    assert answered(stuck, 0, 20.0)
-    holder.core._upload.push(stuck.peer, ChunkHeader(manifest.digest, 9, roster.epoch, 0))
-    assert not answered(other, 1, 20.5), "the stripe waits, and one answer is under way"
-    assert answered(other, 2, 22.5)
 
 
 def test_a_peer_that_is_heard_after_its_bulk_stream_broke_is_connected() -> None:

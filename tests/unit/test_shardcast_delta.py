@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.shardcast import delta
@@ -68,13 +68,6 @@ def test_every_pattern_takes_every_kind_of_step(every: int, kind: int) -> None:
     back_and_forth(PATTERNS.tobytes(), shuffled.tobytes(), kind)
 
 
-def test_zeros_of_both_signs_are_two_values() -> None:
-    old = struct.pack("<4H", PLUS_ZERO, MINUS_ZERO, PLUS_ZERO, MINUS_ZERO)
-    new = struct.pack("<4H", MINUS_ZERO, PLUS_ZERO, PLUS_ZERO, MINUS_ZERO)
-    back_and_forth(old, new, 2)
-
-
-@settings(max_examples=200, deadline=None)
 @given(
     old=st.binary(max_size=300),
     changes=st.lists(st.tuples(st.integers(0, 299), st.integers(1, 255)), max_size=40),
@@ -113,21 +106,6 @@ def test_the_coding_with_the_fewest_bytes_is_taken() -> None:
         back_and_forth(old.tobytes(), new.tobytes(), 2)[0] for new in (old, few, most, noise)
     ]
     assert codings == [Coding.SAME, Coding.SPARSE, Coding.DENSE, Coding.FULL]
-
-
-def test_a_base_may_lie_at_an_odd_address_and_be_read_only() -> None:
-    old, new = weights(5_000, 1).tobytes(), updated(weights(5_000, 1), 1e-6, 1).tobytes()
-    wire = encode_delta(old, new, 2)
-    odd = memoryview(b"x" + old)[1:]
-    assert encode_delta(odd, memoryview(b"x" + new)[1:], 2) == wire
-    assert decode_delta_untrusted(odd, memoryview(b"x" + wire)[1:], len(new), 2) == new
-
-
-def test_sizes_must_agree() -> None:
-    with pytest.raises(ValueError, match="from 2 to 3"):
-        encode_delta(b"ab", b"abc", OPAQUE)
-    with pytest.raises(ValueError, match="on a base of 2"):
-        decode_delta_untrusted(b"ab", b"", 3, OPAQUE)
 
 
 # The vectors of docs/protocols/shardcast.md
@@ -222,7 +200,6 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inflated == []
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     wire=st.binary(max_size=200),
     size=st.integers(0, 200),
@@ -235,7 +212,6 @@ def test_arbitrary_bytes_are_refused_or_give_the_size(
         assert len(decode_delta_untrusted(bytes(size), wire, size, kind)) == size
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), every=st.sampled_from([1, 2, 5, 60]))
 def test_damaged_deltas_are_refused_or_give_the_size(data: st.DataObject, every: int) -> None:
     """Damage behind the head of a valid delta reaches every line of the reader."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
@@ -43,7 +43,6 @@ def reached(forest: Forest, number: int, gone: frozenset[PeerId] = frozenset()) 
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(UPLOADS, min_size=1, max_size=120), st.integers(0, 10**6))
 def test_each_stripe_spans_all_and_each_peer_is_interior_once(
     uploads: list[float], version: int
@@ -83,7 +82,6 @@ def test_a_share_over_a_whole_number_does_not_give_every_relay_a_child_more(
     assert fan_outs.count(5) == fives
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(50, 300), st.randoms(use_true_random=False))
 def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(
     count: int, random
@@ -96,7 +94,6 @@ def test_with_two_in_a_hundred_dead_every_living_peer_is_still_reached(
         assert set(reached(forest, number, gone)) == set(forest.roster.peers) - gone
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300))
 def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
     roster = roster_of([1e6] * count)
@@ -112,17 +109,6 @@ def test_neighbours_are_few_mutual_and_connected(count: int) -> None:
     assert roster.neighbours(ORIGIN.peer_id) == ()
 
 
-def test_weak_peers_are_leaves_and_strong_ones_carry_more() -> None:
-    forest = build_forest(roster_of([0.0] * 10 + [1e6] * 20 + [16e6] * 2), PolicyVersion(1))
-    fanout = {}
-    for stripe in forest.stripes:
-        for place, children in stripe.children.items():
-            fanout[forest.roster.peers[place]] = len(children)
-    assert all(peer not in fanout for peer in PEERS[:10])
-    assert max(fanout, key=lambda peer: fanout[peer]) in PEERS[30:32]
-
-
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e5, 1e6, 16e6]), min_size=1, max_size=200))
 def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[float]) -> None:
     forest = build_forest(roster_of(uploads), PolicyVersion(1))
@@ -146,14 +132,6 @@ def test_feeders_are_the_parents_and_for_the_dead_those_above(uploads: list[floa
     assert forest.parents(ORIGIN.peer_id, lambda _: False) == ()
 
 
-def test_the_strong_hang_on_the_strong() -> None:
-    forest = build_forest(roster_of([2e5] * 100 + [16e6] * 20), PolicyVersion(1))
-    strong = [forest.roster.positions[peer] for peer in PEERS[100:120]]
-    for stripe in forest.stripes:
-        assert max(stripe.depth(place) for place in strong) <= 2
-        assert all(stripe.parent[place] in (-1, *strong) for place in strong)
-
-
 def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
     roster = roster_of([1e6] * 5)
     decoded = decode_roster_untrusted(roster.encode(), b"run", verify)
@@ -166,7 +144,6 @@ def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
         decode_roster_untrusted(forged.encode()[:-1] + b"\0", b"run", lambda *_: False)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(3, 60), st.integers(0, 10**6))
 def test_only_open_peers_feed_those_that_can_punch_with_nobody(count: int, seed: int) -> None:
     """A third is open, a third punches, a third does neither, as far as slots go round."""
@@ -187,13 +164,6 @@ def test_only_open_peers_feed_those_that_can_punch_with_nobody(count: int, seed:
         assert fed.count(0) >= min(len(fed), room - sum(k == 0 for k in kind))
 
 
-def test_a_swarm_in_which_all_can_punch_has_the_rosters_of_old() -> None:
-    entries = [RosterEntry(peer, 1e6) for peer in PEERS[:40]]
-    closed = [RosterEntry(peer, 1e6, is_closed=True) for peer in PEERS[:40]]
-    one, other = (Roster.sign(ORIGIN, b"run", 1, them) for them in (entries, closed))
-    assert one.content == other.content
-
-
 @pytest.mark.parametrize("rule", [0, 1, FOREST_RULE + 1, 10**6])
 def test_a_roster_for_another_rule_of_the_forest_is_refused_before_its_layout_is_read(
     rule: int,
@@ -203,11 +173,4 @@ def test_a_roster_for_another_rule_of_the_forest_is_refused_before_its_layout_is
     content = pack([rule, "laid out otherwise"])
     signed = pack([content, ORIGIN.sign(PROTOCOL_ID, content)])
     with pytest.raises(OtherForestRule, match=f"forest rule {rule} and this node follows rule"):
-        decode_roster_untrusted(signed, b"run", verify)
-
-
-def test_a_roster_from_before_rules_had_numbers_is_refused_too() -> None:
-    content = pack([ORIGIN.peer_id.digest, b"run", 1, b""])
-    signed = pack([content, ORIGIN.sign(PROTOCOL_ID, content)])
-    with pytest.raises(OtherForestRule, match="forest rule 1 "):
         decode_roster_untrusted(signed, b"run", verify)

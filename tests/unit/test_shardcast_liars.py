@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.errors import BadMessage
 from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.receipts import Capacities, ReceiptBook, StripeCounts
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.upload import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
-    MAX_RECEIPT_ROWS,
     ChunkHeader,
     Receipt,
-    decode_message_untrusted,
-    encode_message,
 )
-from p2p.wire import KI, MIB, pack
+from p2p.wire import KI, MIB
 from sim.workloads.soak import limit_of, walk
 from tests.unit.shardcast_liars import LiarSwarm
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, key
@@ -102,17 +97,6 @@ def test_a_receipt_is_given_once_and_by_members_only() -> None:
     assert stranger.take(policy, roster, 1.0) is None
 
 
-def test_a_receipt_survives_the_wire_and_its_rows_are_bounded() -> None:
-    receipt = Receipt(bytes(32), 1500, ((2**40, 3, 7), (2**40, 4, 9)))
-    assert decode_message_untrusted(encode_message(receipt)) == receipt
-    row = bytes(14)
-    for rows in (row[:-1], row + row, row * (MAX_RECEIPT_ROWS + 1)):
-        with pytest.raises(BadMessage):
-            decode_message_untrusted(pack(["receipt", bytes(32), 1, rows]))
-    with pytest.raises(BadMessage):
-        decode_message_untrusted(pack(["receipt", bytes(32), 0, row]))
-
-
 @pytest.mark.deep
 def test_pulls_that_are_answered_slowly_do_not_teach_patience_with_black_holes() -> None:
     """A pull that took 1.5 s made each chunk that was held elsewhere wait for 3 s more."""
@@ -140,24 +124,3 @@ def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:
     assert len(statements.manifests(key(1).peer_id)) == MAX_MANIFESTS
     tables = dict(walk("statements", statements, set()))
     assert limit_of(tables["statements._by_version[]"]) == MAX_MANIFESTS + 1
-
-
-def test_the_uplink_is_measured_in_bursts_too() -> None:
-    """A relay of eight: each chunk goes to seven children, and then it waits for the next."""
-    uplink, children = Uplink(), [key(number).peer_id for number in range(7)]
-    for burst in range(5):
-        for child in children:
-            uplink.note_begun(child, burst)
-        for number, child in enumerate(children, 1):
-            uplink.note_left(child, 64 * KI, burst + number * 64 * KI / 1e6)
-    assert 0.95e6 <= uplink.rate <= 1e6
-
-
-def test_a_burst_too_small_to_tell_what_left_measures_nothing() -> None:
-    uplink, peer = Uplink(), key(1).peer_id
-    for burst in range(200):
-        uplink.note_begun(peer, burst)
-        uplink.note_left(peer, 8 * KI, burst + 1e-6)  # all of it in the sender's buffers
-        uplink.note_begun(peer, burst + 0.5)
-        uplink.lose(peer, burst + 0.6)
-    assert uplink.rate == 0

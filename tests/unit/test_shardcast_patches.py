@@ -18,13 +18,11 @@ from p2p.shardcast import PolicyVersion, ShardcastConfig
 from p2p.shardcast.codec import PATCH
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.patch import (
-    MAX_RUN,
     TAIL_BYTES,
     apply_run_untrusted,
     decode_table_untrusted,
     encode_run,
     encode_table,
-    is_alike,
     patch_runs_untrusted,
     runs_of,
     table_bytes_untrusted,
@@ -231,24 +229,6 @@ def test_a_patch_is_runs_and_a_table() -> None:
     assert apply_run_untrusted(row.run, index.spans, old.tobytes(), patch[:room])[1] == 0b101
     assert apply_run_untrusted(row.run, index.spans, old.tobytes(), b"\xff")[1] == 0
     assert encode_run(run, base.spans, old.tobytes(), new.tobytes()) is None
-
-
-def test_runs_end_with_files_kinds_and_room() -> None:
-    half = MAX_RUN // 2
-    spans = [
-        Span(digest_of(b""), size, kind)
-        for size, kind in [(half, 2), (half, 2), (half, 2), (100, 4), (100, 0), (100, 0)]
-    ]
-    files = [PolicyFile("a", 3 * half + 200), PolicyFile("b", 100)]
-    runs = runs_of(Index.of(files, spans))
-    assert [(run.first, run.end) for run in runs] == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
-
-
-def test_only_policies_laid_out_alike_have_patches() -> None:
-    old = weights(1_000, 1)
-    assert is_alike(policy(old, [2_000]), policy(updated(old, 1e-6, 1), [2_000]))
-    assert not is_alike(policy(old, [2_000]), policy(old, [1_000, 1_000]))
-    assert not is_alike(policy(old, [2_000]), policy(old, [2_000], kind=0))
 
 
 @pytest.mark.parametrize(

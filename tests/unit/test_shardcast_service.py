@@ -76,26 +76,6 @@ async def test_a_restarted_origin_never_equivocates(town: Town) -> None:
                 await other.shardcast.wait_policy(PolicyVersion(1))
 
 
-async def test_old_versions_go_and_pinned_ones_stay(town: Town) -> None:
-    with trio.fail_after(20):
-        async with AsyncExitStack() as stack:
-            trainer, other = await everybody(town, stack, 2)
-            await publish(trainer, 0)
-            await other.shardcast.wait_policy(PolicyVersion(0))
-            with other.shardcast.pin(PolicyVersion(0)) as path:
-                for version in range(1, 5):
-                    await publish(trainer, version)
-                    await other.shardcast.wait_policy(PolicyVersion(version))
-                assert await other.world.disk.size(path) == 420_000
-            with pytest.raises(KeyError):
-                other.shardcast.weights(PolicyVersion(1))
-            await publish(trainer, 5)
-            await other.shardcast.wait_policy(PolicyVersion(5))
-            await publish(trainer, 6)
-            await other.shardcast.wait_policy(PolicyVersion(6))
-            assert await other.world.disk.size(path) is None
-
-
 async def test_garbage_from_gossip_is_not_passed_on(town: Town) -> None:
     async with town.member(0) as trainer:
         with pytest.raises(BadMessage):

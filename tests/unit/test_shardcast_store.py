@@ -16,9 +16,9 @@ from p2p.machine import RealWorld, open_world
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
+from p2p.shardcast.index import Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
-from p2p.shardcast.store import Cores, PolicyStore
+from p2p.shardcast.store import PolicyStore
 from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import KI
 from sim.kernel.simulation import Simulation
@@ -174,14 +174,6 @@ async def test_a_torn_head_is_removed(world: RealWorld) -> None:
     assert await used(world) == 0
 
 
-async def test_what_an_older_shoal_left_is_removed(world: RealWorld) -> None:
-    store = open_store(world)
-    for name in ("publishing.tmp", "v0000000000000001-abcdef01.policy"):
-        await world.disk.write(f"{store.folder}/{name}", bytes(5000))
-    assert await store.load() == []
-    assert await used(world) == 0
-
-
 def test_a_disk_that_is_too_small_says_so_before_anything_is_fetched() -> None:
     async def main(simulation: Simulation) -> None:
         small = SimWorld(simulation, "node")
@@ -196,39 +188,6 @@ def test_a_disk_that_is_too_small_says_so_before_anything_is_fetched() -> None:
         assert small.sim_disk.used == 0
 
     run_simulation(main, seed=1)
-
-
-async def test_a_folder_of_files_has_its_place_each(world: RealWorld) -> None:
-    files = {"a/x.bin": b"x" * 70_000, "a/y.json": b"", "b.txt": b"why" * 9}
-    index = Index.of(
-        [PolicyFile(path, len(data)) for path, data in files.items()],
-        [
-            Span(digest_of(piece), len(piece))
-            for piece in (b"x" * 40_000, b"x" * 30_000, b"why" * 9)
-        ],
-    )
-    body = ManifestBody(
-        RUN,
-        PolicyVersion(4),
-        NO_POLICY,
-        b"",
-        index.digest,
-        index.size,
-        (Encoding.anchor(index, 100),),
-    )
-    manifest, store = body.sign(KEY), open_store(world)
-    store.begin(manifest, index)
-    for span, piece in ((2, b"why" * 9), (0, b"x" * 40_000), (1, b"x" * 30_000)):
-        store.keep_nowait(manifest.digest, span, b"", piece)
-    assert await store.finish(manifest.digest)
-    (entry,) = await open_store(world).load()
-    assert entry.stored
-    found = {e.path: e.size for e in await world.disk.walk(entry.weights, 9)}
-    assert found == {path: len(data) for path, data in files.items()}
-    for path, data in files.items():
-        assert await world.disk.read(f"{entry.weights}/{path}") == data
-    await store.forget(manifest.digest)
-    assert await used(world) == 0
 
 
 async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:
@@ -299,17 +258,6 @@ async def test_the_roster_is_there_in_the_next_life(world: RealWorld) -> None:
     assert await open_store(world).load_roster() is None
 
 
-async def test_a_chunk_that_two_ask_for_at_once_counts_once(world: RealWorld) -> None:
-    manifest, _, wires, _ = policy(0)
-    await fetch(open_store(world), 0)
-    store = open_store(world)
-    await store.load()
-    async with trio.open_nursery() as nursery:
-        for _ in range(5):
-            nursery.start_soon(store.chunk, manifest.digest, 0)
-    assert store._cached == len(wires[0])
-
-
 async def test_a_policy_pinned_while_another_is_removed_stays(
     world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,17 +272,3 @@ async def test_a_policy_pinned_while_another_is_removed_stays(
     monkeypatch.setattr(store, "forget", pin_meanwhile)
     assert await store.prune() == [entries[1].manifest.digest]
     assert store.stored(PolicyVersion(0)) is entries[0]
-
-
-async def test_work_that_fails_ends_the_rest(world: RealWorld) -> None:
-    begun: list[int] = []
-
-    async def work(number: int) -> None:
-        begun.append(number)
-        await world.sleep(0.001)
-        if number == 2:
-            raise StorageError("gone")
-
-    with pytest.raises(StorageError, match="gone"):
-        await Cores(world).for_each(range(1000), work)
-    assert len(begun) < 100

@@ -13,7 +13,6 @@ from random import Random
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
 
 from p2p.errors import ConfigError
 from roles.envs import installed, questions
@@ -79,50 +78,6 @@ def test_the_answer_is_paid_if_the_model_stops_by_itself(
         assert paid(environment, task, " no idea 123456789") == 0.0
 
 
-@every
-@settings(max_examples=50, deadline=None)
-@given(text=st.text(max_size=60) | st.text("0123456789-+/.\\{}$ boxed", max_size=60))
-def test_any_text_is_paid_something(make: Callable[[], TextEnvironment], text: str) -> None:
-    environment = make()
-    assert paid(environment, environment.task(bytes(32)), text) in (0.0, 1.0)
-
-
-def test_addition_is_the_measured_task() -> None:
-    environment, rng = ArithmeticEnvironment({"addition": 1.0}), Random(1)
-    for _ in range(200):
-        task = environment.task(rng.randbytes(32))
-        (message,) = task.messages
-        first, _, second = message.content.removeprefix("What is ").removesuffix("?").split()
-        assert 10 <= int(first) <= 99
-        assert 10 <= int(second) <= 99
-        assert task == TextTask(
-            (Message("user", f"What is {first} + {second}?"),),
-            f"{first} + {second} =",
-            str(int(first) + int(second)),
-            kind="addition",
-        )
-
-
-def test_known_tasks_stay_what_they_are() -> None:
-    # Validators recompute tasks from seeds: a change here is a new version of the environment.
-    environment = ArithmeticEnvironment()
-    assert environment.task(bytes(32)).messages[0].content == "What is 85 + 28?"
-    found: dict[str, str] = {}
-    for task in environment.evaluation():
-        found.setdefault(task.kind, task.messages[0].content)
-    assert found == {
-        "addition": "What is 71 + 51?",
-        "three_digits": "What is 344 + 795?",
-        "subtraction": "What is 51 - 39?",
-        "tables": "What is 5 * 11?",
-        "sums": "What is 4 + 3 + 3?",
-        "stories": (
-            "Anna reads 20 pages on Monday and 12 on Tuesday. How many pages does she read?"
-        ),
-        "largest": "Which number is the largest: 70, 48 or 40?",
-    }
-
-
 def test_kinds_come_by_weight_and_all_are_measured() -> None:
     environment, rng = ArithmeticEnvironment(), Random(2)
     counts = Counter(environment.task(rng.randbytes(32)).kind for _ in range(4000))
@@ -178,12 +133,6 @@ def test_the_last_whole_number_counts(text: str, reward: float) -> None:
 def test_a_bad_file_of_questions_is_refused_by_its_lines(lines: bytes, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ExactEnvironment(lines)
-
-
-def test_a_file_of_questions_has_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MAX_LINES", 99)
-    with pytest.raises(ConfigError, match="at most 99 lines, not 100"):
-        ExactEnvironment(DATA)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import ConfigError, StorageError
 from sim.errors import NodeFailed
-from sim.faults.churn import DAY, Churn, ChurnModel, Lognormal, Session, Weibull, read_sessions
+from sim.faults.churn import DAY, ChurnModel, Lognormal, read_sessions
 from sim.faults.plan import Fault
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -19,13 +19,8 @@ from sim.node.swarm import SimNode, open_swarm
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario, place_of
 from sim.workloads.supervision import RESTART_AFTER, supervise
-from tests.sweeps import swept
 
 FOREVER = Lognormal(1e9, 0.1)
-
-
-async def idle(node: SimNode) -> None:
-    await trio.sleep_forever()
 
 
 def write(folder: Path, text: str) -> Path:
@@ -35,15 +30,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 # Recordings.
-
-
-def test_a_recording_is_read_in_order_of_time(tmp_path: Path) -> None:
-    path = write(tmp_path, "start,node,end\n20,b,30.5\n0,a,10\n\n10,a,12\n")
-    assert read_sessions(path) == [
-        Session(0, 10, "a"),
-        Session(10, 12, "a"),
-        Session(20, 30.5, "b"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -80,51 +66,6 @@ def test_a_recording_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> No
         read_sessions(tmp_path / "bytes.csv")
 
 
-@settings(max_examples=30)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12
-    )
-)
-def test_a_replay_is_exactly_what_was_recorded(drawn: list[tuple[str, int, int]]) -> None:
-    sessions: list[Session] = []
-    for name, start, length in drawn:
-        since = max((other.end for other in sessions if other.node == name), default=0.0)
-        sessions.append(Session(since + start, since + start + length, name))
-    seen: list[Session] = []
-
-    async def main(simulation: Simulation) -> tuple[int, int]:
-        async def live(node: SimNode) -> None:
-            await node.world.disk.write("lives", b"%d" % node.life)
-            await trio.sleep_forever()
-
-        async with open_swarm(simulation) as swarm:
-            births: dict[str, float] = {}
-
-            def add(name: str) -> None:
-                births[name] = simulation.now - 3
-                swarm.add(name, live)
-
-            swarm.on_return.append(lambda node: births.update({node.name: simulation.now - 3}))
-            swarm.on_death.append(
-                lambda node: seen.append(
-                    Session(births[node.name], simulation.now - 3, node.name)
-                )
-            )
-            await swarm.sleep(3)
-            churn = Churn(swarm, ChurnModel(up=FOREVER, down=FOREVER, silent=0.5))
-            churn.replay(sessions, add)
-            await swarm.sleep(1000)
-            return churn.deaths, churn.returns
-
-    counts = run_simulation(main, seed=1, horizon=2000).value
-    assert sorted(seen) == sorted(sessions)
-    assert counts == (
-        len(sessions),
-        len(sessions) - len({session.node for session in sessions}),
-    )
-
-
 def test_the_recorded_scenario_has_the_deaths_of_its_recording() -> None:
     scenario = load_scenario("recorded")
     sessions = read_sessions(place_of(scenario.parameters["sessions"]))
@@ -158,71 +99,6 @@ def test_time_away_is_spent_at_the_pace_of_the_hour(
     )
     assert spent * seconds / steps == pytest.approx(away, abs=1.0)
     assert abs(seconds - away) <= swing * DAY / math.pi + 1
-
-
-@given(st.floats(0, DAY), st.floats(0, DAY), st.floats(0, DAY))
-def test_who_stays_away_longer_returns_later(now: float, away: float, more: float) -> None:
-    model = ChurnModel(up=FOREVER, down=FOREVER, day_swing=0.9)
-    assert model.return_after(now, away) <= model.return_after(now, away + more) + 1e-5
-
-
-@pytest.mark.parametrize("swing", swept([0.8, 0.0], 1))
-def test_arrivals_follow_the_curve_of_the_day(swing: float) -> None:
-    """Whoever is away comes back with the chance 1 + swing * cos: 1,000 machines, two days,
-    hour by hour.
-    """
-    arrivals: list[float] = []
-    mean = 1.5 * DAY
-    nodes = 1000
-
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            model = ChurnModel(up=FOREVER, down=Weibull(1.0, mean), day_swing=swing)
-            churn = Churn(swarm, model)
-            for number in range(nodes):
-                swarm.add(f"n{number}", idle)
-            await swarm.sleep(DAY / 5)
-            for number in range(nodes):
-                churn.kill(f"n{number}")
-            swarm.on_return.append(lambda node: arrivals.append(simulation.now))
-            await swarm.sleep(2 * DAY)
-
-    run_simulation(main, seed=5, horizon=4 * DAY)
-    away, bins, surprise = nodes, 24, 0.0
-    for number in range(bins):
-        begin, end = (DAY / 5 + (number + step) * 2 * DAY / bins for step in (0, 1))
-        came = sum(begin <= when < end for when in arrivals)
-        turns = [2 * math.pi * when / DAY for when in (begin, end)]
-        pace = (
-            end
-            - begin
-            + swing * DAY / (2 * math.pi) * (math.sin(turns[1]) - math.sin(turns[0]))
-        )
-        chance = 1 - math.exp(-pace / mean)
-        surprise += (came - away * chance) ** 2 / (away * chance * (1 - chance))
-        away -= came
-    assert surprise < 51, "chi-square of 24 bins: one seed in a thousand is beyond"
-
-
-def test_an_hour_away_is_short_by_day_and_long_by_night() -> None:
-    model = ChurnModel(up=FOREVER, down=FOREVER, day_swing=0.9)
-    by_day, by_night = model.return_after(0, 3600), model.return_after(DAY / 2, 3600)
-    assert by_day == pytest.approx(3600 / 1.9, rel=0.02)
-    assert by_night > 3 * by_day
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"silent": 1.1}, {"day_swing": -0.1}, {"zone_all": 2}, {"day": 0}, {"zone_interval": 0}],
-)
-def test_a_model_that_makes_no_sense_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="churn"):
-        ChurnModel(up=FOREVER, down=FOREVER, **fields)
-
-
-def test_day_and_night_in_membership() -> None:
-    result = run_scenario(load_scenario("day_and_night").with_changes(nodes=12), 1)
-    assert result.ok, result.expectations
 
 
 # Full disks.

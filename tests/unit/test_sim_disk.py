@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import given, strategies as st
 
 from sim.node.disk import SimDisk
@@ -60,25 +59,6 @@ def test_replace_is_durable_at_once() -> None:
     assert disk.read_now("f", 0, None) == b"new"
 
 
-def test_replace_makes_earlier_removals_in_its_folder_durable() -> None:
-    disk = make_disk()
-    for path in ("outbox/1", "other/1"):
-        disk.replace_now(path, b"submission")
-        disk.remove_now(path)
-    disk.replace_now("outbox/cursor", b"2")
-    disk.crash()
-    assert disk.paths() == ["other/1", "outbox/cursor"]
-
-
-def test_renaming_an_unsynced_file_leaves_an_empty_one_after_a_crash() -> None:
-    disk = make_disk()
-    disk.write_now("tmp", b"data", None)
-    disk.rename_now("tmp", "final")
-    assert disk.read_now("final", 0, None) == b"data"
-    disk.crash()
-    assert disk.read_now("final", 0, None) == b""
-
-
 def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
     for sync in (False, True):
         disk = make_disk()
@@ -91,30 +71,12 @@ def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
         assert disk.paths() == (["d/b"] if sync else ["d/a", "d/b"])
 
 
-def test_a_synced_folder_keeps_the_names_in_it() -> None:
-    disk = make_disk()
-    disk.write_now("d/a", b"x", None)
-    disk.sync_now("d")
-    disk.crash()
-    assert disk.paths() == ["d/a"]
-    with pytest.raises(FileNotFoundError):
-        disk.sync_now("nowhere")
-
-
 def test_a_bit_flips_durably() -> None:
     disk = make_disk()
     disk.replace_now("f", b"\x00\x00")
     disk.corrupt("f", 3)
     disk.crash()
     assert disk.read_now("f", 0, None) == b"\x00\x01"
-
-
-def test_a_new_disk_is_empty() -> None:
-    disk = make_disk()
-    disk.replace_now("f", b"x")
-    disk.wipe()
-    assert disk.paths() == []
-    assert disk.used == 0
 
 
 PATHS = st.sampled_from(["a", "b", "d/c"])

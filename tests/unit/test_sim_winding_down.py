@@ -82,18 +82,6 @@ def test_cleanup_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         play(spin)
 
 
-def test_what_a_node_raised_before_is_told_with_it() -> None:
-    with pytest.raises(SimDeadlock) as caught:
-        play(wait_for_ever, fails=True)
-    assert "first of all" in repr(caught.value.__context__)
-
-
 def test_what_no_cancellation_ends_is_still_named() -> None:
     with pytest.raises(SimDeadlock, match="n1: keeper waits in wait_and_wait"):
         play(wait_and_wait)
-
-
-def test_after_all_this_trio_runs_as_ever() -> None:
-    with pytest.raises(SimDeadlock):
-        play(wait_for_ever)
-    assert trio.run(trio.to_thread.run_sync, lambda: 5) == 5

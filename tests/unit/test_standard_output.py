@@ -4,15 +4,10 @@ name."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import bench.__main__
-from bench.report import Report
 from p2p.errors import ConfigError
 from p2p.node.usage import STANDARD_OUTPUT, check_target
 from sim.cli import main
@@ -64,23 +59,6 @@ def test_replay_writes_there(elsewhere: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     main(["replay", "plan.json", "--json", "-"])
     assert json.loads(capsys.readouterr().out)["nodes"] == 4
-
-
-def test_a_bench_writes_there(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def run(arguments: Sequence[str]) -> int:
-        sys.stdout.write("a table for people\n")
-        Report("fake").write(STANDARD_OUTPUT)
-        return 0
-
-    monkeypatch.setattr(bench.__main__, "names", lambda: ["fake"])
-    monkeypatch.setattr("importlib.import_module", lambda name: SimpleNamespace(run=run))
-    assert bench.__main__.main(["fake", "--json", "-"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["bench"] == "fake"
-    assert said.err == "a table for people\n"
-    assert not (elsewhere / "-").exists()
 
 
 def test_what_is_no_text_is_refused() -> None:

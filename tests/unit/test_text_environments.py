@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from random import Random
 
 import pytest
 import trio
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.node.tables import read_table, write_table
 from p2p.wire import pack
 from roles.contract.core.pin import FilePin
 from roles.engines.evaluation import grade
-from roles.envs.base import Task, TeachingEnvironment, make_environment, open_teaching
+from roles.envs.base import Task, TeachingEnvironment, open_teaching
 from roles.envs.contained import (
     MAX_READ,
     SUSPECT,
@@ -33,7 +31,6 @@ from roles.envs.contained import (
     texts_of,
 )
 from roles.envs.data import read_data
-from roles.envs.frames import task_from_wire, task_to_wire
 from roles.envs.mix import (
     DOMAIN,
     EnvironmentPart,
@@ -57,7 +54,7 @@ from roles.envs.text import (
     unpack_text_task_untrusted,
 )
 from roles.models.tokenizer import Tokenizer
-from tests.model_folders import END, SPECIAL, make_folder
+from tests.model_folders import END, make_folder
 from tests.support.foreign import foreign
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -98,13 +95,11 @@ def model_in(folder: Path, **changes: int) -> TextModel:
     return replace(model, **changes)  # type: ignore[arg-type]
 
 
-@settings(max_examples=100)
 @given(tasks)
 def test_a_task_comes_back_as_it_was_packed(task: TextTask) -> None:
     assert unpack_text_task_untrusted(pack_text_task(task)) == task
 
 
-@settings(max_examples=200)
 @given(foreign | tasks.map(pack_text_task).map(lambda source: source[:-1]))
 def test_whatever_bytes_come_only_bad_message_is_raised(source: bytes) -> None:
     with pytest.raises(BadMessage):
@@ -143,13 +138,6 @@ def test_text_becomes_tokens_and_tokens_text(folder: Path) -> None:
     question, answer = texts_of(mix, mix.task(bytes(32)), hello * 200)
     assert "say hello" in question
     assert answer == ("hello" * 200)[-MAX_READ:]
-
-
-def test_an_empty_completion_is_an_answer_like_any_other(folder: Path) -> None:
-    plain = EchoEnvironment()
-    environment = TokenizedEnvironment(plain, Tokenizer.open(folder), model_in(folder))
-    assert reward_of(environment, task_of(environment, bytes(32)), ()) == 0.0
-    assert plain.heard == ("", False)
 
 
 def test_a_length_target_stands_in_the_prompt_and_its_distance_costs(folder: Path) -> None:
@@ -230,35 +218,6 @@ def test_a_model_that_knows_fewer_tokens_than_the_tokenizer_is_named(folder: Pat
         task_of(environment, bytes(32))
 
 
-def damaged(folder: Path, template: str) -> Path:
-    config = {"eos_token": SPECIAL[1], "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{{ raise_exception('no system role') }}", "no system role"),
-        ("{{ messages.__class__.__mro__ }}", "BadModel"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", ""),
-        ("", "the chat template makes no prompt"),
-    ],
-)
-def test_what_a_template_does_is_one_sentence(tmp_path: Path, template: str, said: str) -> None:
-    class BareEnvironment(EchoEnvironment):
-        def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
-            return TextTask((Message("user", "x"),), "", "")
-
-    folder = damaged(make_folder(tmp_path / "model"), template)
-    environment = TokenizedEnvironment(
-        BareEnvironment(), Tokenizer.open(folder), model_in(folder)
-    )
-    with pytest.raises(EnvironmentFailed, match=r"task\(\) of the environment 'echo'") as error:
-        task_of(environment, bytes(32))
-    assert said in str(error.value)
-
-
 def test_an_absurd_source_fails_its_reward_alone(folder: Path) -> None:
     environment = TokenizedEnvironment(
         EchoEnvironment(), Tokenizer.open(folder), model_in(folder)
@@ -302,29 +261,6 @@ def test_environment_and_model_must_speak_the_same(folder: Path, tmp_path: Path)
         open_mix(EnvironmentSetup(parts=(EnvironmentPart(name="sort", kinds={"long": 1.0}),)))
 
 
-def test_setups_and_tasks_cross_a_pipe(folder: Path) -> None:
-    part = EnvironmentPart(
-        name="math",
-        weight=0.5,
-        kinds={"a": 1.0},
-        data=FilePin(name="q", size=1, digest=bytes(32)),
-    )
-    setup = EnvironmentSetup(parts=(part,), model=model_in(folder), folder="here")
-    assert read_table(EnvironmentSetup, json_like(write_table(setup)), "x") == setup
-    bare = setup_of("sort", "echo")
-    assert read_table(EnvironmentSetup, json_like(write_table(bare)), "x") == bare
-    assert str(bare) == "'sort' and 'echo'"
-    task = Task((1, 2), (3,), b"source", "sort", "long")
-    assert task_from_wire(json_like(task_to_wire(task))) == task
-
-
-def json_like(value: object) -> object:
-    import msgpack
-
-    unpacked: object = msgpack.unpackb(msgpack.packb(value))
-    return unpacked
-
-
 class NamedEnvironment(SortEnvironment):
     def __init__(self, name: str) -> None:
         self.name = name
@@ -362,12 +298,6 @@ def test_which_environment_is_in_the_bytes_that_the_docs_name() -> None:
         seed = bytes([number]) * 32
         first = hashlib.sha256(DOMAIN + seed).digest()[0]
         assert mixed.task(seed).environment == ("a" if first < 128 else "b")
-
-
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=64), st.binary(max_size=40))
-def test_any_weights_choose_one_of_the_environments(weights: list[float], seed: bytes) -> None:
-    mixed = mix_of({f"e{number}": weight for number, weight in enumerate(weights)})
-    assert mixed.task(seed).environment in {f"e{number}" for number in range(len(weights))}
 
 
 def test_an_evaluation_tells_environments_and_kinds_apart(folder: Path) -> None:
@@ -417,13 +347,6 @@ def test_an_eighth_is_held_out() -> None:
     # Nodes compute it from text: a change here is another game.
     held_out = [n for n in range(10, 40) if is_held_out(f"What is {n} + 82?")]
     assert held_out == [14, 16, 21, 22]
-
-
-def test_makers_say_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="arithmetic has no kind 'adition'"):
-        make_environment("arithmetic", kinds={"adition": 1.0})
-    with pytest.raises(ConfigError, match="'math-exact' cannot be made with kinds"):
-        make_environment("math-exact", kinds={"a": 1.0})
 
 
 class SullenEnvironment(EchoEnvironment):

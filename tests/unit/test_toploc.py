@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from proofs.field import PRIME, evaluate, interpolate
@@ -110,18 +110,10 @@ def test_more_chunks_than_a_batch() -> None:
     assert commit([rows])[0][258 * 299 :] == commit([rows[32 * 299 :]])[0]
 
 
-def test_shapes_are_ours_to_get_right() -> None:
-    with pytest.raises(ValueError, match="tokens, width"):
-        commit([np.zeros(64, dtype=np.float32)])
-    with pytest.raises(ValueError, match="zip"):
-        verify([b""], [])
-
-
 # Arithmetic
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
 def test_evaluate_undoes_interpolate(points: int, polynomials: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = np.array([rng.choice(PRIME, points, replace=False) for _ in range(polynomials)])
@@ -160,7 +152,6 @@ def test_rounding_is_to_nearest_even() -> None:
 @given(
     st.integers(1, 5000), st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e30]), st.integers(0, 2**32)
 )
-@settings(max_examples=60, deadline=None)
 def test_largest_agrees_with_sorting(size: int, scale: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = (np.round(rng.standard_normal((2, size)), rng.integers(0, 4)) * scale).astype(
@@ -212,7 +203,6 @@ def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
     st.sampled_from([3, 64, 2100]),
     st.sampled_from([16, 62, 128]),
 )
-@settings(max_examples=40, deadline=None)
 def test_blocks_of_any_size_amount_to_the_whole(
     sizes: list[int], width: int, values: int
 ) -> None:
@@ -230,13 +220,6 @@ def test_blocks_of_any_size_amount_to_the_whole(
     assert len(proof) == proof_size(len(rows), width, values)
     assert verify([proof], [fed], values) == verify([proof], [rows], values)
     assert sum(len(part) for part in fed.waiting) < 32 * width
-
-
-def test_blocks_have_one_width() -> None:
-    fed = TopValues()
-    fed.add(noise(3, 8))
-    with pytest.raises(ValueError, match="rows of 9 after rows of 8"):
-        fed.add(noise(3, 9))
 
 
 def test_fewer_values_are_the_packages_own_format() -> None:

@@ -1,8 +1,6 @@
 """All three families, in both dtypes: from folder to verdict."""
 
 import hashlib
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,17 +15,13 @@ from proofs.checks import Limits, Verdict, judge, judge_pool
 from proofs.sampling import DrawRule
 from roles.contract.core.shape import Dtype, Family, ModelShape
 from roles.engines.base import EngineError, Group, GroupTask, Sampling
-from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler, scorer
-from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import Projection, TransformerModel
 from roles.engines.torch.policy import write_policy
-from roles.engines.worker import draw_all
 from roles.models import safetensors
 from roles.models.bundle import read_config
 from roles.rl.recipes import SORTER
-from tests import transformers_logits
 from tests.model_folders import make_folder, random_weights, write_weights
 from tests.sweeps import swept
 
@@ -39,9 +33,6 @@ SHAPES = {
 }
 ENDS = frozenset(range(1, 13))
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
-REAL = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
-TRANSFORMERS = os.environ.get("SHOAL_TRANSFORMERS", "")
-"""An interpreter whose environment has transformers."""
 
 families = pytest.mark.parametrize("family", swept(list(Family), 1))
 dtypes = pytest.mark.parametrize("dtype", Dtype)
@@ -355,48 +346,6 @@ def test_a_copy_of_the_embedding_is_no_head_and_another_is(tmp_path: Path) -> No
     assert not open_model(folder).lm_head.weight.any()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: Path) -> None:
-    shape = SHAPES[Family.QWEN2]
-    weights = random_weights(shape)
-    name = "model.layers.1.self_attn.k_proj.bias"
-    numbers = torch.full(weights[name].shape, value, dtype=torch.bfloat16)
-    bad = replace(weights[name], data=numbers.view(torch.uint8).numpy().tobytes())
-    folder = make_folder(tmp_path, shape)
-    engine = TorchEngine(EngineConfig(shape=shape))
-    engine.load(str(folder))
-    write_weights(folder, {**weights, name: bad})
-    with pytest.raises(EngineError, match=rf"{name} holds NaN or infinity"):
-        engine.load(str(folder))
-    with pytest.raises(EngineError, match="no weights"):  # and not half of two policies
-        engine.submit(make_tasks(1), SAMPLING)
-
-
-def test_another_model_is_refused(folders: dict[Family, Path], tmp_path: Path) -> None:
-    model = open_model(folders[Family.LLAMA])
-    with pytest.raises(EngineError, match=r"names differ, the first is model.layers.0"):
-        load_weights(model, folders[Family.QWEN3])
-    empty = tmp_path / "empty.safetensors"
-    empty.touch()
-    with pytest.raises(EngineError, match="is empty"):
-        load_weights(model, empty)
-    with pytest.raises(EngineError, match=r"lacks model\.safetensors"):
-        load_weights(model, tmp_path)
-
-
-def test_a_prompt_over_the_context_is_refused(folders: dict[Family, Path]) -> None:
-    shape = SHAPES[Family.LLAMA]
-    engine = TorchEngine(EngineConfig(shape=shape, context=50, end_tokens=(1,)))
-    engine.load(str(folders[Family.LLAMA]))
-    task = GroupTask(0, (7,) * 11, (bytes(32),))
-    with pytest.raises(EngineError, match="a prompt of 11 tokens and 40 new ones exceed the"):
-        engine.submit([task], SAMPLING)
-    with pytest.raises(EngineError, match="context of 50"):
-        engine.score([task], [], SAMPLING)
-    [group] = draw_all(engine, [replace(task, prompt=(7,) * 10)], SAMPLING)
-    assert group.completions
-
-
 def test_a_bfloat16_head_gives_the_logits_of_float32_arithmetic(
     folders: dict[Family, Path],
 ) -> None:
@@ -405,39 +354,3 @@ def test_a_bfloat16_head_gives_the_logits_of_float32_arithmetic(
         hidden = model(torch.randint(0, 320, (1, 64), generator=torch.Generator()))[0]
         exact = hidden.double() @ model.lm_head.weight.double().T
         assert (model.logits(hidden) - exact).abs().max() < 1e-5 * exact.abs().max()
-
-
-@pytest.mark.skipif(not TRANSFORMERS, reason="SHOAL_TRANSFORMERS names no interpreter")
-@pytest.mark.parametrize("name", [*(family.value for family in Family), "real"])
-def test_transformers_computes_the_same(
-    folders: dict[Family, Path], name: str, tmp_path: Path
-) -> None:
-    folder = REAL if name == "real" else folders[Family(name)]
-    if not folder.exists():
-        pytest.skip("the real model was not fetched")
-    model = open_model(folder)
-    if name == "real":  # "The quick brown fox jumps over the lazy dog."
-        tokens = np.array([[504, 2365, 6354, 16438, 27003, 690, 260, 23790, 2767, 30]])
-    else:
-        tokens = np.random.default_rng(0).integers(0, 320, (3, 30))
-    source, target = tmp_path / "tokens.npy", tmp_path / "theirs.npz"
-    np.save(source, tokens)
-    script = str(Path(transformers_logits.__file__))
-    subprocess.run(
-        [TRANSFORMERS, script, str(folder), str(source), str(target)],
-        check=True, capture_output=True, env={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    theirs = np.load(target)
-    exact = theirs["logits"].reshape(-1, theirs["logits"].shape[-1])
-    laid = TransformerModel(model.shape)
-    laid.lay_for_reading()
-    load_weights(laid, folder)
-    with torch.no_grad():
-        for each in (model, laid):
-            logits = each.logits(each(torch.from_numpy(tokens)).flatten(0, 1))
-            assert np.abs(logits.numpy() - exact).max() < 5e-5
-    sampling = Sampling(temperature=0, max_new_tokens=theirs["text"].shape[1], group_size=1)
-    tasks = [GroupTask(n, tuple(row.tolist()), (bytes(32),)) for n, row in enumerate(tokens)]
-    groups = sampler.draw(laid, tasks, sampling, frozenset())
-    ours = [list(group.completions[0].tokens) for group in groups]
-    assert ours == theirs["text"].tolist()

@@ -10,7 +10,6 @@ from proofs import toploc
 from roles.contract.core.shape import Family
 from roles.engines.base import (
     Completion,
-    EngineError,
     Group,
     GroupTask,
     Sampling,
@@ -143,9 +142,3 @@ def test_turns_cross_to_the_engine() -> None:
     assert decode_group(encode_group(group)).completions[3].turns == (
         group.completions[3].turns
     )
-
-
-@pytest.mark.parametrize("inserted", [[], [(5,)], [(5,), ()], [(5,), (6,), (7,)]])
-def test_insertions_that_do_not_fit_are_refused(inserted: list[tuple[int, ...]]) -> None:
-    with pytest.raises(EngineError, match="end 2 turns before the last, and"):
-        with_inserted(Completion((3, END, 4, END, 5, END)), inserted, {END})

@@ -1,6 +1,5 @@
 """Several turns, from draws to a ruling: honest work stands, cheats do not."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
 from p2p.identity import verify
 from proofs.checks import Evidence, Verdict, judge, judge_pool
-from roles.contract.core.shape import Dtype, Family
+from roles.contract.core.shape import Family
 from roles.engines.base import Scored
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.ledger.repeating import Bystander, Outcome
 from roles.protocol.core.conviction import convict
 from roles.protocol.core.findings import HEARS_OTHER, NO_ANSWER, Finding
 from roles.protocol.core.groups import UNHEARD
-from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, finding_against
+from roles.protocol.scorer import ASKED, ENVIRONMENT_FAILED, HEARS_MORE, finding_against
 from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
 from tests.support.turns import (
@@ -31,14 +32,10 @@ from tests.support.turns import (
     Talker,
     cheat,
     make_turns_run,
-    open_chat,
 )
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)
-PLACES = int(os.environ.get("SHOAL_PLACES", "1"))
-"""Of the real model, 8 groups each: 13 make more than 100 groups, and take 5 to 15 minutes of
-CPU time for each dtype."""
 
 
 def make_model(seed: int = 5) -> TransformerModel:
@@ -126,34 +123,6 @@ async def test_no_cheat_is_accepted(talker: Talker, name: str, places: int) -> N
     assert accepted == 0
 
 
-@pytest.fixture(scope="module", params=Dtype)
-def chat(smollm2: Path, request: pytest.FixtureRequest) -> Talker:
-    """A real model that talks through its own template."""
-    torch.set_num_threads(1)
-    return open_chat(smollm2, request.param)
-
-
-@pytest.mark.deep
-async def test_of_2000_honest_submissions_of_a_real_model_none_is_refused(
-    chat: Talker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = await recorded_of(chat, PLACES)
-    refused = refused_of_2000(chat, recorded)
-    with capsys.disabled():
-        worst = max(one.mantissa_mean for one in recorded), max(one.gap_max for one in recorded)
-        print(chat.run.terms.model.dtype, len(recorded), worst, refused)  # noqa: T201
-    assert (len(recorded), refused) == (8 * PLACES, 0)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", CHEATS)
-async def test_no_cheat_of_a_real_model_is_accepted(chat: Talker, name: str) -> None:
-    """Eight groups of a place."""
-    for index in range(-(-PLACES // 5)):
-        ruling = await chat.judge(index, await cheat(chat, name, index))
-        assert ruling.verdict is Verdict.REJECTED
-
-
 async def test_an_environment_that_says_other_words_accuses_nobody(talker: Talker) -> None:
     other = talker.with_environment(Talk(SHAPE.vocabulary, b"other"))
     ruling = await talker.judge(0, await talker.draw(0, local=other))
@@ -239,6 +208,28 @@ async def test_an_environment_that_contradicts_itself_is_at_fault_itself(
     fickle = replace(talker, environment=Fickle(SHAPE.vocabulary))
     with pytest.raises(EnvironmentFailed, match="asked again"):
         await fickle.judge(0, await talker.draw(0))
+
+
+async def test_all_that_is_asked_about_a_place_has_one_bound(
+    talker: Talker, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each call had its patience, and a place of sixteen calls cost its scorer minutes."""
+
+    class Slow(LocalEnvironment):
+        async def hear(self, answers: Any) -> Any:
+            with trio.move_on_after(ASKED / 2):
+                await trio.sleep_forever()
+            return await super().hear(answers)
+
+        async def pay(self, answers: Any) -> Any:
+            with trio.move_on_after(ASKED / 2 + 1):
+                await trio.sleep_forever()
+            return await super().pay(answers)
+
+    slow = replace(talker)
+    slow.local = Slow(talker.local._environment)
+    with pytest.raises(EnvironmentFailed, match=f"over {ASKED:g} s"):
+        await slow.judge(0, await talker.draw(0))
 
 
 @pytest.mark.parametrize(

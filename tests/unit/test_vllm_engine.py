@@ -15,23 +15,20 @@ import pytest
 import torch
 
 from p2p.errors import ConfigError, MissingDependency
-from p2p.node.tables import read_table
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import EngineError, EngineUnusable, Sampling
-from roles.engines.config import EngineConfig, VllmOptions
-from roles.engines.torch import device_draws
+from roles.engines.config import EngineConfig
 from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
-from roles.engines.vllm.extension import SLOT, HeadHook, ShoalExtension
+from roles.engines.vllm.extension import SLOT, HeadHook
 from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.weights import OpenWeights
 from roles.engines.worker import make_engine
 from roles.models import safetensors
 from roles.models.bundle import tensor_shapes
 from roles.models.safetensors import RawTensor
-from roles.protocol.machine import SamplerConfig
 
 SHAPE = ModelShape(
     vocabulary=20, width=8, layers=1, query_heads=2, key_heads=1, head_width=4, feed_forward=8
@@ -77,18 +74,6 @@ def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch
 def engine(monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
     monkeypatch.setattr(requirements, "prepare", lambda: None)
     return VllmEngine(CONFIG)
-
-
-def test_it_does_not_train(engine: VllmEngine) -> None:
-    for call in (
-        lambda: engine.open("checkpoint"),
-        lambda: engine.adopt("weights", 1),
-        lambda: engine.step([]),
-        lambda: engine.save("checkpoint", "weights"),
-        lambda: engine.answer([], SAMPLING),
-    ):
-        with pytest.raises(EngineError, match="does not train: a trainer's engine is torch"):
-            call()
 
 
 def test_qwen2_with_other_heads_than_vllm_assumes_is_refused(
@@ -143,20 +128,6 @@ def test_no_completion_is_written_by_two_policies(engine: VllmEngine, tmp_path: 
         engine.submit([], SAMPLING)
 
 
-def test_a_node_chooses_its_engine_and_a_run_that_pretends_stays_fake() -> None:
-    table = {"engine": "vllm", "vllm": {"tensor_parallel": 2, "cache": 4096}}
-    chosen = read_table(SamplerConfig, table, "[role.x]")
-    assert (chosen.engine, chosen.vllm.tensor_parallel) == ("vllm", 2)
-    with pytest.raises(
-        ConfigError, match="there is no engine 'fake': choose auto or torch or vllm"
-    ):
-        read_table(SamplerConfig, {"engine": "fake"}, "[role.x]")
-    assert EngineConfig().computed_with("vllm").kind == "vllm"
-    assert EngineConfig(kind="fake").computed_with("vllm").kind == "fake"
-    with pytest.raises(ValueError, match="positive"):
-        VllmOptions(tensor_parallel=0)
-
-
 # A prompt of 5 tokens in two pieces, a token, a return to the queue with everything computed
 # again, and a token: the rows that lead to tokens are those behind positions 4, 5 and 6.
 STEPS = ((0, 3), (3, 2), (5, 1), (0, 4), (4, 3))
@@ -194,26 +165,6 @@ def test_proofs_grow_with_the_completions_and_equal_those_of_the_whole() -> None
     first, second = drawing.take([0, 1])
     whole = toploc.commit([states[:32, 0], states[:, 1]], SAMPLING.proof_values)
     assert [first.proof, second.proof] == whole
-
-
-@pytest.mark.parametrize("rule", list(DrawRule))
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_gpu_draws_the_same(
-    rule: DrawRule, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its arithmetic, on this machine's processor."""
-    monkeypatch.setattr(device_draws, "SLICE", 300 * 500)
-    logits = np.random.default_rng(1).normal(size=(1000, 500)).astype(np.float32) * 4
-    logits[:, 7] = -np.inf  # cannot be drawn
-    words = draw_words(seeds(10), 5, 100).ravel()
-    own = draws.draw(logits, words, temperature, rule)
-    found = device_draws.draw_on_device(torch.from_numpy(logits), words, temperature, rule)
-    assert found.tokens.tolist() == own.tokens.tolist()
-    assert np.abs(found.logprobs - own.logprobs).max() < 1e-6
-    assert found.logprobs.max() <= 0.0
-    logits[3, 3] = np.nan
-    with pytest.raises(ValueError, match="NaN or plus infinity"):
-        device_draws.draw_on_device(torch.from_numpy(logits), words, temperature, rule)
 
 
 def test_states_are_collected_whatever_the_pieces() -> None:
@@ -296,49 +247,6 @@ def test_logits_that_are_no_numbers_end_the_batch(runner: FakeRunner, hook: Head
         hook.end()
     with pytest.raises(EngineError, match="no batch was begun"):
         hook.end()
-
-
-def test_more_rows_than_requests_are_refused(runner: FakeRunner, hook: HeadHook) -> None:
-    hook.begin(begun([0, 0]))
-    hook._scheduled = {"1": 1, "0": 1}
-    assert len(hook.compute_logits(torch.ones(3, 8))) == 3
-    with pytest.raises(EngineError, match="no speculative decoding"):
-        hook.end()
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        ("runner", "_model_forward"),
-        ("runner", "input_batch"),
-        ("batch", "num_computed_tokens_cpu"),
-        ("model", "compute_logits"),
-    ],
-)
-def test_what_vllm_lacks_is_named(owner: str, name: str) -> None:
-    whole = FakeRunner([0])
-    runner = SimpleNamespace(
-        **{
-            part: getattr(whole, part)
-            for part in (
-                "execute_model", "_model_forward", "get_model", "input_batch", "requests",
-                "device",
-            )
-        }
-    )  # fmt: skip
-    delattr({"runner": runner, "batch": whole.input_batch, "model": whole.model}[owner], name)
-    with pytest.raises(EngineError, match=rf"has no {name}: .* vllm 0\.32\.0"):
-        HeadHook(runner, CONFIG).attach()
-
-
-def test_the_second_model_runner_is_refused() -> None:
-    worker = ShoalExtension()
-    with pytest.raises(EngineError, match="has no model_runner"):
-        worker.shoal_attach(CONFIG)
-    worker.model_runner, worker.reload_weights = FakeRunner([0]), print
-    worker.rank, worker.use_v2_model_runner = 0, True
-    with pytest.raises(EngineError, match="second model runner"):
-        worker.shoal_attach(CONFIG)
 
 
 def write_weights(path: Path, shape: ModelShape, without: str = "", **more: int) -> Path:

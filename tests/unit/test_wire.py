@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import trio
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.wire import (
     MAX_VARINT_BYTES,
     FrameParser,
-    FrameReader,
     decode_varint_untrusted,
     encode_varint,
     fields_untrusted,
@@ -42,29 +40,6 @@ def test_frames_survive_any_split(payloads: list[bytes], step: int) -> None:
         found += parser.receive_data(wire[start : start + step])
     assert found == payloads
     assert parser.pending == 0
-
-
-def test_a_frame_beyond_the_limit_is_refused_by_its_length() -> None:
-    with pytest.raises(BadMessage, match="over the limit"):
-        list(FrameParser(10).receive_data(encode_varint(11)))
-
-
-class Chunks:
-    """A stream of given pieces."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self.pieces = list(pieces)
-
-    async def receive_some(self, max_bytes: int | None = None, /) -> bytes:
-        await trio.lowlevel.checkpoint()
-        return self.pieces.pop(0) if self.pieces else b""
-
-
-async def test_a_reader_tells_the_end_from_a_cut() -> None:
-    reader = FrameReader(Chunks(frame(b"one") + frame(b"two")[:2], frame(b"two")[2:]), 10)
-    assert [await reader.receive() for _ in range(3)] == [b"one", b"two", None]
-    with pytest.raises(BadMessage, match="within a frame"):
-        await FrameReader(Chunks(frame(b"cut")[:3]), 10).receive()
 
 
 values = st.recursive(

@@ -8,13 +8,11 @@ from typing import ClassVar
 
 import pytest
 
-from p2p.errors import ConfigError
 from p2p.node.admission import Capability, find_work, work_bits, work_cost
 from p2p.node.node import Node
 from roles.contract import Run
 from roles.contract.core.file import AdmissionRules, sign_run
 from roles.contract.core.sampling import SamplingTerms
-from roles.engines.config import MachineLimits, engine_of
 from roles.inference.role import Inference
 from roles.trainer.core.pace import Paces
 from sim.node.swarm import Swarm
@@ -81,13 +79,6 @@ def test_a_run_names_whom_it_asks_for_no_stamp() -> None:
     for revoked in (("zz",), ("0" * 16, "0" * 16)):
         with pytest.raises(ValueError, match="invite"):
             AdmissionRules(revoked=revoked)
-
-
-def test_a_machine_that_lends_less_memory_than_the_run_asks_for_says_so() -> None:
-    run = sign_run(replace(TERMS, admission=AdmissionRules(min_memory=2**36)), OWNER)
-    with pytest.raises(ConfigError, match="memory = 68,719,476,736, this machine allows"):
-        engine_of(run, MachineLimits())
-    engine_of(run, MachineLimits(memory=2**36))
 
 
 def test_a_pace_is_what_was_accepted_of_late() -> None:

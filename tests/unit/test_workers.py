@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -88,17 +87,6 @@ async def test_a_bug_ends_the_process(tmp_path: Path, method: str) -> None:
         with pytest.raises(WorkerDied, match="process of sums ended"):
             await remote.call(method, *(["bug"] if method == "fail" else []))
         assert await remote.call("add", 1) == 2, "a new one, configured as the first"
-
-
-async def test_what_cannot_be_configured_raises_what_it_says(tmp_path: Path) -> None:
-    async with (
-        open_world(tmp_path) as world,
-        open_remote(
-            world, ARGV, name="sums", otherwise=Broken, raises=(ConfigError,)
-        ) as remote,
-    ):
-        with pytest.raises(ConfigError, match="count from 0"):
-            await remote.start("configure", -1)
 
 
 @pytest.mark.usefixtures("brisk")
@@ -239,11 +227,3 @@ def test_what_it_prints_garbles_no_frame_and_it_ends_with_its_input() -> None:
         errors = process.stderr.read()
     assert b"noise of a library" in errors
     assert b"noise of C code" in errors
-
-
-async def test_the_process_ends_with_the_block(tmp_path: Path) -> None:
-    async with opened(tmp_path) as remote:
-        assert isinstance(remote.process, ProcessWorker)
-        pid = remote.process.pid
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)

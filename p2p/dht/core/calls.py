@@ -23,9 +23,6 @@ from p2p.identity import PeerId
 MIN_TIMEOUT: Final = 0.2
 """Minimum timeout in seconds. A busy Python process answers after tens of milliseconds even on
 a local network."""
-MAX_TIMEOUT: Final = 2.0
-"""Maximum timeout in seconds: two round trips of 0.6 s by geostationary satellite, and a busy
-machine at both ends."""
 FIRST_TIMEOUT: Final = 0.5
 """Timeout in seconds before any round trip was measured. Most of the internet answers within
 half of it. A peer without a connection gets twice as long."""
@@ -88,7 +85,9 @@ class RoundTrips:
         # TCP, negotiation, Noise, stream: what comes before the first message to a peer without
         # a connection.
         dial = 0 if connected else 4 * self.mean
-        return min(max(usual + dial, MIN_TIMEOUT), MAX_TIMEOUT)
+        # Maximum timeout in seconds: two round trips of 0.6 s by geostationary satellite, and a
+        # busy machine at both ends.
+        return min(max(usual + dial, MIN_TIMEOUT), 2.0)
 
 
 class Calls:

@@ -72,8 +72,7 @@ class Publications:
         self._nonce = nonce
         self._interval = interval
         self._kept: dict[tuple[str, bytes], _Publication] = {}
-        self.seqno = seqno
-        """Highest sequence number signed so far."""
+        self._seqno = seqno - 1
 
     @property
     def next_deadline(self) -> float:
@@ -107,13 +106,13 @@ class Publications:
         # Times that a record is republished in its lifetime: two may fail before the record is
         # gone.
         kept.due = now + min(self._interval, kept.lifetime / 3)
-        self.seqno = max(self.seqno + 1, int(wall * 1000))
+        self._seqno += 1
         unsigned = Record(
             namespace,
             name,
             self._signer.peer_id,
             self._nonce,
-            self.seqno,
+            self._seqno,
             math.ceil(wall + kept.lifetime),
             kept.value,
             b"",
@@ -156,7 +155,7 @@ class DhtCore:
         table: RoutingTable,
         config: DhtConfig,
         rng: Random,
-        seqno: int = 0,
+        seqno: int = 1,
     ) -> None:
         self._config = config
         self._rng = rng
@@ -193,11 +192,6 @@ class DhtCore:
     def own(self) -> msg.Contact:
         """Contact of this node, with its stamp and addresses."""
         return self._neighbours.own
-
-    @property
-    def seqno(self) -> int:
-        """Highest sequence number that this node has signed."""
-        return self._publications.seqno
 
     def contact_of(self, peer: PeerId) -> msg.Contact | None:
         """Return the contact of ``peer`` in the routing table, or None."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from p2p.bounded import BoundedDict
 from p2p.dht.messages import Contact
@@ -26,18 +26,6 @@ from p2p.identity import PeerId
 
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
-
-MAX_TIMEOUTS: Final = 3
-"""Number of failures in a row, a minute or more apart, after which a peer without a connection
-leaves the table."""
-PING_INTERVAL: Final = 60.0
-"""Minimum seconds between two pings to one peer that messages of other peers cause. Otherwise a
-stranger that sends a thousand messages a second would make us ping the oldest contact of a
-bucket until that contact's quotas silence it."""
-INBOUND_FOR: Final = 600.0
-"""Seconds for which an inbound peer's claims about third parties are ignored, unless it is a
-seed or a lookup led us to it. A stranger that connects and names eight victims makes us dial
-none of them."""
 
 
 class Neighbours:
@@ -108,7 +96,10 @@ class Neighbours:
     def claim_ping(self, peer: PeerId, now: float) -> bool:
         """Return True, and count ``peer`` as pinged now, if `PING_INTERVAL` allows a ping to
         it."""
-        if self._pinged.get(peer, -math.inf) > now - PING_INTERVAL:
+        # Minimum seconds between two pings to one peer that messages of other peers cause.
+        # Otherwise a stranger that sends a thousand messages a second would make us ping the
+        # oldest contact of a bucket until that contact's quotas silence it.
+        if self._pinged.get(peer, -math.inf) > now - 60.0:
             return False
         self._pinged.renew(peer, now)
         return True
@@ -130,7 +121,9 @@ class Neighbours:
         known = self.table.contact_of(contact.peer)
         if known is not None and known.id == contact.id:
             timeouts = self._timeouts[contact.peer] = self._timeouts.get(contact.peer, 0) + 1
-            if timeouts >= MAX_TIMEOUTS:
+            # Number of failures in a row, a minute or more apart, after which a peer without a
+            # connection leaves the table.
+            if timeouts >= 3:
                 self.failed(contact, now)
                 return
         self._mark_dead(contact, now)
@@ -190,7 +183,10 @@ class Neighbours:
 
     def is_recent_inbound(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` first came to us by itself less than `INBOUND_FOR` ago."""
-        return self._inbound.get(peer, -math.inf) > now - INBOUND_FOR
+        # Seconds for which an inbound peer's claims about third parties are ignored, unless it
+        # is a seed or a lookup led us to it. A stranger that connects and names eight victims
+        # makes us dial none of them.
+        return self._inbound.get(peer, -math.inf) > now - 600.0
 
     # Connections, seeds.
 

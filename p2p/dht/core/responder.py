@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from p2p.bounded import BoundedDict, TokenBucket
+from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.dht import messages as msg
 from p2p.dht.core.store import RecordStore, StoreResult
 from p2p.dht.core.validation import RecordValidator, RecordValidity
@@ -32,17 +32,6 @@ themselves, so strangers cannot starve them."""
 ALL_RATE: Final = 256.0 * KI
 """Bytes of answers a second that all peers of one kind may get in the long run: a quarter of a
 slow home's upload of 8 Mbit/s."""
-SCARCE_BYTES: Final = 64.0 * KI
-"""Bytes that one peer may get when at most half of the shared bucket is left: a lookup or two.
-Newcomers are then still answered when many greedy peers ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PeerBuckets:
-    """Quotas of one peer."""
-
-    requests: TokenBucket
-    answer_bytes: TokenBucket
 
 
 class AnswerQuotas:
@@ -55,55 +44,39 @@ class AnswerQuotas:
     """
 
     def __init__(self) -> None:
-        # Peers whose requests are counted; the longest silent are forgotten, by then with full
-        # buckets. An attacker that mints names to be forgotten still finds the shared bucket of
-        # all strangers as it has left it.
-        self._peers: BoundedDict[PeerId, _PeerBuckets] = BoundedDict(4096)
-        self._shared = {known: TokenBucket(ALL_BURST, 0.0) for known in (True, False)}
-
-    def _refilled(self, peer: PeerId, now: float) -> _PeerBuckets:
-        buckets = self._peers.get(peer)
-        if buckets is None:
-            # Requests a peer may make at once: it publishes thirty records under three keys, or
-            # joins.
-            buckets = _PeerBuckets(TokenBucket(200.0, now), TokenBucket(BURST_BYTES, now))
-        # Requests a second after that; a lookup asks each node once. Costs us 2 to 4 ms of each
-        # second.
-        buckets.requests.refill(now, 20.0)
-        buckets.answer_bytes.refill(now, RATE_BYTES)
-        self._peers.renew(peer, buckets)
-        return buckets
+        # Requests a peer may make at once: it publishes thirty records under three keys, or
+        # joins; and a second after that: a lookup asks each node once. Costs us 2 to 4 ms of
+        # each second.
+        self._requests = KeyedQuotas(20.0, 200.0)
+        self._answer_bytes = KeyedQuotas(RATE_BYTES, BURST_BYTES)
+        self._shared = {known: RateLimit(ALL_RATE, ALL_BURST) for known in (True, False)}
 
     def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
         """Charge one request and return True if it should be answered. ``known`` is True if the
         peer is in our routing table."""
-        buckets = self._refilled(peer, now)
-        if buckets.requests.level < 1:
+        if not self._requests.take(peer, now):
             return False
-        buckets.requests.take(1)
-        shared = self._shared[known]
-        shared.refill(now, ALL_RATE)
-        needed = 0.0 if shared.level > ALL_BURST / 2 else BURST_BYTES - SCARCE_BYTES
-        return shared.level > 0 and buckets.answer_bytes.level > needed
+        left = self._shared[known].available(now)
+        # Bytes that one peer may get when at most half of the shared bucket is left: a lookup
+        # or two. Newcomers are then still answered when many greedy peers ask.
+        needed = 0.0 if left > ALL_BURST / 2 else BURST_BYTES - 64.0 * KI
+        return left > 0 and self._answer_bytes.level(peer, now) > needed
 
     def charge_message(self, peer: PeerId, now: float) -> None:
         """Charge a message that is no request."""
-        self._refilled(peer, now).requests.take(1)
+        self._requests.charge(peer, now)
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
         """Charge an answer of ``size`` bytes."""
         # Bytes that any answer counts for at least: validating a record to be stored costs 0.1
         # ms. 512 answers a second from each shared bucket are 5 % of a core.
         cost = max(float(size), 512.0)
-        self._refilled(peer, now).answer_bytes.take(cost)
+        self._answer_bytes.charge(peer, now, cost)
         self._shared[known].take(cost)
 
     def is_flooding(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` has sent so much that its messages are dropped undecoded."""
-        buckets = self._peers.get(peer)
-        if buckets is None or buckets.requests.level >= 1:
-            return False
-        return self._refilled(peer, now).requests.level < 1
+        return not self._requests.has(peer, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,6 @@ _ID_BITS: Final = 8 * ID_BYTES
 """Bits of a DHT id: Kademlia's 160."""
 
 
-PER_BUCKET: Final = 2
-"""Maximum number of contacts of one address prefix in one bucket: a tenth of it, as in the
-filter of go-libp2p-kad-dht."""
-PER_TABLE: Final = 10
-"""Maximum number of contacts of one address prefix in the table. A table has some 200 contacts
-at 10,000 nodes."""
 MAX_TABLED: Final = 256
 """Maximum bytes of a contact in the table; four IPv6 addresses take 139. An answer has twenty
 contacts, and contacts of 1 KiB with four long names would make it ten times as long as an
@@ -201,9 +195,13 @@ class RoutingTable:
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
         """Return True if no prefix of ``node`` has reached its limit."""
         for group in node.groups:
-            if self._group_sizes[group] >= PER_TABLE:
+            # Maximum number of contacts of one address prefix in the table. A table has some
+            # 200 contacts at 10,000 nodes.
+            if self._group_sizes[group] >= 10:
                 return False
-            if sum(group in other.groups for other in bucket.nodes.values()) >= PER_BUCKET:
+            # Maximum number of contacts of one address prefix in one bucket: a tenth of it, as
+            # in the filter of go-libp2p-kad-dht.
+            if sum(group in other.groups for other in bucket.nodes.values()) >= 2:
                 return False
         return True
 

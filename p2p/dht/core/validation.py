@@ -26,12 +26,11 @@ PRIVATE: Final = "private"
 """Group of all private addresses, for a node with a public address."""
 NAMED: Final = "dns"
 """Group of all DNS names. A name costs nothing, and is not resolved for a stranger."""
-_MEMO: Final = 4096
-"""Number of addresses whose group is remembered, 1 MiB at most. A node meets those of a few
-hundred contacts again and again."""
 
 
-@lru_cache(_MEMO)
+# Number of addresses whose group is remembered, 1 MiB at most. A node meets those of a few
+# hundred contacts again and again.
+@lru_cache(4096)
 def _group(addr: Multiaddr) -> str:
     kind, value = addr.parts[0]
     if kind == "memory":

@@ -119,10 +119,6 @@ MESSAGE_COST: Final = 512
 """Bytes that a message counts for besides its data: its header, objects and table entries.
 Without this, any number of empty messages would be kept, and one answer would hold thousands of
 them."""
-MAX_RETRANSMISSIONS: Final = 3
-"""Number of times that one peer gets one message by IWANT (gossip_retransmission), 3 as in
-gossipsub. An answer may be lost, but an id of 48 bytes that requests 256 KiB is an
-amplifier."""
 
 
 def size_of(message: PubsubMessage) -> int:
@@ -168,7 +164,10 @@ class MessageCache:
         if message is None:
             return None
         sent = self._transmissions.setdefault(identity, {})
-        if sent.get(peer, 0) >= MAX_RETRANSMISSIONS:
+        # Number of times that one peer gets one message by IWANT (gossip_retransmission), 3 as
+        # in gossipsub. An answer may be lost, but an id of 48 bytes that requests 256 KiB is an
+        # amplifier.
+        if sent.get(peer, 0) >= 3:
             return None
         sent[peer] = sent.get(peer, 0) + 1
         return message

@@ -45,9 +45,6 @@ MAX_FLOOD_PUBLISH: Final = 64
 """Maximum number of peers that get our own message at once. A node has about twenty that
 subscribe to its topics. Mesh peers, outbound peers and those with most first deliveries come
 first."""
-FLOOD_PUBLISH_BYTES: Final = MIB
-"""Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an announcement
-(17 KiB), 4 of the largest message (256 KiB). A publisher needs its upload for its policies."""
 MAX_BACKOFFS: Final = 16 * KI
 """Maximum number of backoffs remembered: five topics and 3,000 peers. They outlive a
 connection, or a new connection would end them. The oldest is dropped first; losing one too
@@ -192,7 +189,10 @@ class Mesh:
             # For one more the peers are drawn anew at each message.
             if topic in self._fanout or len(self._fanout) < 64:
                 self._fanout[topic] = (peers, now + FANOUT)
-        room = min(MAX_FLOOD_PUBLISH - len(peers), FLOOD_PUBLISH_BYTES // max(1, size))
+        # Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an
+        # announcement (17 KiB), 4 of the largest message (256 KiB). A publisher needs its
+        # upload for its policies.
+        room = min(MAX_FLOOD_PUBLISH - len(peers), MIB // max(1, size))
         others = self._sample(topic, peers, len(subscribers))
         earned = self._scores.first_deliveries
         others.sort(key=lambda peer: (peer in self._outbound, earned(peer)), reverse=True)

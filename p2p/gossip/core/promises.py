@@ -109,9 +109,6 @@ MAX_PROMISES: Final = 8192
 """Maximum number of open requests for ids, over all peers. 16 peers that never answer fill it,
 with 128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise
 replaces the oldest of the peer with most, so that those 16 cannot shut out a seventeenth."""
-MAX_ASKED_OF: Final = 8
-"""Maximum number of peers without first deliveries that are asked for one id. Peers with first
-deliveries are asked as well."""
 
 
 @dataclass(slots=True)
@@ -164,7 +161,9 @@ class Promises:
             return True
         if peer in request.peers or now < request.exclusive_until:
             return False
-        return len(request.peers) < MAX_ASKED_OF or proven
+        # Maximum number of peers without first deliveries that are asked for one id. Peers with
+        # first deliveries are asked as well.
+        return len(request.peers) < 8 or proven
 
     def ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
         """Note that ``peer`` is asked for this id. Return False, and note nothing, if all

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2p.bounded import BoundedDict, TokenBucket
+from p2p.bounded import BoundedDict, KeyedQuotas, TokenBucket
 from p2p.gossip.config import GossipConfig
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
@@ -61,12 +61,6 @@ burst."""
 FLOOD_BURSTS: Final = 2.0
 """Amount dropped from one peer, in bursts, from which the peer counts as flooding. A smaller
 amount may only have waited while our process was stopped."""
-PATIENCE: Final = 15
-"""Number of consecutive intervals over quota after which a peer is penalised. A burst of 4 MiB
-and 15 s at 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
-CROWD: Final = 16
-"""Number of peers over quota at the same time above which all peers share a budget. It is more
-than a mesh has; 16 peers at 1.3 % take 21 % of a core."""
 AUTHOR_SHARE: Final = 0.5
 """An author's quota as a fraction of a peer's. Honest peers forward everything that they accept
 from an author, and would otherwise be over quota because of it."""
@@ -108,7 +102,9 @@ class _Account(TokenBucket):
         over quota in each of the last `PATIENCE` intervals, after which that count restarts."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
-        persistent = self._intervals_over >= PATIENCE
+        # Number of consecutive intervals over quota after which a peer is penalised. A burst of
+        # 4 MiB and 15 s at 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once.
+        persistent = self._intervals_over >= 15
         if persistent:
             self._intervals_over = 0
         return was_over, persistent
@@ -125,7 +121,7 @@ class PeerQuotas:
         self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
         # Authors with a bucket, those whose messages were accepted: as many as a run admits to
         # a topic.
-        self._authors: BoundedDict[PeerId, TokenBucket] = BoundedDict(1024)
+        self._authors = KeyedQuotas(AUTHOR_SHARE * config.rate, AUTHOR_SHARE * config.burst)
         self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:
@@ -174,22 +170,16 @@ class PeerQuotas:
             crowd += was_over
             if has_persisted:
                 persistent.append(peer)
-        self._rate = self._config.rate * min(1.0, CROWD / max(1, crowd))
+        # Number of peers over quota at the same time above which all peers share a budget. It
+        # is more than a mesh has; 16 peers at 1.3 % take 21 % of a core.
+        self._rate = self._config.rate * min(1.0, 16 / max(1, crowd))
         return persistent
 
     def admit_author(self, author: PeerId, now: float) -> bool:
         """Return True if the author's quota allows another message. Accepted messages count
         against their author, unaccepted ones against the peers that bring them."""
-        bucket = self._authors.get(author)
-        if bucket is None:
-            return True
-        bucket.refill(now, AUTHOR_SHARE * self._config.rate)
-        return bucket.level > 0
+        return self._authors.level(author, now) > 0
 
     def charge_author(self, author: PeerId, size: int, now: float) -> None:
         """Charge the quota of ``author`` for an accepted message of ``size`` bytes."""
-        bucket = self._authors.get(author)
-        if bucket is None:
-            bucket = TokenBucket(AUTHOR_SHARE * self._config.burst, now)
-            self._authors[author] = bucket
-        bucket.take(RPC_COST + VERIFY_COST + size)
+        self._authors.charge(author, now, RPC_COST + VERIFY_COST + size)

@@ -50,21 +50,10 @@ last node that lacks one neighbour would ask around for ever."""
 FIRST_RETRY: Final = 1.0
 """Seconds until the first join is repeated. A bootstrap that starts at the same time as we do
 is up by then."""
-GRANTS: Final = 256.0
-"""Number of urgent requests that may be granted at once: the first of a crowd that starts
-through us, or half of a zone that returns after a partition. The others in a crowd of 1,000
-find their neighbours by walks a second later."""
-AGAIN: Final = 12.0
-"""Intervals for which a peer whose urgent request was granted, or another peer of its network,
-is granted no other. A machine that restarts a minute later gets in at once."""
 GUEST_SEATS: Final = 4
 """Number of seats beyond `SLACK` for peers that ask urgently. A new guest takes only the oldest
 guest's seat: a newcomer gets in while strangers hold the rest, and no crowd evicts a
 neighbour."""
-SPARSE: Final = 1.0
-"""Intervals between two requests of a node that has fewer neighbours than `active`. With one
-hostile member in ten, one in twenty of the nodes with four neighbours had only two honest ones
-by chance."""
 ANCHORS: Final = 2
 """Number of neighbours remembered over a restart. Bitcoin Core also keeps two: one may be gone,
 and three tell an observer more of the graph than they help."""
@@ -72,10 +61,6 @@ PENDING: Final = 2.0
 """Intervals until an unanswered request for a link counts as refused. An answer takes a dial
 and a round trip, about half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are
 busy."""
-ASK_BACK_BURST: Final = 3.0
-"""Number of suspecting peers that a node without neighbours asks at once to be its neighbours;
-after that it asks one a second. A silent peer costs only one of these requests, so honest ones
-are reached."""
 
 
 class ActiveView:
@@ -119,8 +104,14 @@ class ActiveView:
         # Intervals between two urgent requests for which a neighbour is pushed out, after the
         # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
         # enough if one in a hundred can grant it.
-        self._grants = RateLimit(1 / (1.0 * config.interval), GRANTS)
-        self._ask_backs = RateLimit(1.0, ASK_BACK_BURST)
+        # Number of urgent requests that may be granted at once: the first of a crowd that
+        # starts through us, or half of a zone that returns after a partition. The others in a
+        # crowd of 1,000 find their neighbours by walks a second later.
+        self._grants = RateLimit(1 / (1.0 * config.interval), 256.0)
+        # Number of suspecting peers that a node without neighbours asks at once to be its
+        # neighbours; after that it asks one a second. A silent peer costs only one of these
+        # requests, so honest ones are reached.
+        self._ask_backs = RateLimit(1.0, 3.0)
         # Accusers remembered as asked: 13 may be in ten seconds.
         self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
         """Maps each suspecting peer that was asked to the time until which it is not asked
@@ -183,7 +174,10 @@ class ActiveView:
         elif self._choose_at > now:
             return
         elif held < aim:
-            self._choose_at = now + SPARSE * self._config.interval
+            # Intervals between two requests of a node that has fewer neighbours than `active`.
+            # With one hostile member in ten, one in twenty of the nodes with four neighbours
+            # had only two honest ones by chance.
+            self._choose_at = now + 1.0 * self._config.interval
             missing = 1
         elif len(self._chosen) + len(self._chosen_pending) < self._least_chosen:
             # Intervals between two requests of a node that has enough neighbours, but too few
@@ -397,7 +391,9 @@ class ActiveView:
             self._members.prefix(peer),
         )
         unchosen = self._unchosen()
-        lately = now - AGAIN * interval
+        # Intervals for which a peer whose urgent request was granted, or another peer of its
+        # network, is granted no other. A machine that restarts a minute later gets in at once.
+        lately = now - 12.0 * interval
         if not unchosen or granted.get(peer.digest, -math.inf) > lately:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > lately:

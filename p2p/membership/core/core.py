@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final, assert_never
 
+from p2p.bounded import KeyedQuotas
 from p2p.errors import BadMessage
 from p2p.events import AddAddrs, PeerDown, PeerUp, Received, Tick
 from p2p.identity import PeerId, Signer, Verify
@@ -47,8 +48,8 @@ from p2p.membership.core.quotas import (
     QUOTA_BURST,
     QUOTA_RATE,
     QUOTA_UNIT,
+    RESTART,
     FloodQuotas,
-    KeyedQuotas,
 )
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
@@ -95,8 +96,7 @@ class MembershipCore:
         """Set up the parts of the core.
 
         Args:
-            seqno: The first number to use. `local_heartbeat.SEQNO_BLOCK` numbers from there are
-                already reserved.
+            seqno: The first number to use (`p2p.world.first_seqno`).
             is_stamped: Tells whether the stamp in a peer's heartbeat suffices; None if none is
                 needed.
         """
@@ -427,6 +427,7 @@ class MembershipCore:
         """Replace a member's heartbeat with a newer one."""
         profile, peer = signed.heartbeat.profile, member.peer
         known = member.signed.heartbeat.profile
+        restarted = signed.seqno - member.seqno >= RESTART
         self._members.renew(member, signed, now)
         if known is not profile:
             if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
@@ -436,10 +437,10 @@ class MembershipCore:
         elif member.seqno % READDRESS_BEATS == 0:
             self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
         overdue = member.direct_at < now - PROBE * member.interval
-        if source == peer and member.direct and overdue:
-            # It lives, but does not send us heartbeats. Only its own answer says so: what
-            # others bring may be words that it gave to suspecting peers before it died; with 20
-            # % liars every neighbour was brought some.
+        if member.direct and overdue and (source == peer or restarted):
+            # It lives, but does not send us heartbeats: it answers us, or was started again and
+            # has forgotten us. What else others bring may be words that it gave to suspecting
+            # peers before it died; with 20 % liars every neighbour was brought some.
             self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
@@ -469,9 +470,6 @@ class MembershipCore:
     def _send_heartbeats(self, now: float) -> None:
         """Send our next heartbeat to all peers that wait for one."""
         signed = self._local.beat(now)
-        ceiling = self._local.reserve()
-        if ceiling is not None:
-            self._effects.put(ev.ReserveSeqnos(ceiling))
         if self._local.beats % ADMISSION_BEATS == 0:
             for peer in self._members.unadmitted(self._verifier.may):
                 self._detector.forget(peer)

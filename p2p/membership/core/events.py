@@ -188,18 +188,11 @@ class SaveAnchors:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveSeqnos:
-    """Write to disk, without hurry, that sequence numbers up to ``ceiling`` may be used."""
-
-    ceiling: int
-
-
-@dataclass(frozen=True, slots=True)
 class NeighboursChanged:
     """Protect the connections to these neighbours, which replace the previous ones."""
 
     neighbours: tuple[PeerId, ...]
 
 
-OwnEffect = SaveAnchors | ReserveSeqnos | NeighboursChanged | MemberEvent
+OwnEffect = SaveAnchors | NeighboursChanged | MemberEvent
 Effect = HostEffect | OwnEffect

@@ -35,11 +35,6 @@ from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
 from p2p.offence import Offence
 
-SUSPICION_GAP: Final = 0.4
-"""Intervals within which a second suspicion of one peer is checked instead of flooded, because
-a liar gets a fresh heartbeat from each refutation. This is shorter than `CHECK_TIMEOUT` by more
-than a flood takes, so that two honest suspicions of a death are not checked one after the
-other."""
 CHECK_TIMEOUT: Final = 0.5
 """Intervals within which a suspected peer must answer our check of a suspicion: 2.5 s at an
 interval of 5 s, enough for a dial and a round trip. Each node that checks adds this to the time
@@ -47,9 +42,6 @@ until a death is known."""
 MAX_PROBED: Final = 64
 """Maximum number of suspected peers whose next heartbeat is sent to the peers that suspect
 them: present and recent neighbours."""
-OBSOLETE: Final = 3.0
-"""Intervals after which a suspicion older than the heartbeat that we know is an offence. No
-honest peer lacks a newer heartbeat for so long."""
 
 
 @dataclass(slots=True)
@@ -100,7 +92,9 @@ class FailureDetector:
             return
         member = self._members.get(peer)
         if member is not None and member.seqno > signed.seqno:
-            if member.seen < now - OBSOLETE * member.interval:
+            # Intervals after which a suspicion older than the heartbeat that we know is an
+            # offence. No honest peer lacks a newer heartbeat for so long.
+            if member.seen < now - 3.0 * member.interval:
                 self._verifier.refuse("obsolete suspicion", source, Offence.OBSOLETE)
             # Unless the refutation is on its way to `source` already, and its suspicion has
             # crossed it: a fifth of the answers under `accuse_flood` were such second copies.
@@ -151,7 +145,11 @@ class FailureDetector:
     ) -> None:
         """Handle the suspicion of a member that we do not hear directly: pass it on, check it
         first, or ignore it."""
-        since = now - SUSPICION_GAP * member.interval
+        # Intervals within which a second suspicion of one peer is checked instead of flooded,
+        # because a liar gets a fresh heartbeat from each refutation. This is shorter than
+        # `CHECK_TIMEOUT` by more than a flood takes, so that two honest suspicions of a death
+        # are not checked one after the other.
+        since = now - 0.4 * member.interval
         was_suspected = self._dissemination.was_suspected(member.peer, since)
         if self._quotas.trusts_suspicions(now) and not was_suspected:
             self._members.record_heartbeat(member, signed, member.seen)

@@ -10,10 +10,6 @@ from p2p.identity import PeerId, Signer
 from p2p.membership.config import MembershipConfig
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 
-SEQNO_BLOCK: Final = 4096
-"""Sequence numbers reserved on disk at a time: five hours of heartbeats at an interval of 5
-s."""
-
 
 class LocalHeartbeat:
     """Signs and counts our heartbeats, and knows which peers get the next one."""
@@ -33,7 +29,6 @@ class LocalHeartbeat:
         self._config = config
         self._wall = wall
         self._seqno = seqno - 1
-        self._ceiling = seqno - 1 + SEQNO_BLOCK
         self._profile = Profile()
         self._newest: SignedHeartbeat | None = None
         self._last_beat = -math.inf
@@ -89,14 +84,6 @@ class LocalHeartbeat:
         so our disk or our clock was lost."""
         self._seqno = max(self._seqno, seqno)
         self.beat_soon(now)
-
-    def reserve(self) -> int | None:
-        """Return a new ceiling to write to disk when half of the reserved numbers are used;
-        else None."""
-        if self._seqno + SEQNO_BLOCK // 2 <= self._ceiling:
-            return None
-        self._ceiling = self._seqno + SEQNO_BLOCK
-        return self._ceiling
 
     def set_interest(self, peers: Iterable[PeerId]) -> None:
         """Set the peers that get our heartbeats besides the neighbours."""

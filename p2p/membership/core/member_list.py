@@ -33,7 +33,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
@@ -47,12 +47,10 @@ from p2p.membership.core.events import Member
 from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
-_MEMO: Final = 4096
-"""Number of address lists remembered: those of as many peers as profiles are (`heartbeat`); 1
-MiB at most."""
 
-
-@functools.lru_cache(_MEMO)
+# Number of address lists remembered: those of as many peers as profiles are (`heartbeat`); 1
+# MiB at most.
+@functools.lru_cache(4096)
 def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
     """Return the network of the first public address among ``addrs``; None if there is none.
 
@@ -74,13 +72,6 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
 PROBE: Final = 1.5
 """Intervals after which a silent peer is asked for a sign of life, like SWIM's ping. A
 heartbeat that is half an interval late costs no message."""
-SUSPECT: Final = 2.0
-"""Intervals after which a suspicion is flooded: the second missing heartbeat is due now, and
-the peer has had half an interval to answer the probe."""
-CONFIRM: Final = 0.8
-"""Intervals that a suspected peer has to refute. With `SUSPECT` this makes 2.8: at 5 s, a death
-is known 14 s after the last heartbeat plus the time of the flood, which is within 15 s of the
-death."""
 
 
 class Liveness(Enum):
@@ -206,19 +197,9 @@ class Tombstone:
     """True if the peer may live beyond a partition, because it did not say good-bye."""
 
 
-STALE_CHECK: Final = 12.0
-"""Intervals between two checks for stale members among those known through others. In a large
-swarm some member always is stale, and a check each interval took an eighth of a node's time."""
-SPARSE: Final = 7 / 8
-"""Share of its capacity up to which a view announces new peers to neighbours at once. In a
-fuller view the digests of heartbeats suffice."""
 YOUNG: Final = 120.0
 """Intervals for which a member counts as young: as long as a peer of which nothing is heard
 stays listed (`stale`). An older member has been heard of since it was added."""
-YOUNG_SHARE: Final = 1 / 8
-"""Share of a full view that young members may take from older ones. Beyond it they displace
-each other. Inventing names costs a stranger nothing, so without this share names pushed at
-random would fill the view."""
 OTHERS: Final = 16
 """Minimum number of members outside a network from which that network's share is limited."""
 
@@ -235,7 +216,9 @@ class MemberList:
         self._local = key_of(local)
         self._config = config
         self._capacity: Final = config.capacity
-        self._sparse: Final = SPARSE * config.capacity
+        # Share of its capacity up to which a view announces new peers to neighbours at once. In
+        # a fuller view the digests of heartbeats suffice.
+        self._sparse: Final = (7 / 8) * config.capacity
         self._rng = rng
         self._members: dict[bytes, MemberState] = {}
         """Living members by the keys that name them in digests."""
@@ -423,7 +406,10 @@ class MemberList:
             others = [(self._due(member), member) for member in unwatched]
             members += [member for due, member in others if due <= now]
             later = min((due for due, _ in others if due > now), default=math.inf)
-            self._stale_check_at = max(later, now + STALE_CHECK * self._config.interval)
+            # Intervals between two checks for stale members among those known through others.
+            # In a large swarm some member always is stale, and a check each interval took an
+            # eighth of a node's time.
+            self._stale_check_at = max(later, now + 12.0 * self._config.interval)
         return members
 
     def reschedule(self, member: MemberState) -> None:
@@ -446,8 +432,11 @@ class MemberList:
     def add_tombstone(
         self, signed: SignedHeartbeat, now: float, *, may_be_partitioned: bool
     ) -> Member | None:
-        """Move a peer to the dead. Return the lost member; None if it was not held."""
+        """Move a peer to the dead. Return the lost member as it last spoke; None if it was not
+        held."""
         member = self.drop(signed.peer)
+        if member is not None:
+            member = replace(member, profile=signed.heartbeat.profile)
         key, tombstones = key_of(signed.peer), self._tombstones
         tombstones.pop(key, None)
         while tombstones:
@@ -504,7 +493,10 @@ class MemberList:
             pool = list(self._members.values())
             since = now - YOUNG * config.interval  # members are in the order in which they came
             young = len(pool) - bisect_right(pool, since, key=attrgetter("since"))
-            if young > YOUNG_SHARE * config.capacity:
+            # Share of a full view that young members may take from older ones. Beyond it they
+            # displace each other. Inventing names costs a stranger nothing, so without this
+            # share names pushed at random would fill the view.
+            if young > (1 / 8) * config.capacity:
                 pool = pool[-young:]
         if self.has_audience and self._directs <= self._config.direct:
             pool = [member for member in pool if not member.direct]
@@ -638,12 +630,17 @@ class MemberList:
             if watch.liveness is Liveness.ALIVE:
                 return since + PROBE * interval
             if watch.liveness is Liveness.PROBED:
-                return since + SUSPECT * interval
+                # Intervals after which a suspicion is flooded: the second missing heartbeat is
+                # due now, and the peer has had half an interval to answer the probe.
+                return since + 2.0 * interval
             end = since + self._config.expiry * interval
         else:
             end = member.seen + self._config.stale * interval
         if watch.liveness is Liveness.SUSPECTED:
-            end = min(end, watch.suspected_at + CONFIRM * interval)
+            # Intervals that a suspected peer has to refute. With `SUSPECT` this makes 2.8: at 5
+            # s, a death is known 14 s after the last heartbeat plus the time of the flood,
+            # which is within 15 s of the death.
+            end = min(end, watch.suspected_at + 0.8 * interval)
         return end
 
 

@@ -6,20 +6,16 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from p2p.bounded import RateLimit
+from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import Liveness, MemberList
-from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 
 BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait: those for old entries, and those for the last
 `FEW_SEATS`. One message then asks for several heartbeats."""
-FEW_SEATS: Final = 2
-"""Number of free seats that can wait for a request. A large view with 1 % of free seats is as
-good a sample."""
 MAX_ASKED: Final = 1024
 """Maximum number of requested keys. They are remembered for an interval so that no other peer
 is asked for them too."""
@@ -76,7 +72,9 @@ class Pull:
             return ()
         is_batch = now >= self._batch_at
         room = self._members.room - len(asked)  # who is on the way needs some of it
-        if room <= FEW_SEATS and not is_batch and not self._members.is_sparse():
+        # Number of free seats that can wait for a request. A large view with 1 % of free seats
+        # is as good a sample.
+        if room <= 2 and not is_batch and not self._members.is_sparse():
             room = 0
         may_ask_unknown = is_batch and self._unknown.available(now) >= 1
         plenty = self._budget.capacity / 2

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2p.bounded import BoundedDict, RateLimit
+from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.identity import PeerId
 
 QUOTA_UNIT: Final = 256
@@ -38,81 +38,11 @@ QUOTA_RATE: Final = 200.0
 QUOTA_BURST: Final = 2000.0
 """Units that one peer may send at once: the death of 1,000 peers in one zone, reported from
 both sides of it."""
-MIN_QUOTAS: Final = 16
-"""Number of counted peers above which the first sweep drops idle ones. Each sweep doubles the
-number for the next, so sweeps have a constant cost for each peer counted."""
-MAX_QUOTAS: Final = 8192
-"""Maximum number of counted peers, eight times the connections that a host may have. Beyond it,
-the peer counted longest ago starts afresh."""
-_ROUNDING: Final = -1e-3
-"""Tokens that may be lacking because of rounding. The time at which a bucket was empty is a
-float of seconds. After a year, the difference of two such times is good to 4e-9 s, which is
-less than a millionth of a token at `QUOTA_RATE`."""
-
-
-class KeyedQuotas:
-    """Token bucket for each peer, with the rules of `p2p.bounded.RateLimit`.
-
-    Each bucket is one number, the time at which it was empty, from which its tokens follow. A
-    node counts seven things for each of its peers, and full bucket objects took 4 KiB of a
-    node.
-    """
-
-    __slots__ = ("_burst", "_emptied", "_rate", "_sweep_at")
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._emptied: BoundedDict[PeerId | bytes, float] = BoundedDict(MAX_QUOTAS)
-        self._sweep_at = MIN_QUOTAS
-
-    def __len__(self) -> int:
-        return len(self._emptied)
-
-    def take(self, peer: PeerId | bytes, now: float, count: float = 1.0) -> bool:
-        """Take ``count`` tokens of ``peer`` and return True if it has them."""
-        emptied = self._emptied.get(peer)
-        if emptied is None:
-            if len(self._emptied) >= self._sweep_at:
-                self._sweep(now)
-            left = self._burst - count
-        else:
-            left = (now - emptied) * self._rate
-            left = (left if left < self._burst else self._burst) - count
-        if left < _ROUNDING:
-            return False
-        if emptied is None:
-            self._emptied[peer] = now - left / self._rate
-        else:  # the table does not grow: past the check of its limit
-            dict.__setitem__(self._emptied, peer, now - left / self._rate)
-        return True
-
-    def has(self, peer: PeerId | bytes, now: float) -> bool:
-        """Return True if ``peer`` has a token left."""
-        emptied = self._emptied.get(peer)
-        return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
-
-    def charge(self, peer: PeerId | bytes, now: float) -> None:
-        """Take one token of ``peer``, on credit if it has none; the debt is limited to the
-        burst."""
-        if not self.take(peer, now):
-            owed = (now - self._emptied.get(peer, now)) * self._rate - 1
-            self._emptied[peer] = now - max(owed, -self._burst) / self._rate
-
-    def _sweep(self, now: float) -> None:
-        """Drop full buckets, which equal new ones."""
-        full_since = now - self._burst / self._rate
-        self._emptied.keep(lambda when: when > full_since)
-        self._sweep_at = max(MIN_QUOTAS, 2 * len(self._emptied))
-
 
 TRUST: Final = 16.0
 """Number of refuted suspicions after which suspicions are checked before they are passed on.
 Not every false suspicion is a lie: a machine that slept for a minute is suspected, and refutes
 when it wakes."""
-TRUST_INTERVALS: Final = 2.0
-"""Intervals after which one refuted suspicion is forgiven. The rate must cover machines of a
-large swarm that wake up by chance; a liar may send as many for ever."""
 RESTART: Final = 1000
 """Minimum jump of the sequence number that indicates a restart of the peer. A running node
 counts by one, and a restarted one begins at its clock in milliseconds. Such a refutation costs
@@ -123,7 +53,9 @@ class FloodQuotas:
     """Quotas of forwarded and answered messages, in tokens per interval with a burst."""
 
     def __init__(self, interval: float) -> None:
-        self._trust = RateLimit(1 / (TRUST_INTERVALS * interval), TRUST)
+        # Intervals after which one refuted suspicion is forgiven. The rate must cover machines
+        # of a large swarm that wake up by chance; a liar may send as many for ever.
+        self._trust = RateLimit(1 / (2.0 * interval), TRUST)
         # Until one peer's next restart takes no trust: two minutes at 5 s. A peer may say of
         # its number what it likes, and have accomplices suspect it: so often each can make all
         # others pass on a suspicion and a refutation, as it could by being started again in

@@ -4,31 +4,29 @@ from a shell."""
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import os
 import shutil
+import socket
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import h11
-import trio
-
-from p2p.concurrency import leaves
 from p2p.errors import ConfigError
 from p2p.node.dashboard.server import PAUSE, RESUME
-from p2p.node.folders import SOCKET, add_folder, node_of, nodes_of, why_silent
-from p2p.node.process import until_told_to_end
+from p2p.node.folders import (
+    SOCKET,
+    add_folder,
+    listed,
+    named_folder,
+    node_of,
+    nodes_of,
+    why_silent,
+)
 from p2p.node.usage import (
     FAILED,
     CommandParser,
@@ -37,13 +35,11 @@ from p2p.node.usage import (
     patience,
     say,
 )
-from p2p.wire import KI, MIB
+from p2p.wire import MIB
 
 ASK_SECONDS: Final = 10.0
 """Seconds that a node may be silent. It sends a picture each second, on a machine that may be
 busy; a stopped node (SIGSTOP) would never answer."""
-WIDE: Final = 24  # points of a curve that a line has room for
-
 
 Notes = Callable[[Path], list[tuple[str, str]]]
 """Returns facts that a node's folder shows and the node cannot know, each with its label."""
@@ -75,10 +71,7 @@ def resume_main(argv: Sequence[str]) -> int:
 
 
 def _run(
-    name: str,
-    text: str | None,
-    argv: Sequence[str],
-    main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
+    name: str, text: str | None, argv: Sequence[str], main: Callable[[argparse.Namespace], None]
 ) -> int:
     parser = CommandParser(prog=f"shoal {name}", description=text)
     add_folder(parser)
@@ -88,44 +81,47 @@ def _run(
     return interruptible(partial(_ask, options, main))
 
 
-def _ask(
-    options: argparse.Namespace, main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]]
-) -> int:
+def _ask(options: argparse.Namespace, main: Callable[[argparse.Namespace], None]) -> int:
     nodes_of(options)  # a wrong command line, and not a node that is silent
-    failures: list[BaseException] = []
     try:
-        trio.run(main, options)
-    except* ConfigError as group:
-        failures.extend(leaves(group))
-    for failure in failures:
-        complain(failure)
-    return FAILED if failures else 0
+        main(options)
+    except ConfigError as error:
+        complain(error)
+        return FAILED
+    return 0
 
 
-async def _order(path: str, options: argparse.Namespace) -> None:
-    for folder in nodes_of(options):
-        say((await read(folder, path, "POST")).decode().strip())
+def _order(path: str, options: argparse.Namespace) -> None:
+    nodes = nodes_of(options)
+    if len(nodes) > 1 and named_folder(options) is None:
+        raise ConfigError(
+            f"{len(nodes)} nodes of yours run: name one, or the folder of a run, of"
+            f" {listed(nodes)}"
+        )
+    for folder in nodes:
+        answer = read(folder, path, "POST").decode().strip()
+        say(f"{folder}: {answer}" if len(nodes) > 1 else answer)
 
 
-async def _status(notes: Notes, options: argparse.Namespace) -> None:
+def _status(notes: Notes, options: argparse.Namespace) -> None:
     folder, *others = nodes_of(options)
-    whole = json.loads(await read(folder, "/api/picture"))
+    whole = json.loads(read(folder, "/api/picture"))
     whole["picture"]["facts"] += [*notes(folder), ("folder", str(folder.absolute()))]
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
     for other in () if options.json else others:
-        says = json.loads(await read(other, "/api/picture"))["picture"]["says"]
+        says = json.loads(read(other, "/api/picture"))["picture"]["says"]
         say(f"\n{other}\n{printable(says)}")
 
 
-async def _peers(options: argparse.Namespace) -> None:
-    peers = json.loads(await read(node_of(options), "/api/picture"))["picture"]["peers"]
+def _peers(options: argparse.Namespace) -> None:
+    peers = json.loads(read(node_of(options), "/api/picture"))["picture"]["peers"]
     say(json.dumps(peers) if options.json else "\n".join(peer_lines(peers)))
 
 
-async def _top(options: argparse.Namespace) -> None:
+def _top(options: argparse.Namespace) -> None:
     whole: dict[str, Any] = {}
-    async with until_told_to_end(), following(node_of(options)) as hear:
-        while (told := await hear()) is not None:
+    with suppress(KeyboardInterrupt):
+        for told in following(node_of(options)):
             whole |= told  # curves come when they have changed
             if options.json:
                 say(json.dumps(whole["picture"]))
@@ -172,7 +168,8 @@ def describe(whole: Mapping[str, Any]) -> str:
 def _bars(values: Sequence[float]) -> str:
     """Return the newest numbers as bars, scaled from the least to the greatest number."""
     low, high = min(values), max(values)
-    shares = [(value - low) / (high - low) if high > low else 0 for value in values[-WIDE:]]
+    # points of a curve that a line has room for
+    shares = [(value - low) / (high - low) if high > low else 0 for value in values[-24:]]
     return "".join("▁▂▃▄▅▆▇█"[round(7 * share)] for share in shares)
 
 
@@ -207,105 +204,68 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-async def read(folder: Path, path: str, method: str = "GET") -> bytes:
+def read(folder: Path, path: str, method: str = "GET") -> bytes:
     """Return the whole body of a node's answer.
 
     Raises:
         ConfigError: The node does not answer, or refuses.
     """
-    body = bytearray()
-    async with asking(folder, path, method) as receive:
-        while part := await receive():
-            body += part
-    return bytes(body)
+    with _asking(folder, path, method) as answer:
+        return answer.read()
 
 
-@asynccontextmanager
-async def following(
-    folder: Path,
-) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any] | None]]]:
-    """Follow a node's snapshots. Yield a function that returns the next snapshot, or None at
-    the end.
+def following(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a node's snapshots as they come, until it ends.
 
     Raises:
         ConfigError: The node does not answer, or refuses.
     """
-    waiting = bytearray()
-    async with asking(folder, "/api/events") as receive:
-
-        async def hear() -> dict[str, Any] | None:
-            while b"\n\n" not in waiting:
-                part = await receive()
-                # Bytes of one event: twice the whole picture of 1,000 peers that say all they
-                # may.
-                if not part or len(waiting) > 8 * MIB:
-                    return None
-                waiting.extend(part)
-            event, _, rest = bytes(waiting).partition(b"\n\n")
-            waiting[:] = rest
-            found: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
-            return found
-
-        yield hear
+    # Bytes of one event: twice the whole picture of 1,000 peers that say all they may.
+    with _asking(folder, "/api/events", "GET") as answer:
+        while line := answer.readline(8 * MIB):
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
 
 
-@asynccontextmanager
-async def asking(
-    folder: Path, path: str, method: str = "GET"
-) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
-    """Send a request to the node in ``folder``. Yield a function that returns the next part of
-    the answer's body, or empty bytes at the end.
+@contextmanager
+def _asking(folder: Path, path: str, method: str) -> Iterator[http.client.HTTPResponse]:
+    """Send a request to the node in ``folder`` and yield its answer.
 
     Raises:
         ConfigError: The node does not answer, or refuses.
     """
     where = folder / SOCKET
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(ASK_SECONDS)
     try:
-        with _told(where):
-            stream = await trio.open_unix_socket(where)
-    except (OSError, ValueError, RuntimeError) as error:
-        refused = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-        why = why_silent(folder) if refused else f"no node answers at {where}: {error}"
-        raise ConfigError(why) from None
-    http = h11.Connection(h11.CLIENT)
-
-    async def receive() -> bytes:
-        with _told(where), patience(f"waits for the node at {where}"):
-            return await next_part()
-
-    async def next_part() -> bytes:
-        while True:
-            match event := http.next_event():
-                case h11.NEED_DATA:
-                    http.receive_data(await stream.receive_some(64 * KI))
-                case h11.Response() if event.status_code == 409:  # with a sentence for people
-                    raise ConfigError((await next_part()).decode("utf-8", "replace").strip())
-                case h11.Response() if event.status_code != 200:
-                    raise ConfigError(f"the node at {where} answers {event.status_code}")
-                case h11.Data():
-                    return bytes(event.data)
-                case h11.EndOfMessage() | h11.ConnectionClosed():
-                    return b""
-
-    async with stream:
-        head = h11.Request(method=method, target=path, headers=[("host", "localhost")])
-        with _told(where):
-            await stream.send_all(
-                (http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b"")
-            )
-        yield receive
-
-
-@contextmanager
-def _told(where: Path) -> Iterator[None]:
-    """Turn silence, or the loss of the connection to a node, into a `ConfigError`."""
-    try:
-        with trio.fail_after(ASK_SECONDS):
-            yield
-    except trio.TooSlowError:
+        with patience(f"waits for the node at {where}"):
+            _reach(connection.sock, folder)
+            connection.request(method, path)
+            answer = connection.getresponse()
+        if answer.status == 409:  # with a sentence for people
+            raise ConfigError(answer.read().decode("utf-8", "replace").strip())
+        if answer.status != 200:
+            raise ConfigError(f"the node at {where} answers {answer.status}")
+        yield answer
+    except TimeoutError:
         raise ConfigError(
             f"the node at {where} has said nothing for {ASK_SECONDS:g} s: it is stopped (kill"
             " -CONT lets it go on), or its machine is very busy"
         ) from None
-    except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+    except (http.client.HTTPException, ConnectionError) as error:
         raise ConfigError(f"the node at {where} broke off: {error}") from None
+    finally:
+        connection.close()
+
+
+def _reach(to_node: socket.socket, folder: Path) -> None:
+    where = folder / SOCKET
+    try:
+        to_node.connect(os.fsencode(where))
+    except TimeoutError:
+        raise
+    except (OSError, ValueError) as error:
+        refused = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        why = why_silent(folder) if refused else f"no node answers at {where}: {error}"
+        raise ConfigError(why) from None

@@ -306,7 +306,8 @@ def in_words(health: Mapping[str, Any]) -> str:
     if health.get("rests"):
         said = [f"paused ({health['rests']})", *said]
     now = f"This node: {'; '.join(said)}." if said else f"This node {work}."
-    return f"{now} It {holds}, among {health['members'] + 1} peers."
+    count = health["members"] + 1
+    return f"{now} It {holds}, among {count} peer{'s' if count > 1 else ''}."
 
 
 def _said(profile: Any) -> dict[str, object]:

@@ -28,14 +28,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.limits import LOOPBACK, group_of, reach_of
+from p2p.swarm.core.limits import LOOPBACK, FadingCounts, group_of, reach_of
 
 MAX_ADDRS: Final = 8
 """Most addresses kept per peer: two families, public and private, now and before the last
@@ -212,12 +211,6 @@ def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     return places if nameless == places else nameless
 
 
-@dataclass(slots=True)
-class _Record:
-    points: float
-    at: float
-
-
 class Scores:
     """Keeps penalty points, which fade, refusals, which end, and bans, which do not.
 
@@ -227,7 +220,7 @@ class Scores:
     """
 
     def __init__(self) -> None:
-        self._records: dict[PeerId, _Record] = {}
+        self.points: FadingCounts[PeerId] = FadingCounts(PENALTY_HALF_LIFE, MAX_PEERS)
         # all last equally long: the first in order ends first
         self._refused: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_PEERS)
@@ -235,22 +228,10 @@ class Scores:
     def penalise(self, peer: PeerId, points: float, now: float) -> bool:
         """Add ``points``. Return True if the peer should be disconnected and refused from now
         on."""
-        record = self._records.pop(peer, None) or _Record(0.0, now)
-        record.points = self._faded(record, now) + points
-        record.at = now
-        self._records[peer] = record
-        if len(self._records) > MAX_PEERS:
-            oldest = list(itertools.islice(self._records, _LOOK))
-            del self._records[min(oldest, key=lambda one: self._faded(self._records[one], now))]
-        if record.points < PENALTY_LIMIT:
+        if self.points.add(peer, now, points) < PENALTY_LIMIT:
             return False
         self._refused.renew(peer, now + REFUSAL)
         return True
-
-    def points(self, peer: PeerId, now: float) -> float:
-        """Return a peer's penalty points, as far as they have not faded."""
-        record = self._records.get(peer)
-        return self._faded(record, now) if record else 0.0
 
     def ban(self, peer: PeerId) -> None:
         """Refuse ``peer`` for good."""
@@ -259,9 +240,6 @@ class Scores:
     def is_refused(self, peer: PeerId, now: float) -> bool:
         """Return True if connections to and from ``peer`` are unwelcome."""
         return peer in self._banned or now < self._refused.get(peer, -math.inf)
-
-    def _faded(self, record: _Record, now: float) -> float:
-        return record.points * math.exp2((record.at - now) / PENALTY_HALF_LIFE)
 
 
 DIAL_BACKOFF: Final = 5.0

@@ -29,15 +29,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from p2p.bounded import BoundedDict
 from p2p.door import check_fields
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
+
+K = TypeVar("K")
 
 DESCRIPTOR_RESERVE: Final = 320
 """File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40
@@ -254,9 +256,6 @@ class Budget:
         self._networks: Counter[str] = Counter()
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
-        self._by_served: dict[int, dict[PeerId, None]] = {}
-        """Maps a number of served streams to the peers that have so many. Asking each of 700
-        peers would cost as much as serving a stream."""
 
     @property
     def handshakes(self) -> int:
@@ -448,16 +447,12 @@ class Budget:
         own = self._served.setdefault(stream.peer, {})
         own[stream] = None
         self._served_count += 1
-        self._rank_served(stream.peer, len(own) - 1, len(own))
         victim = None
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            # Of the peer with the most; of a protected one if there are no others.
-            counts = sorted(self._by_served, reverse=True)
-            ranked = (peer for count in counts for peer in self._by_served[count])
-            first = next(iter(self._by_served[counts[0]]))
-            most = next((peer for peer in ranked if not self._is_protected(peer)), first)
+            unprotected = [peer for peer in self._served if not self._is_protected(peer)]
+            most = max(unprotected or self._served, key=lambda peer: len(self._served[peer]))
             victim = next(reversed(self._served[most]))
         if victim is not None:
             self.served_to_end(victim)
@@ -469,18 +464,9 @@ class Budget:
         if own is None or stream not in own:
             return
         del own[stream]
-        self._rank_served(stream.peer, len(own) + 1, len(own))
         if not own:
             del self._served[stream.peer]
         self._served_count -= 1
-
-    def _rank_served(self, peer: PeerId, before: int, after: int) -> None:
-        if before:
-            self._by_served[before].pop(peer)
-            if not self._by_served[before]:
-                del self._by_served[before]
-        if after:
-            self._by_served.setdefault(after, {})[peer] = None
 
     def end_stalled(self) -> None:
         """End the streams whose peers take nothing. This is called once a sweep."""
@@ -510,20 +496,29 @@ A host that answers costs nothing. One that does not gets about eight SYNs a min
 however many peers name it."""
 
 
-class FadingCounts:
-    """Counts of events by name, halved every ``half_life`` seconds."""
+class FadingCounts(Generic[K]):
+    """Amounts by name, halved every ``half_life`` seconds.
 
-    def __init__(self, half_life: float) -> None:
+    Of more than ``most`` names, the least amount among the oldest is forgotten: 0.5 MiB.
+    """
+
+    def __init__(self, half_life: float, most: int = 4096) -> None:
         self._half_life = half_life
-        # Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB.
-        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(4096)
+        self._most = most
+        self._counts: dict[K, tuple[float, float]] = {}
 
-    def add(self, name: str, now: float) -> None:
-        """Count one more event."""
-        self._counts.renew(name, (self.count(name, now) + 1.0, now))
+    def add(self, name: K, now: float, amount: float = 1.0) -> float:
+        """Add to the amount of a name and return it."""
+        total = self.count(name, now) + amount
+        self._counts.pop(name, None)
+        self._counts[name] = total, now
+        if len(self._counts) > self._most:
+            oldest = list(itertools.islice(self._counts, 16))
+            del self._counts[min(oldest, key=lambda one: self.count(one, now))]
+        return total
 
-    def count(self, name: str, now: float) -> float:
-        """Return the faded count of a name."""
+    def count(self, name: K, now: float) -> float:
+        """Return the faded amount of a name."""
         known = self._counts.get(name)
         return known[0] * 2.0 ** ((known[1] - now) / self._half_life) if known else 0.0
 
@@ -535,7 +530,7 @@ class DialTargets:
         self._open: Counter[str] = Counter()
         # Seconds in which half of the failed dials are forgotten: a host at its limit of eight
         # is tried once more every 11 s (60 s times log2 of 8/7).
-        self._failed = FadingCounts(60.0)
+        self._failed: FadingCounts[str] = FadingCounts(60.0)
 
     def begin(self, group: NetGroup, now: float) -> bool:
         """Return True if the dial may begin; then `end` must follow."""

@@ -61,7 +61,7 @@ class Turnstile(Generic[T]):
         self._turns = RateLimit(rate, at_once)
         self._in_all = in_all
         self._per_network = per_network
-        self._had = FadingCounts(TURN_HALF_LIFE)
+        self._had: FadingCounts[str] = FadingCounts(TURN_HALF_LIFE)
         """Decaying count of the turns of each network."""
         self._level: dict[str, int] = {}
         """Maps each network with waiting peers to the logarithm of its count."""

@@ -6,6 +6,7 @@ const COLOURS = ["--one", "--two", "--three", "--four"];
 const SPELT = ["share", "bytes", "bytes/s", "seconds"]; // units that `number` writes
 const MOST_LINES = 8; // of one plot: more cannot be told apart
 const LATELY = 2500; // milliseconds for which a line moves after chunks went along it
+const WHOLE = [1, 2, 5].flatMap((one) => [...Array(12)].map((_, power) => one * 10 ** power)).sort((a, b) => a - b); // steps between marks of counts
 const MOST_DOTS = 24; // of the map: as many as names fit around a circle
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
@@ -96,7 +97,7 @@ class Plot {
     if (this.plot) this.plot.destroy();
     this.shape = shape;
     const axis = {
-      stroke: colour("--quiet"), font: "11px system-ui, sans-serif",
+      stroke: colour("--quiet"), font: "12px system-ui, sans-serif",
       grid: {stroke: colour("--line"), width: 1}, ticks: {show: false},
     };
     const small = more.height < 120, bars = lines.some((line) => line.bars);
@@ -105,15 +106,16 @@ class Plot {
       const least = Math.min(more.from_zero ? 0 : Infinity, low ?? 0, ...beside), most = Math.max(high ?? 0, ...beside);
       return least === most ? [0, 1] : [least, most + 0.06 * (most - least)];
     }} : {};
+    const whole = (values) => values.every((one) => one === null || Number.isInteger(one)) ? WHOLE : undefined;
     const step = bars && data[0].length > 1 ? (data[0][1] - data[0][0]) / 2 : 0;
     this.plot = new uPlot({
       width, height: more.height, legend: {show: false}, cursor: {points: {size: 7}, drag: {x: false, y: false}, y: false},
       padding: [6, 18, 0, 0],
       scales: {x: {time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low - step, high + step]}, y: yRange},
       axes: [
-        {...axis, size: 24, gap: 4, space: small ? 56 : 80, grid: {show: false}, label: x.label, labelSize: 18, labelGap: 0, labelFont: axis.font,
-          values: (_, marks) => marks.map((one) => x.unit || Number.isInteger(one) || x.label ? mark(one, x.unit) : "")},
-        {...axis, size: (_, texts) => 12 + 6.5 * Math.max(3, ...(texts || []).map((text) => text.length)), gap: 4, space: small ? 30 : 44,
+        {...axis, size: 24, gap: 4, space: small ? 56 : 80, grid: {show: false}, label: x.label, labelSize: 18, labelGap: 0, labelFont: axis.font, incrs: whole(data[0]),
+          values: (_, marks) => marks.map((one) => mark(one, x.unit))},
+        {...axis, size: (_, texts) => 12 + 7 * Math.max(3, ...(texts || []).map((text) => text.length)), gap: 4, incrs: beside.length ? undefined : whole(data.slice(1).flat()), space: small ? 30 : 44,
           values: (_, marks) => marks.map((one) => mark(one, unit))},
       ],
       series: [{}, ...lines.map((line, place) => ({
@@ -210,8 +212,10 @@ class Map_ {
       const angle = -Math.PI / 2 + 2 * Math.PI * place / Math.max(1, around.length);
       spots.set(peer, [210 + 150 * Math.cos(angle), 165 + 122 * Math.sin(angle)]);
     });
+    // 12 pixels on the screen, in units of the drawing
+    const size = this.size = 12 * Math.max(1, 420 / Math.min(470, this.place.clientWidth || 420));
     const newest = Math.max(-1, ...shown.map((peer) => peers[peer].policy ?? -1));
-    const svg = node("svg", {viewBox: "0 0 420 350", role: "img"});
+    const svg = node("svg", {viewBox: "0 0 420 350", role: "img", "font-size": size});
     const keys = Object.keys(flows).filter((key) => key.split(" ").every((peer) => spots.has(peer)));
     const most = Math.max(1, ...keys.map((key) => flows[key]));
     let busy = 0;
@@ -237,9 +241,9 @@ class Map_ {
     group.append(node("circle", {cx: x, cy: y, r: crowded ? 7 : 11, class: "dot" + state}));
     const name = row.name ? nameOf(peer) : row.state === "self" ? "this node" : (row.roles || [])[0] || "relay";
     const below = y >= 165;
-    const label = node("text", {x, y: below ? y + 27 : y - 32});
+    const label = node("text", {x, y: below ? y + 15 + this.size : y - 20 - this.size});
     label.textContent = clean(crowded ? name.slice(0, 8) : name.slice(0, 16));
-    const sub = node("text", {x, y: below ? y + 41 : y - 18, class: "sub"});
+    const sub = node("text", {x, y: below ? y + 17 + 2 * this.size : y - 18, class: "sub"});
     const holds = row.state === "gone" ? "gone" : row.policy >= 0 ? "policy " + row.policy : "no policy";
     sub.textContent = row.name ? holds : peer.slice(-4) + ", " + holds;
     group.append(label);

@@ -268,7 +268,7 @@ function counted(words) {
 
 // Members by role, software and policy, in sentences.
 function census(rows) {
-  const said = [counted(rows.flatMap((row) => row.roles.length ? row.roles : ["relay"])).join(", ") + "."];
+  const said = [counted(rows.flatMap((row) => row.roles.length ? row.roles : ["relay"])).map((one) => one + (one.startsWith("1 ") ? " node" : " nodes")).join(", ") + "."];
   const holds = counted(rows.map((row) => row.policy >= 0 ? "hold policy " + number(row.policy) : "hold none")).join(", ");
   if (rows.some((row) => row.policy >= 0)) said.push(holds[0].toUpperCase() + holds.slice(1) + ".");
   const versions = counted(rows.filter((row) => row.version).map((row) => "run " + row.version));
@@ -288,8 +288,8 @@ function peerRow(peer, row, newest) {
   const [kind, words] = stateOf(row, newest);
   return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
     el("td", {class: "n policy"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
-    el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
-    el("td", {class: "text long"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
+    el("td", {class: "n roomy"}, number(row.received, "bytes")), el("td", {class: "n roomy"}, number(row.sent, "bytes")),
+    el("td", {class: "text long roomy"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
 
 function moment(wall) { return new Date(wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"}); }
