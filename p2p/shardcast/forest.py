@@ -248,6 +248,8 @@ class Stripe:
     """The parent of each peer, by index; -1, the origin, for the root."""
     children: dict[int, tuple[int, ...]]
     """The children of each interior peer, by index."""
+    slots: dict[int, int]
+    """The most children of each interior peer, by index."""
 
     def depth(self, place: int) -> int:
         """Return the number of hops from the origin."""
@@ -382,7 +384,8 @@ def _star(roster: Roster, order: Sequence[int], root: int) -> Stripe:
         parent[place] = opened[0]
     children = {root: tuple(place for place in others if place not in below)}
     children |= {opened[0]: tuple(below)} if below else {}
-    return Stripe(root, tuple(parent), {p: of for p, of in children.items() if of})
+    slots = {place: len(of) for place, of in children.items()}
+    return Stripe(root, tuple(parent), {p: of for p, of in children.items() if of}, slots)
 
 
 def _needs_open(roster: Roster, place: int) -> bool:
@@ -458,4 +461,4 @@ def _tree(order: Sequence[int], slots: dict[int, int], roster: Roster) -> Stripe
         children[place].append(child)
         parent[child] = place
     found = {place: tuple(below) for place, below in children.items() if below}
-    return Stripe(root, tuple(parent), found)
+    return Stripe(root, tuple(parent), found, slots)

@@ -52,6 +52,7 @@ def test_each_stripe_spans_all_and_each_peer_is_interior_once(
     for number, stripe in enumerate(forest.stripes):
         assert sorted(reached(forest, number)) == sorted(forest.roster.peers)
         for place, children in stripe.children.items():
+            assert len(children) <= stripe.slots[place]
             assert all(stripe.parent[child] == place for child in children)
         interior += stripe.children
         deepest = max(stripe.depth(place) for place in range(len(uploads)))
@@ -66,9 +67,7 @@ def test_stripes_and_fan_out_of_equals(count: int, stripes: int) -> None:
     forest = build_forest(roster_of([1e6] * count), PolicyVersion(1))
     assert len(forest.stripes) == stripes
     if count > MESH:
-        assert (
-            max(max(map(len, one.children.values())) for one in forest.stripes) <= stripes + 2
-        )
+        assert max(max(stripe.slots.values()) for stripe in forest.stripes) <= stripes + 2
         depth = max(s.depth(place) for s in forest.stripes for place in range(count))
         assert depth <= 2 + math.ceil(math.log(count, stripes))
 
