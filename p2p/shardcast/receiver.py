@@ -115,11 +115,6 @@ class BulkReader:
         length, self._at = head
         return length
 
-    def has(self, count: int) -> bool:
-        """Return True if the next ``count`` bytes are buffered, so that taking them does not
-        wait."""
-        return len(self._data) - self._at >= count
-
     async def take(self, count: int, hold: Callable[[int], None] | None = None) -> bytes:
         """Return the next ``count`` bytes. ``hold`` is called with the number of bytes as they
         come."""
@@ -218,11 +213,8 @@ class Receiver:
         kind = (await reader.take(1))[0] if length else None
         if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
             message = None
-            if reader.has(length - 1):
-                message = await reader.take(length - 1)
-            else:
-                with self.budget.frame(trusted=False) as hold:
-                    message = await reader.take(length - 1, hold)
+            with self.budget.frame(trusted=False) as hold:
+                message = await reader.take(length - 1, hold)
             if message is None:
                 return False
             self._handle(ev.Heard(peer, decode_message_untrusted(message)))

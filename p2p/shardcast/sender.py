@@ -78,13 +78,10 @@ class Throttle:
 
     async def charge(self, size: int) -> None:
         """Return when ``size`` bytes are paid for."""
-        if not self._rate:
-            return
-        now = self._world.now()
-        self._bucket.refill(now, self._rate)
-        self._bucket.take(size)
+        self.take(size)
         if self._bucket.level < 0:
-            await self._world.sleep_until(now - self._bucket.level / self._rate)
+            due = self._world.now() - self._bucket.level / self._rate
+            await self._world.sleep_until(due)
 
 
 class Sender:

@@ -75,13 +75,11 @@ class Announcer:
     def _notices(self, policy: bytes) -> _Notices:
         return self._versions.setdefault(policy, _Notices())
 
-    def is_due(self, download: Download, now: float) -> bool:
-        """Return True if `tell` should send now."""
-        return self._due.get(download.name, math.inf) <= now
-
-    def tell(self, download: Download) -> Iterator[ev.Effect]:
-        """Return the pending announcements: have-lists, and to children the chunks not pushed
-        to them."""
+    def tell(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Return the pending announcements if they are due: have-lists, and to children the
+        chunks not pushed to them. Infinite ``now`` makes them due."""
+        if self._due.get(download.name, math.inf) > now:
+            return
         self._due.pop(download.name, None)
         notices = self._notices(download.name)
         new, withheld = notices.new, notices.withheld

@@ -431,7 +431,7 @@ class ShardcastCore:
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
-            self._out += self._announcer.tell(download)
+            self._out += self._announcer.tell(download, math.inf)
             self._out.append(ev.Finish(header.policy))
             # The receipt says what each stripe has brought.
             origin = download.manifest.publisher
@@ -442,7 +442,7 @@ class ShardcastCore:
                 self._out.append(ev.Send(origin, receipt))
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
                 self._pull(waiting)
-        elif is_answer or download.pull_only or download.has_urgent:
+        elif is_answer or download.pull_only or download.lateness.urgent:
             self._pull(download)
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
@@ -609,8 +609,7 @@ class ShardcastCore:
         self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
-            if self._announcer.is_due(download, self._now):
-                self._out += self._announcer.tell(download)
+            self._out += self._announcer.tell(download, self._now)
             if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)

@@ -189,7 +189,7 @@ class Repair:
     def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
         """Return the late chunks to request, grouped by holder."""
         late = download.late(now)
-        if not (late or download.overdue) or download.index is None:
+        if not (late or download.lateness.overdue) or download.index is None:
             return {}
         ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
         room = max(WINDOW, ahead) - len(download.requests)
@@ -203,14 +203,14 @@ class Repair:
             if p != origin and (claim := self._rate(download, p))
         }
         held = self._believable(download, claims)
-        late |= (download.overdue & download.missing) - held
+        late |= (download.lateness.overdue & download.missing) - held
         for peer, chunk in islice(self._deal(download, claims, late), room):
             plan.setdefault(peer, []).append(chunk)
             self._ask(download, peer, chunk, now)
         orphans = (download.missing & late) - held
         if not download.may_ask_origin:
             claimed = reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
-            orphans &= download.failed | download.overdue | claimed
+            orphans &= download.failed | download.lateness.overdue | claimed
         if orphans and (claim := self._rate(download, origin)):
             # It is owed a window at once, and may answer along a stripe.
             most = WINDOW - self._source(download, origin, claim).owed
