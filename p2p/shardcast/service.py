@@ -21,7 +21,6 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.offence import Offence
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
@@ -310,10 +309,10 @@ class Shardcast:
                 self._jobs.send_nowait(effect)
             case ev.Regroup():
                 self._nursery.start_soon(self._regroup)
-            case ev.Penalise(peer, reason):
+            case ev.Penalise(peer, offence, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_sender(peer)
-                self._host.penalise(peer, Offence.LIE.points, reason)
+                self._host.penalise(peer, offence.points, reason)
             case ev.RefuseRoster(reason):
                 logger.warning("roster_refused reason=%s", reason)
             case ev.Halt(evidence):
@@ -328,7 +327,7 @@ class Shardcast:
             self._driver.feed(ev.PeerUp(event.peer))
         else:
             self._drop_sender(event.peer)
-            self._driver.feed(ev.PeerLost(event.peer))
+            self._driver.feed(ev.PeerDown(event.peer))
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
@@ -420,7 +419,7 @@ class Shardcast:
         await sender.run(self._host, self._driver.feed)
         if self._senders.get(sender.peer) is sender:
             del self._senders[sender.peer]
-            self._driver.feed(ev.PeerLost(sender.peer))
+            self._driver.feed(ev.PeerDown(sender.peer))
 
     def _drop_sender(self, peer: PeerId) -> None:
         sender = self._senders.pop(peer, None)

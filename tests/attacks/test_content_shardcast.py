@@ -95,7 +95,7 @@ def test_hello_all_day_is_answered_once_per_connection() -> None:
     course = Course(holds=True)
     effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Hello(-1))]
     assert answers(effects, PolicyNews) == 1
-    course.core.handle(ev.PeerLost(PEERS[0]), course.now)
+    course.core.handle(ev.PeerDown(PEERS[0]), course.now)
     course.core.handle(ev.PeerUp(PEERS[0]), course.now)
     assert answers(course.hear(PEERS[0], Hello(-1)), PolicyNews) == 1
 

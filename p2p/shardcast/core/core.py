@@ -31,6 +31,7 @@ from typing import assert_never
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.offence import Offence
 from p2p.own_time import OwnTime
 from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -150,7 +151,7 @@ class ShardcastCore:
                 self._chunk_sent(peer, size)
             case ev.PeerUp(peer):
                 self._peer_up(peer)
-            case ev.PeerLost(peer):
+            case ev.PeerDown(peer):
                 self._peer_lost(peer)
             case ev.Tick():
                 self._tick()
@@ -601,7 +602,7 @@ class ShardcastCore:
         """Refuse all further dealings with ``peer``."""
         self._peers.ban(peer)
         self._peer_lost(peer)
-        self._out.append(ev.Penalise(peer, reason))
+        self._out.append(ev.Penalise(peer, Offence.LIE, reason))
 
     # What goes out
 
