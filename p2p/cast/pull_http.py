@@ -31,7 +31,6 @@ from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import SOON
 from p2p.policy import NO_POLICY, PolicyVersion
-from p2p.shardcast.disk import LONGEST_RETRY
 from p2p.shardcast.http.core.answers import (
     LISTING,
     MAX_LISTING,
@@ -40,7 +39,7 @@ from p2p.shardcast.http.core.answers import (
     shard_path,
 )
 from p2p.shardcast.http.library import PIECE, Release, Shelf, index_of_file
-from p2p.shardcast.store import Cores
+from p2p.shardcast.store import LONGEST_RETRY, Cores
 from p2p.wire import KI, MIB
 from p2p.world import World
 

@@ -41,8 +41,15 @@ from p2p.shardcast.patch import (
     is_alike,
     runs_of,
 )
-from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches, tensors_of
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import (
+    DRAFT,
+    HASH_RATE,
+    Cores,
+    PolicyStore,
+    StoredPolicy,
+    batches,
+    tensors_of,
+)
 from p2p.wire import MIB
 from p2p.world import DiskEntry, World
 

@@ -21,13 +21,13 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
+from p2p.shardcast.bulk import Receiver, Sender, Throttle
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
@@ -42,10 +42,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.shardcast.publisher import PolicyPublisher
-from p2p.shardcast.receiver import Receiver
-from p2p.shardcast.sender import Sender, Throttle
-from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import DiskHealth, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast.bulk import MAX_UNFINISHED, FrameBudget
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
@@ -37,7 +38,6 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
-from p2p.shardcast.receiver import MAX_UNFINISHED, FrameBudget
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.shardcast_policies import index_of
 from tests.support.shardcast_town import Member, Town, publish

@@ -36,15 +36,14 @@ from p2p.own_time import OwnTime
 from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.origin import Origin
+from p2p.shardcast.core.handout import Origin
 from p2p.shardcast.core.peers import Flows, Peers
 from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.core.upload import Announcer, Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span

@@ -27,12 +27,12 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download, Request
 from p2p.shardcast.core.pace import IN_FLIGHT, SLOW_LINK, Patience, longest_wait
 from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
 from p2p.shardcast.core.queue import QUICKEST
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.upload import Announcer
 from p2p.shardcast.messages import Ask, Taken, Want
 
 WINDOW: Final = 4

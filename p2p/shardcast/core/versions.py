@@ -16,9 +16,9 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet, Selection
-from p2p.shardcast.core.announcer import MAX_SUBSCRIBERS
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
+from p2p.shardcast.core.upload import MAX_SUBSCRIBERS
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
