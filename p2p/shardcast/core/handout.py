@@ -77,44 +77,29 @@ class GiftStage(Enum):
     """The chunk is given again after all others."""
 
 
-class GiftEvent(Enum):
-    """An event in the life of a chunk of a hand-out."""
-
-    GIVE = auto()
-    CONFIRM = auto()
-    TIME_OUT = auto()
-    LOSE = auto()
-    """The root of the chunk is gone, and may not have relayed it."""
-    ASK = auto()
-    """Peers ask the origin itself for the chunk."""
-    DEMOTE = auto()
-    """The root of the chunk lost its stripe."""
-    LACK = auto()
-    """Most peers lack the chunk, as found after a restart."""
-    HOLD = auto()
-    """Most peers hold the chunk, as found after a restart."""
-
-
 _URGENT: Final = (GiftStage.LATE, GiftStage.AGAIN)
 """Stages of chunks that are given before any new one."""
-_S, _E = GiftStage, GiftEvent
-# The life of a chunk of a hand-out. A pair that is absent changes nothing. All events but GIVE
-# and ASK are about the latest gift of the chunk.
-TRANSITIONS: Final = {
-    **{(stage, _E.GIVE): _S.GIVEN for stage in (_S.FRESH, _S.LATE, _S.AGAIN, _S.DOUBTED)},
-    (_S.GIVEN, _E.CONFIRM): _S.CONFIRMED,
-    (_S.LATE, _E.CONFIRM): _S.CONFIRMED,
-    (_S.GIVEN, _E.TIME_OUT): _S.LATE,
-    **{(stage, _E.LOSE): _S.AGAIN for stage in (_S.GIVEN, _S.CONFIRMED, _S.LATE)},
-    **{
-        (stage, _E.ASK): _S.AGAIN
-        for stage in (_S.EARLIER, _S.GIVEN, _S.CONFIRMED, _S.LATE, _S.DOUBTED)
-    },
-    (_S.GIVEN, _E.DEMOTE): _S.DOUBTED,
-    (_S.CONFIRMED, _E.DEMOTE): _S.DOUBTED,
-    (_S.EARLIER, _E.LACK): _S.DOUBTED,
-    (_S.DOUBTED, _E.HOLD): _S.EARLIER,
-}
+_S: Final = GiftStage
+
+
+class GiftEvent(Enum):
+    """An event in the life of a chunk of a hand-out: the stages that it ends, and the one that
+    it begins. In other stages it changes nothing. All but GIVE and ASK are about the latest
+    gift of the chunk."""
+
+    GIVE = (_S.FRESH, _S.LATE, _S.AGAIN, _S.DOUBTED), _S.GIVEN
+    CONFIRM = (_S.GIVEN, _S.LATE), _S.CONFIRMED
+    TIME_OUT = (_S.GIVEN,), _S.LATE
+    LOSE = (_S.GIVEN, _S.CONFIRMED, _S.LATE), _S.AGAIN
+    """The root of the chunk is gone, and may not have relayed it."""
+    ASK = (_S.EARLIER, _S.GIVEN, _S.CONFIRMED, _S.LATE, _S.DOUBTED), _S.AGAIN
+    """Peers ask the origin itself for the chunk."""
+    DEMOTE = (_S.GIVEN, _S.CONFIRMED), _S.DOUBTED
+    """The root of the chunk lost its stripe."""
+    LACK = (_S.EARLIER,), _S.DOUBTED
+    """Most peers lack the chunk, as found after a restart."""
+    HOLD = (_S.DOUBTED,), _S.EARLIER
+    """Most peers hold the chunk, as found after a restart."""
 
 
 @dataclass(slots=True, eq=False)
@@ -355,10 +340,11 @@ class HandOut:
         return self._chunks[number]
 
     def _advance(self, number: int, event: GiftEvent) -> None:
-        """Apply `TRANSITIONS` to a chunk, and update the sets of chunks to give again."""
+        """Apply an event to a chunk, and update the sets of chunks to give again."""
         chunk = self._chunk(number)
         before = chunk.stage
-        chunk.stage = after = TRANSITIONS.get((before, event), before)
+        ended, begun = event.value
+        chunk.stage = after = begun if before in ended else before
         for table, stages in (self._again, _URGENT), (self._doubted, (GiftStage.DOUBTED,)):
             if after not in stages:
                 table.pop(number, None)
