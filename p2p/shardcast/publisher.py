@@ -31,7 +31,7 @@ from p2p.shardcast.index import (
     check_paths_untrusted,
     digest_of,
 )
-from p2p.shardcast.layout import CutSpan, Tensor, cut_files, span_for
+from p2p.shardcast.layout import Tensor, cut_files, span_for
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
@@ -129,9 +129,9 @@ class Digester:
         return digested
 
     async def hash(
-        self, root: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+        self, root: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[Span]]
     ) -> Digested:
-        draft = Index.of(files, [Span(b"", one.size, one.kind) for row in cuts for one in row])
+        draft = Index.of(files, [span for row in cuts for span in row])
         spans, wires = list(draft.spans), {}
 
         async def do(batch: tuple[int, int]) -> None:

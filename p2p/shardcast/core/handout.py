@@ -722,7 +722,7 @@ class Origin:
         """Update the peers' believed capacities from the receipts of finished hand-outs."""
         for handout in self._handouts.values():
             for carried in handout.take_receipts() if handout.exhausted else ():
-                self._capacities.note_carried(carried.peer, carried.rates, carried.limit)
+                self._capacities.note_carried(*carried)
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """Return the entries with the upload that this origin believes of each peer. A peer
