@@ -80,9 +80,9 @@ class StripeCounts:
 
 
 Carried = tuple[PeerId, tuple[float, ...], float | None]
-"""Reports about a peer by its children: the bytes per second that it carried, one value for each
-child that has reported lately; and its capacity if its children received too little, as the
-median over all reports, else None."""
+"""Reports about a peer by its children: the bytes per second that it carried, one value for
+each child that has reported lately; and its capacity if its children received too little, as
+the median over all reports, else None."""
 
 
 class ReceiptBook:
