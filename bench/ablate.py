@@ -158,7 +158,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def switch_off(rule: Rule) -> None:
-    """Replace what carries a rule, for the rest of this process."""
+    """Replace the implementation of a rule for the rest of this process."""
     for place, value in rule.off.items():
         module, _, path = place.partition(":")
         owner: object = importlib.import_module(f"p2p.shardcast.core.{module}")

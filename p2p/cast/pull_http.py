@@ -55,7 +55,7 @@ and then is never silent."""
 
 
 class OriginsFailed(ShoalError):
-    """No server gave the version; the message says what each answered."""
+    """No server gave the version. The message has each server's answer."""
 
 
 class Origins:
@@ -79,8 +79,8 @@ class Origins:
         self._came = 0
 
     async def listed(self) -> list[Listed]:
-        """Return the listed versions, newest first. Of two entries for one version the one that
-        most servers list counts. Raises `OriginsFailed` if no server answers."""
+        """Return the listed versions, newest first. If servers list different entries for a
+        version, the most frequent entry counts. Raises `OriginsFailed` if no server answers."""
         said: dict[PolicyVersion, Counter[Listed]] = {}
         troubles: list[str] = []
         for base in self._bases:
@@ -102,8 +102,8 @@ class Origins:
         return [said[version].most_common(1)[0][0] for version in sorted(said, reverse=True)]
 
     async def wait_newer(self, known: PolicyVersion = NO_POLICY) -> Release:
-        """Fetch the newest version once it is newer than ``known``; those in between are passed
-        over. What goes wrong meanwhile is said, and tried again. Raises `Unnameable`."""
+        """Fetch the newest version once it is newer than ``known``; versions in between are
+        skipped. Errors are reported and retried. Raises `Unnameable`."""
         while True:
             try:
                 newest = next(iter(await self.listed()), None)
@@ -174,8 +174,8 @@ class Origins:
     async def _fetch_shard(
         self, entry: Listed, shard: int, bases: Sequence[str], part: str, where: int, most: int
     ) -> int:
-        """Ask the servers in turn, starting with another one for each shard, and with those
-        that failed last at the end."""
+        """Ask the servers in turn. Each shard starts with another server, and servers that
+        failed lately come last."""
 
         async def keep(offset: int, data: bytes) -> None:
             await self._world.disk.write(part, data, where + offset)
@@ -194,8 +194,8 @@ class Origins:
     async def _get(
         self, base: str, path: str, most: int, keep: Callable[[int, bytes], Awaitable[None]]
     ) -> int:
-        """Hand what ``base`` has at ``path`` to ``keep(offset, data)``; return its bytes.
-        Raises `OriginsFailed`."""
+        """Download ``path`` from ``base``, passing the data to ``keep(offset, data)``. Return
+        the number of bytes. Raises `OriginsFailed`."""
         begun, count = self._world.now(), 0
         try:
             get = trio_asyncio.aio_as_trio(self._session.get)
@@ -288,7 +288,7 @@ async def pull_http(options: argparse.Namespace, out: Path) -> int:
 
 
 async def _tell(world: World, origins: Origins, teller: Teller) -> None:
-    """Report progress, and what the pull waits for, when it changes or bytes come."""
+    """Report progress and the reason for waiting, whenever one of them changes."""
     said, due = "", world.now()
     while True:
         due += SOON

@@ -97,7 +97,7 @@ def deliver(
 
 
 class Replaces(ConfigError):
-    """Files of the version would take the place of others that no pull has put there."""
+    """The version's files would replace files that no pull has put there."""
 
 
 def check_replaced(
@@ -106,11 +106,11 @@ def check_replaced(
     """Raise `Replaces` if files in ``out`` are others than those of a version.
 
     Args:
-        index: Of the version.
-        out: Where its files go.
-        name: What it is called if it is one file.
-        ours: Inodes of what earlier pulls have put there.
-        weights: Where the version lies; None: it is still to come, and only sizes are known.
+        index: Index of the version.
+        out: Folder or file to write to.
+        name: Name of the file, for a version of one file.
+        ours: Inodes of files that earlier pulls have put there.
+        weights: Path of the version; None if it has not arrived and only sizes are known.
     """
     others = []
     for file in index.files:
@@ -171,9 +171,9 @@ async def tell_unreachable(
     teller: Teller,
     causes: dict[Multiaddr, str] | None = None,
 ) -> None:
-    """Report for each address why nothing comes from there, until this node has a neighbour,
-    and keep the reasons in ``causes``. A person reads one line for each, and another only
-    when the reason has changed."""
+    """Report for each address why it does not answer, until this node has a neighbour, and keep
+    the reasons in ``causes``. A person reads one line for each, and another only when the
+    reason has changed."""
     said = {} if causes is None else causes
 
     async def look(addr: Multiaddr) -> None:
@@ -344,7 +344,7 @@ class Pull:
         teller: Teller, unreachable: Mapping[Multiaddr, str], ours: Collection[int],
         selection: Selection | None,
     ) -> None:  # fmt: skip
-        """``unreachable`` has the reason of each address from which nothing comes, ``ours`` the
+        """``unreachable`` maps addresses that do not answer to the reasons; ``ours`` has the
         inodes of the files that earlier pulls have written: they need no question."""
         self.last = CastState()
         """Progress that was shown last; it is updated in place."""
@@ -435,7 +435,8 @@ class Pull:
             await node.world.sleep_until(due)
 
     def _cause(self, seconds: float) -> str:
-        """Return what must happen before more arrives; nothing has for some ``seconds``."""
+        """Return the event that a stalled download waits for, in words. Nothing has arrived for
+        some ``seconds``."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"

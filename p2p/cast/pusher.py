@@ -1,5 +1,5 @@
 """``shoal push``: give a file or folder to many machines; ``shoal serve``: offer it over HTTP,
-without a swarm; ``shoal inspect``: say what a ticket names, or what a push would send.
+without a swarm; ``shoal inspect``: describe the content of a ticket or of a push.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ class Weights:
         self._stamps: dict[int, object] = {}
 
     async def publish_newest(self, node: CastNode) -> PolicyVersion:
-        """Publish the newest version. Raises `ConfigError` if there is none, or it is bad."""
+        """Publish the newest version. Raises `ConfigError` if there is no version, or if it is
+        invalid."""
         await trio.to_thread.run_sync(partial(shutil.rmtree, self._built, ignore_errors=True))
         found = [one for one in versions(self._root) if one]
         if not found:
@@ -252,8 +253,7 @@ class Weights:
         return version
 
     def _build(self, number: int) -> None:
-        """Build a version from the last one that is full or was built, and the deltas after
-        it."""
+        """Build a version from the last full or built version and the deltas after it."""
         chain = [number]
         while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._is_here:
             if not folder_of(self._root, chain[-1] - 1).is_dir():

@@ -41,7 +41,7 @@ a connection outlasts the wait before it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastNode:
-    """A pusher or a puller."""
+    """A node that takes part in a push, as pusher or puller."""
 
     world: World
     host: Host
@@ -53,12 +53,13 @@ class CastNode:
     """Members that have said good-bye, with what they said last."""
 
     def announce(self, version: PolicyVersion) -> None:
-        """Say in heartbeats that this node has ``version`` where its person wants it. Pushes
-        that wait for a number of machines count those that say so."""
+        """Announce in heartbeats that this node has delivered ``version``. A push with
+        ``--expect`` counts these nodes."""
         self.membership.me.update(policy=int(version), load=0.0)
 
     def announce_share(self, share: float) -> None:
-        """Say in heartbeats how much of the coming version is here, in the field for load."""
+        """Announce the received share of the coming version in heartbeats, in the field for
+        load."""
         self.membership.me.update(load=share)
 
     def others(self) -> list[Member]:
@@ -180,7 +181,7 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
 async def _dial(
     node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr], wait: float
 ) -> None:
-    """Wait, and connect to ``pusher`` unless there is a connection by then, ours or its."""
+    """Wait, then connect to ``pusher`` unless either side has connected meanwhile."""
     await node.world.sleep(wait)
     if pusher not in node.host.connected:
         node.host.add_addrs(pusher, addrs)  # forgotten if another node has answered there

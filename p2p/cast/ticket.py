@@ -62,7 +62,7 @@ class Ticket:
         return run_of(self.pusher, self.secret)
 
     def admission(self, peer: PeerId) -> bytes:
-        """The proof by which ``peer`` is let in."""
+        """Return the proof that admits ``peer`` to the push."""
         return admission_of(self.secret, peer)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Ticket:
 
 
 def is_name(name: str) -> bool:
-    """Return True if a name can be that of a new file or folder here, and nothing else."""
+    """Return True if this machine can create a file or folder of this name."""
     return (
         name.isprintable()  # half a character, which cannot be encoded, is not
         and 0 < len(name.encode()) <= MAX_SEGMENT
@@ -95,7 +95,7 @@ def admission_of(secret: bytes, peer: PeerId) -> bytes:
 
 
 def decode_ticket_untrusted(text: str) -> Ticket:
-    """The ticket that ``text`` is. Raise `BadMessage`, and nothing else."""
+    """Decode a ticket from its text. Raise `BadMessage`, and nothing else."""
     text = "".join(text.split())  # a terminal may have wrapped it
     if not text.startswith(PREFIX):
         raise BadMessage(f"a ticket begins with {PREFIX}")

@@ -52,11 +52,11 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         self.closed = trio.Event()
 
     def has_gone(self) -> bool:
-        """Return False: only who reads can tell."""
+        """Return False, since only a reader of the stream can know."""
         return False
 
     def has_spoken(self) -> bool:
-        """Return False: only who reads can tell."""
+        """Return False, since only a reader of the stream can know."""
         return False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

@@ -1,8 +1,8 @@
 """Driver of `Exchange`: asks peers, answers them, and tells the node of new proofs.
 
-Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
-most once in `ASK_BACK`. That it has more is a claim, which anybody may make: it is followed
-beside the questions to peers that are drawn, never instead of one, and who brought nothing when
+Two nodes that meet exchange in both directions: a node that is asked by a peer with more
+entries asks back, at most once in `ASK_BACK`. Anybody may claim to have more, so asking back
+comes beside the questions to random peers, never instead of one, and who brought nothing when
 it was asked on its own word is not believed for a while. What is answered, and how often, is
 bounded per peer; a peer that sends what no author has signed is penalised.
 """

@@ -1,4 +1,4 @@
-"""Which node a command is about: that of the folder that is named, or one that runs here."""
+"""The node that a command is about: that of the named folder, or one that runs here."""
 
 from __future__ import annotations
 

@@ -6,16 +6,15 @@ one. Its bytes are split in *planes*: the first byte of every value, then the se
 that it does not, as the mantissas of weights, is stored as it is. In front of the planes stand
 their lengths.
 
-Why so. Of bf16 weights the byte with the exponent compresses 2.7 to 2.9 times and the other not
-at all: 1.46 to 1.49 times together, where zstd on the unsplit bytes gives 1.28. Nothing
-lossless does better than 1.5. Level 1, because higher levels do worse on planes (their match
-finders win nothing and break up the statistics).
+Planes compress better: of bf16 weights the byte with the exponent shrinks 2.7 to 2.9 times and
+the other byte not at all, together 1.46 to 1.49 times, while zstd on the unsplit bytes gives
+1.28. No lossless coder does better than 1.5.
 
-What the planes of numbers are packed with is level 1 with the smallest match table and the
-longest least match (`_NUMBERS`): there is nothing to match among exponents, only an uneven
-distribution of bytes, and a compressor that does not look for matches is faster and better.
-Example: 2 MiB of exponents, one core: level 1 gives 2.71 times at 370 MB/s, level 3 2.37 at
-129, this 2.94 at 1,040. Unpacking is faster too: 2,800 MB/s for 1,490.
+Planes of numbers are packed at level 1 with the smallest match table and the longest minimal
+match (`_NUMBERS`): exponents have an uneven distribution but nothing to match, so a compressor
+that hardly looks for matches is faster and better. Example: 2 MiB of exponents, one core: level
+1 gives 2.71 times at 370 MB/s, level 3 2.37 at 129, this 2.94 at 1,040. Unpacking is faster
+too: 2,800 MB/s for 1,490.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a publisher turns files into a version: durable first, then told.
+"""A publisher turns files into a version, which is durable before it is announced.
 
 Its patch from the version before is coded on all cores, some runs at a time, and written as
 they are done: neither version is ever in memory as a whole.
@@ -103,7 +103,8 @@ class Digester:
         self._cores = cores
 
     async def digest(self, path: str) -> Digested:
-        """Cut the files at ``path`` into spans and hash them; pack those at the front.
+        """Cut the files at ``path`` into spans and hash them. The first spans are also packed,
+        so that a hand-out can begin at once.
 
         Raises:
             LocalProtocolError: The files cannot be a version, or change meanwhile.

@@ -1,20 +1,18 @@
 """The policies on disk: written, checked and pruned; roles load from them, peers are served.
 
-Theory of operation
--------------------
-A policy has a *head* (its manifest and index) and its files. While spans are missing the files
-are in ``NAME.part``, which is as long from the start as it will be: so a disk that is too small
-says so before anything was fetched in vain. A verified span goes to its place at once, and no
-more of them wait for that than streams bring some: a kill -9 costs each stream one chunk. When
-nothing is missing, files and head are fsynced and ``NAME.part`` gets its final name. Nothing
-unverified ever has one, and no peer or role is told before.
+Theory of operation ------------------- A policy has a *head* (its manifest and index) and its
+files. While spans are missing the files are in ``NAME.part``, which has its full length from
+the start, so that a disk that is too small fails before anything was fetched. A verified span
+is written at once. At most one span for each stream waits in memory, so a kill -9 costs each
+stream one chunk. When all spans are here, files and head are fsynced and ``NAME.part`` gets its
+final name. Only verified files have a final name, and peers and roles are told afterwards.
 
-What an earlier life left is believed as far as its spans hash right: 0.3 s of a core for each
-GB, read once. No bitmap beside the spans says which to look at: after a crash of the machine it
-could not be believed, and before one it would cost a write for each chunk.
+At the start the spans of an earlier life are hashed, and those that match are kept: 0.3 s of a
+core for each GB. There is no bitmap of the spans on disk: it could not be trusted after a crash
+of the machine, and would cost a write for each chunk.
 
-A chunk is packed when it is asked for. What is on its way through this node is in memory as it
-came (`ShardcastConfig.cache_bytes`), so relays pack nothing.
+A chunk is packed when a peer asks for it. Chunks that pass through this node stay in memory as
+they came (`ShardcastConfig.cache_bytes`), so relays pack nothing.
 
 A policy of this node's own is not copied. Its head says where its files are, they are fsynced
 and the head written durably before it is announced: an origin that crashes has published a
@@ -198,18 +196,18 @@ class StoredPolicy:
 
     @property
     def final(self) -> str:
-        """The path of its file or folder once nothing is missing."""
+        """The path of the policy's file or folder once it is complete."""
         if self.is_patch:
             return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
 
     @property
     def weights(self) -> str:
-        """The current path of its file or folder."""
+        """The current path of the policy's file or folder."""
         return self.final if self.stored else self.part
 
     def file(self, number: int, *, is_final: bool = False) -> str:
-        """Return the current path of one of its files, or its final one."""
+        """Return the current or final path of one of the policy's files."""
         weights, path = self.final if is_final else self.weights, self.index.files[number].path
         return f"{weights}/{path}" if path else weights
 

@@ -169,7 +169,8 @@ class Lane:
 
     def _next_batch(self) -> list[bytes]:
         """Return the messages to be sent together. They stay queued until the stream has taken
-        them: up to a megabyte of the last one does, for a peer that reads nothing."""
+        them: of the last message, up to a megabyte stays queued for a peer that reads nothing.
+        """
         count = size = 0
         # Bytes of waiting messages joined for one send: a full record, beyond which joining
         # saves no seal.

@@ -1,4 +1,4 @@
-"""Environments: where tasks come from, and who checks the answers.
+"""Environments, which make tasks and check answers.
 
 Read `base` first: what an environment has to be, and `text`, the same for authors of questions
 in text. `mix` combines all environments that a run names. A role sees them through `client`,
@@ -11,7 +11,8 @@ travels, and whoever replays it asks the environment again.
 
 These come with Shoal: `sort` and `guess` for models without a base; for those with one
 `arithmetic`, `questions` (``math`` and ``math-exact``, from a file of this machine), `gym`
-(reasoning-gym), `code` (programs paid by tests) and, in turns, `calculator` and `python`.
+(reasoning-gym), `code` (programs paid by tests) and, in turns, `calculator`, `python` and
+`search` (of a corpus).
 `wasm` runs code of strangers with fuel, the same everywhere, and `capsule` whole environments,
 which travel with a run. `answers` finds the final answer
 in a completion, and `formulas` compares it, where that is cheap. `check` tries the laws of all

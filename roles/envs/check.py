@@ -60,7 +60,7 @@ def why_not_repeatable(environment: Any) -> str:
     """Make tasks and rewards twice, of an environment of text, of tokens, or of a mix.
 
     Returns:
-        A sentence if they are not the same, else nothing. What raises, raises for all nodes.
+        A sentence if they differ, else None. An error that repeats is the same for all nodes.
     """
     parts = getattr(environment, "environments", None)  # of a mix
     for part in [environment] if parts is None else parts.values():
@@ -96,8 +96,8 @@ def _difference(environment: Any) -> str:
 def expect(
     environment: Any, answers: Sequence[tuple[Any, Any]], *, talks: bool = False
 ) -> None:
-    """Let an environment that would rather be asked together prepare rewards; ``talks``: and
-    what it answers."""
+    """Let an environment that prefers calls in bulk prepare rewards and, if it ``talks``,
+    answers."""
     if not hasattr(environment, "expect"):
         return
     is_one = not is_turns(environment)
@@ -112,9 +112,10 @@ def sample(environment: Any, tasks: Sequence[Any]) -> tuple[str, list[tuple[str,
     it, each with its reward, as people read them."""
     task = tasks[0]
     paid = {said: _paid(environment, task, said)
-            for said in (*_sayings(task)[:-1], *_sayings(tasks[-1]))}  # fmt: skip
+            for said in (*_sayings(task)[:-1], *_sayings(tasks[-1])[:-1])}  # fmt: skip
     earned = {said: one for said, one in paid.items() if isinstance(one, float)}
-    ends = [pick(earned, key=earned.__getitem__) for pick in (max, min) if earned]
+    pay = earned.__getitem__
+    ends = [max(earned, key=pay), min(reversed(earned), key=pay)] if earned else []
     if isinstance(task, TextTask):
         asked = "\n".join(message.content for message in task.messages)
         return asked, [(said, earned[said]) for said in ends]
@@ -133,7 +134,7 @@ def _sayings(task: Any) -> tuple[Any, ...]:
 
 
 def _paid(environment: Any, task: Any, said: Any) -> float | str:
-    """Return a reward, or what is raised."""
+    """Return a reward, or the error that it raises."""
 
     def pay() -> float:
         if isinstance(task, TextTask):
@@ -146,7 +147,8 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
 
 
 def _heard(environment: Any, task: Any, said: Any) -> Any:
-    """Return what the model hears behind a turn, or what is raised; None of one turn."""
+    """Return the environment's answer to a turn, or the error that it raises; None in an
+    environment of one turn."""
     if isinstance(environment, TurnEnvironment) and isinstance(task, Task):
         return _outcome(environment, partial(environment.respond, task, said, ROOM))
     if is_turns(environment):
@@ -155,7 +157,7 @@ def _heard(environment: Any, task: Any, said: Any) -> Any:
 
 
 def _outcome(environment: Any, work: Callable[[], Any]) -> Any:
-    """Return what a call of an environment returns, or in words what it raises."""
+    """Return the result of a call of an environment, or its error in words."""
     try:
         return call_contained(environment, "call", work)
     except EnvironmentFailed as error:
@@ -240,7 +242,7 @@ def _form(environment: TextEnvironment, task: TextTask) -> str:
 
 
 def fragments(answer: str) -> list[str]:
-    """Return texts that are written in an answer and say less than it."""
+    """Return parts of an answer that say less than the whole."""
     answer = answer.strip(UNITS)
     parts = (part for pattern in _PIECES for part in pattern.findall(answer))
     ends = (end for at in _places(answer) for end in (answer[:at], answer[at:]))

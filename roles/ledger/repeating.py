@@ -80,7 +80,7 @@ class Repeated:
 
 
 class _Missing(Exception):
-    """Raised if something that a replay needs is missing; the message says what."""
+    """A file that a replay needs is missing. The message names it."""
 
 
 class Sources:

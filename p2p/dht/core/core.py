@@ -223,12 +223,12 @@ class DhtCore:
                 self._wall = wall
                 self._tick()
             case PeerUp(peer):
-                self._neighbours.connected(peer)
+                self._neighbours.up[peer] = None
                 few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
                 if few and self._neighbours.claim_ping(peer, now):
                     self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
-                self._neighbours.disconnected(peer)
+                self._neighbours.up.pop(peer, None)
                 if unreachable:
                     self._neighbours.unreachable(peer, now)
                     self._requester.unreachable(peer, now)
@@ -277,7 +277,7 @@ class DhtCore:
     def _take(self, envelope: msg.Envelope) -> None:
         sender, body = envelope.sender, envelope.body
         quotas = self._responder.quotas
-        self._neighbours.connected(sender.peer)
+        self._neighbours.up[sender.peer] = None
         if isinstance(body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store):
             reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.dht import messages as msg
-from p2p.dht.core.store import RecordStore, StoreResult
-from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.core.store import RecordStore
+from p2p.dht.core.validation import RecordValidator
 from p2p.dht.record import decode_record_untrusted
-from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -116,8 +115,7 @@ class Responder:
         return self.table.contact_of(peer) is not None
 
     def _nearest(self, target: bytes, sender: msg.Contact) -> tuple[msg.Contact, ...]:
-        number = int.from_bytes(target, "big")
-        return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
+        return tuple(self.table.closest(target, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
         """Store a record if it is valid, and return True if this node holds it or a newer one.
@@ -133,10 +131,7 @@ class Responder:
         if not self.store.holds(key, blob, record.publisher):
             if record.publisher != sender and not self._knows(sender):
                 return False
-            validity = self.validator.validate(record, key, wall)
-            if validity is RecordValidity.FORGED:
-                raise BadMessage("a DHT record is forged")
-            if validity is not RecordValidity.VALID:
+            if not self.validator.validate(record, key, wall):
                 return False
         priority = self.validator.priority(record, among_public=self.table.among_public)
-        return self.store.put(key, record, blob, wall, now, priority) is not StoreResult.FULL
+        return self.store.put(key, record, blob, wall, now, priority)

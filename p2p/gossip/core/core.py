@@ -145,7 +145,7 @@ class GossipCore:
     # What the node wants.
 
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
-        for peer in self._mesh.connected_peers():
+        for peer in self._mesh.topics_of:
             self._rpc_to(peer).subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
@@ -273,7 +273,7 @@ class GossipCore:
             and self._mesh.has_place_for(topic, peer)
             and self._mesh.set_subscribed(peer, topic, True)
         ):
-            self._mesh.graft(topic, peer)
+            mesh[peer] = None
             return
         self._mesh.add_backoff(topic, peer, now, backoff)
         self._rpc_to(peer).prune.append((topic, round(backoff)))
@@ -348,7 +348,7 @@ class GossipCore:
     def _emit_gossip(self) -> None:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
-        for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
+        for topic in [*self._mesh.meshes, *self._mesh.fanout]:
             # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight
             # times what a peer of ours asks for (`promises.MAX_ASKED`).
             ids = self._cache.gossip_ids(topic)[-1000:]

@@ -86,7 +86,7 @@ class Availability:
         return 2 * sum(chunk in held for held in self.holders.values()) <= len(self.holders)
 
     def rare(self, count: int) -> ChunkSet:
-        """Return the rare ones among the first ``count`` chunks.
+        """Return the rare chunks among the first ``count``.
 
         All chunks are examined at once: asking 64 holders about each of 64 Ki chunks takes 14
         s, this takes 2 ms.

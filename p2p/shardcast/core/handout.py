@@ -241,7 +241,7 @@ class Root:
         return self.gifts
 
     def move(self, stripe: int, rate: float) -> None:
-        """Make it the root of a stripe of the new roster."""
+        """Make this root the root of a stripe of the new roster."""
         self.stripe, self._rate = stripe, rate
 
 
@@ -484,14 +484,14 @@ class HandOut:
         return True
 
     def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
-        """Take a receipt: `peer` has the whole version, and says how much each stripe brought.
-        Return True if it is the first receipt of a peer on a roster."""
+        """Take the receipt of `peer`, which has the whole version: the chunks that each stripe
+        brought. Return True if it is the first receipt of a peer on a roster."""
         return any(
             peer in forest.roster.positions for forest in self._forests.values()
         ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
-        """Return what each peer carried, judged by the receipts since the last call."""
+        """Return the upload of each peer, judged by the receipts since the last call."""
         yield from self._receipts.judge(self._forests, self._given)
 
     def expire(self, now: float) -> None:
@@ -541,8 +541,8 @@ class HandOut:
         return gift.root if now >= since + min(most, root.relay_time) else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
-        """Record that ``by`` says that a root does not relay. Return True if this demotes the
-        root.
+        """Record the report of ``by`` that a root does not relay. Return True if this demotes
+        the root.
 
         A root confirms whatever it likes, so its children have a say too: a peer reports a root
         when it asks the origin itself for a chunk which that root had long ago, or when the

@@ -1,4 +1,4 @@
-"""The bulk stream to each peer: what is under way and waits on it, and how much its line holds.
+"""The bulk stream to each peer: chunks under way and waiting, and the capacity of its line.
 
 A line is kept busy by as much as fits on it: its rate times its round trip, and a little to
 choose from when the first of that has arrived. Less, and it idles between a word that a chunk
@@ -30,7 +30,7 @@ A root that relays nothing wastes this many chunks, once."""
 
 
 class Line:
-    """Round trip and credit of the way to one peer and back."""
+    """Round trip and credit of the line to one peer."""
 
     __slots__ = ("_round_trip",)
 

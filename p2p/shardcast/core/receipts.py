@@ -112,7 +112,7 @@ class ReceiptBook:
     def judge(
         self, forests: Mapping[int, Forest], given: Mapping[tuple[int, int], int]
     ) -> Iterator[Carried]:
-        """Judge what each peer carried in the forests of these epochs.
+        """Judge the upload of each peer in the forests of these epochs.
 
         ``given`` maps (epoch, stripe) to the number of chunks given. Nothing is judged if no
         receipt is new.
@@ -217,7 +217,7 @@ class Capacities:
                 standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
-        """Record what the children of `peer` say it carried (`Carried`)."""
+        """Record the upload of `peer` as its children report it (`Carried`)."""
         standing = self._standings.get(peer)
         if standing is None:
             standing = self._standings[peer] = _Standing()

@@ -1,4 +1,4 @@
-"""Pulls: what a node asks other peers for, and which, when the forest did not bring it.
+"""Pulls: requests to other peers for chunks that the forest did not bring.
 
 Neighbours tell each other, and their parents, what they have. A chunk that others have had for
 longer than it usually takes to get here is asked for, from the holder that would bring it
@@ -117,8 +117,8 @@ class Repair:
         """Peers that have delivered a chunk."""
 
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask some other peers what they have. Ask the origin if there are none, or if none
-        helped."""
+        """Ask some other peers for their have-lists. Ask the origin if there are no such peers,
+        or if they did not help."""
         origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()

@@ -65,8 +65,8 @@ class _Notices:
 
 
 class Announcer:
-    """Collects announcements: have-lists for neighbours, parents and subscribers, `Skipped` for
-    children."""
+    """Collects announcements: have-lists for neighbours, parents and subscribers, and `Skipped`
+    for children."""
 
     def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
         self._local = local
@@ -425,8 +425,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell `peer` what this node holds, now and from now on, and send the index if it is
-        wanted. A peer that asked for more than it can need gets no answer."""
+        """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
+        for more than it can need gets no answer."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)

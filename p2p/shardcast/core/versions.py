@@ -1,4 +1,4 @@
-"""Which versions this node fetches and holds, and which it passes over.
+"""Versions that this node fetches and holds, and versions that it skips.
 
 A higher version is better, and one publisher leads a run: of two manifests of one version the
 node keeps to the one that it heard of first. At most `MAX_FETCHES` policies are fetched at a

@@ -299,7 +299,7 @@ class MuxQueue:
 
     def take(self) -> tuple[bytearray | None, Sequence[MuxStream]]:
         """Return the next piece for the peer, or None, and the streams whose last queued byte
-        it has."""
+        is in it."""
         if not (self.bulk or self.control or self.small):
             return None, ()
         ended: list[MuxStream] = []
