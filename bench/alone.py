@@ -34,13 +34,14 @@ from rich.progress import (
 
 from p2p.node.usage import STANDARD_OUTPUT
 from roles.demo.gate import LearningGate
-from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
+from roles.engines.base import GroupTask, Row, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
-from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
-from roles.engines.torch import sampler
+from roles.engines.evaluation import Evaluation, grade, questions
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.envs.base import open_teaching
+from roles.engines.torch.sampler import Sampler
+from roles.envs.base import Task
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.rl.algorithms.base import has_spread
 from roles.rl.recipes import NETWORK
 
@@ -58,6 +59,8 @@ class Course:
     seconds: dict[str, float] = field(default_factory=dict)
     sampled_tokens: int = 0
     tasks: int = 0
+    unlike: int = 0
+    """Tasks of these whose completions earned different rewards."""
 
     @property
     def gate(self) -> LearningGate:
@@ -91,9 +94,10 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 DRAW: Final = 64
 """Tasks drawn at a time, until enough groups of them show spread."""
-DRAW_LIMIT: Final = 256
-"""Most tasks drawn for one step: with a reward near 0 or 1 few groups show spread. On the mean
-a step takes 160 to 190."""
+DRAWS: Final = 4
+"""Most draws for one step: with a reward near 0 or 1 few groups show spread. On the mean a step
+takes 160 to 190 tasks."""
+NO_CHECKPOINT: Final = Path("/nonexistent/checkpoint")
 
 
 def sorting(seed: int, steps: int = NETWORK.sampling.steps) -> EngineConfig:
@@ -103,25 +107,45 @@ def sorting(seed: int, steps: int = NETWORK.sampling.steps) -> EngineConfig:
 
 
 class Alone:
-    """A trainer and a sampler that take turns."""
+    """A trainer and a sampler that take turns.
 
-    def __init__(self, config: EngineConfig, shuffled: bool = False) -> None:
+    Args:
+        config: The run; its environment is the one that is played, unless there is a setup.
+        shuffled: The advantages of a step are permuted (the control).
+        setup: The environments, if they are not that of `config`.
+        base: The folder of the model that the run begins with.
+        at_once: Tasks drawn at a time; at most `DRAWS` times as many for one step.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        shuffled: bool = False,
+        *,
+        setup: EnvironmentSetup | None = None,
+        base: Path | None = None,
+        at_once: int = DRAW,
+    ) -> None:
         torch.set_num_threads(config.threads)
-        self._config = config
+        self._config, self._base, self._at_once = config, base, at_once
         assert config.learner is not None
         self._sampling, self._learner = config.sampling, config.learner
-        self._environment = open_teaching(config.environment)
+        parts = (EnvironmentPart(name=str(config.environment)),)
+        self.environment = open_mix(setup or EnvironmentSetup(parts=parts))
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
         self.learner = TorchLearner(config)
-        self.sampler = TransformerModel(config.shape)
+        self.sampler = TransformerModel(config.shape, config.dtype)
         self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.sampling.lag + 1)
         self.course = Course(config.seed)
+        self.turns = dict[float, tuple[float, float]]()
+        """Of the last evaluation, by temperature: the reward that was earned in a single turn,
+        and the mean number of turns."""
 
     def warm_up(self) -> None:
         """Bring the policy to where RL starts, and evaluate it."""
         with _timed(self.course.seconds, "warm-up"):
-            self.learner.start()
+            self.learner.open(NO_CHECKPOINT, self._base)
         self.evaluate()
 
     def evaluate(self) -> Evaluation:
@@ -135,22 +159,19 @@ class Alone:
 
     def rewards_at(self, temperature: float) -> list[float]:
         """Return the rewards of the held-out tasks, with the learner's evaluation seed."""
-        environment = self._environment
-        tasks = environment.evaluation()
-        answers = self.learner.answer(
-            questions(tasks, self._learner.evaluation_seed),
-            evaluation_sampling(self._sampling, temperature),
-        )
-        return [
-            environment.reward(task, tokens)
-            for task, (tokens,) in zip(tasks, answers, strict=True)
-        ]
+        tasks = self.environment.evaluation()[: self._learner.evaluate_tasks or None]
+        asked = questions(tasks, self._learner.evaluation_seed)
+        self.sampler.load_state_dict(self._published())
+        groups = self._play(tasks, asked, temperature, 1)
+        rewards = [group.rewards[0] for group in groups]
+        later = [len(group.completions[0].turns) for group in groups]
+        at_once = math.fsum(one for one, more in zip(rewards, later, strict=True) if not more)
+        self.turns[temperature] = at_once / len(tasks), 1 + sum(later) / len(tasks)
+        return rewards
 
     def step(self) -> StepReport:
         """Sample with the old policy, learn with the new one."""
-        self._history.append(
-            {name: value.clone() for name, value in self.learner.model.state_dict().items()}
-        )
+        self._history.append(self._published())
         self.sampler.load_state_dict(self._history[0])
         with _timed(self.course.seconds, "generation"):
             groups = self._groups_with_spread()
@@ -159,31 +180,59 @@ class Alone:
         self.course.reports.append(report)
         return report
 
+    def _published(self) -> dict[str, torch.Tensor]:
+        weights = self.learner.model.state_dict()
+        return {name: one.to(self.sampler.dtype, copy=True) for name, one in weights.items()}
+
     def _groups_with_spread(self) -> list[TrainingGroup]:
         """Draw tasks until enough groups teach something."""
         groups, kept = self._learner.groups, list[TrainingGroup]()
         drawn = 0
-        while len(kept) < groups and drawn < DRAW_LIMIT:
+        while len(kept) < groups and drawn < DRAWS * self._at_once:
             kept.extend(group for group in self._draw() if has_spread(group.rewards))
-            drawn += DRAW
+            drawn += self._at_once
         self.course.tasks += drawn
+        self.course.unlike += len(kept)
         return kept[:groups]
 
-    def _draw(self) -> Iterator[TrainingGroup]:
-        recipe, environment = self._sampling, self._environment
-        tasks = [environment.task(self._rng.randbytes(32)) for _ in range(DRAW)]
-        prompts = [
-            GroupTask(index, task.prompt, self._seeds(recipe.group_size))
-            for index, task in enumerate(tasks)
+    def _draw(self) -> list[TrainingGroup]:
+        size = self._sampling.group_size
+        tasks = [self.environment.task(self._rng.randbytes(32)) for _ in range(self._at_once)]
+        asked = [
+            GroupTask(number, task.prompt, self._seeds(size))
+            for number, task in enumerate(tasks)
         ]
-        sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
-        drawn = sampler.draw(
-            self.sampler, prompts, sampling, frozenset(self._config.end_tokens)
+        return self._play(tasks, asked, self._sampling.temperature, size)
+
+    def _play(
+        self, tasks: Sequence[Task], asked: Sequence[GroupTask], temperature: float, size: int
+    ) -> list[TrainingGroup]:
+        """Let the sampler's policy answer tasks, in turns if the run has turns."""
+        terms, environment = self._sampling, self.environment
+        sampling = Sampling(
+            temperature, terms.max_new_tokens, size, turns=terms.turns, heard=terms.heard
         )
-        for task, one in zip(tasks, drawn, strict=True):
-            self.course.sampled_tokens += sum(len(each.tokens) for each in one.completions)
-            rewards = tuple(environment.reward(task, each.tokens) for each in one.completions)
-            yield TrainingGroup(task.prompt, one.completions, rewards)
+        drawing = Sampler(self.sampler, frozenset(self._config.end_tokens), self._config.draw)
+        drawing.add(asked, sampling)
+        while drawing.has_work:
+            drawing.step()
+            paused = [
+                (row, environment.hear(tasks[row.group], row.tokens)[-1])
+                for row in drawing.paused()
+            ]
+            drawing.hear([Row(row.group, row.slot, said or ()) for row, said in paused])
+        groups = sorted((group for _, group in drawing.take_ended()), key=lambda one: one.group)
+        self.course.sampled_tokens += sum(
+            len(each.tokens) for group in groups for each in group.completions
+        )
+        return [
+            TrainingGroup(
+                task.prompt,
+                group.completions,
+                tuple(environment.reward(task, each.tokens) for each in group.completions),
+            )
+            for task, group in zip(tasks, groups, strict=True)
+        ]
 
     def _seeds(self, count: int) -> tuple[bytes, ...]:
         return tuple(self._rng.randbytes(32) for _ in range(count))

@@ -6,10 +6,9 @@ order of their paths. A Python or text file is one document; in a ``.jsonl`` fil
 end and cut into windows. The last windows of each corpus are held out.
 
 Several corpora are mixed by weight. Windows are read from a table in which each corpus has rows
-in proportion to its weight: all of the corpus that is scarcest for its weight, and only the
-first windows of the others, whose rest is not read. When all rows were read, they are read
-again. While the rate falls at the end of a run, a second table, that of the annealing mixture,
-is read from the same place on.
+in proportion to its weight: the corpus that is largest for its weight comes once, the others
+again and again beside it. When all rows were read, they are read again. While the rate falls at
+the end of a run, a second table, that of the annealing mixture, is read from the same place on.
 """
 
 from __future__ import annotations
@@ -132,11 +131,12 @@ def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
 def _mixed(
     kept: Mapping[str, NDArray[np.int64]], share: Mapping[str, float]
 ) -> NDArray[np.int64]:
-    """Return rows in proportion to the weights. The corpus that is scarcest for its weight
-    comes once; of every other corpus only the first rows are taken, at least one."""
-    scarce = min(kept[name].size / share[name] for name in share)
+    """Return rows in proportion to the weights: all windows of every corpus, those of a scarce
+    one repeatedly. Of a corpus with next to no weight only the first windows are taken, lest
+    the table outgrow what it is a table of."""
+    rows = min(8 * sum(map(len, kept.values())), max(len(kept[n]) / share[n] for n in share))
     return np.concatenate(
-        [np.resize(kept[name], max(1, round(scarce * share[name]))) for name in sorted(share)]
+        [np.resize(kept[name], max(1, round(rows * share[name]))) for name in sorted(share)]
     )
 
 
@@ -198,8 +198,8 @@ def _documents(name: str, place: Path) -> Iterator[str]:
 
 
 def _text(name: str, path: Path) -> str:
-    """Files of Python's own library that are not UTF-8 are its tests of that; elsewhere it is a
-    mistake."""
+    """Return the text of a file. Files of Python's library that are not UTF-8 are skipped,
+    since they test just that; elsewhere they are an error."""
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"the corpus {name!r}: {path} has more than {MAX_BYTES >> 30} GiB")
     try:

@@ -228,22 +228,6 @@ def test_a_one_way_partition_cuts_one_way() -> None:
     play(body)
 
 
-def test_a_hold_keeps_everything_and_breaks_nothing() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        cuts = stage.swarm.hold("a", "b")
-        stage.hosts["a"].send(peer, NEWS, b"patience")
-        await stage.swarm.sleep(100)
-        assert stage.heard == []
-        assert stage.hosts["a"].connected == (peer,)
-        stage.swarm.release(cuts)
-        await stage.swarm.sleep(1)
-        assert [text for _, text, _ in stage.heard] == ["patience"]
-
-    play(body)
-
-
 def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
     async def body(stage: Stage) -> None:
         peer = stage.introduce("a", "b")
@@ -308,24 +292,6 @@ def test_nothing_of_a_paused_node_runs() -> None:
     assert not [when for when in woken if 1 < when < 6]
     assert woken.count(6) >= 2  # the deadline and the dial
     assert max(woken) > 7
-
-
-@pytest.mark.parametrize(("seconds", "answers"), [(4, True), (30, False)])
-def test_a_dial_waits_for_a_paused_peer_as_long_as_for_any(
-    seconds: float, answers: bool
-) -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        stage.swarm.pause("b", seconds)
-        start = stage.swarm.simulation.now
-        try:
-            await stage.hosts["a"].connect(peer)
-        except PeerUnreachable:
-            assert not answers
-        assert stage.swarm.simulation.now - start == pytest.approx(min(seconds, 10), abs=0.2)
-        assert (peer in stage.hosts["a"].connected) is answers
-
-    play(body)
 
 
 def test_peers_give_up_what_is_paused_for_too_long() -> None:

@@ -119,6 +119,19 @@ def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> 
         open_corpora({"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8)
 
 
+def test_a_mixture_is_by_weight_and_leaves_no_window_out(tmp_path: Path) -> None:
+    for name, times in (("a", 5), ("b", 1)):
+        (tmp_path / f"{name}.txt").write_text(times * TEXT)
+    places = {name: str(tmp_path / f"{name}.txt") for name in ("a", "b")}
+    found = open_corpora(
+        {"a": 1.0, "b": 1.0}, places, encode, end=0, vocabulary=256, window=16, held_out=8
+    )
+    of_a = int((found.starts < 5 * len(TEXT) + 1).sum())
+    assert of_a / found.starts.size == pytest.approx(0.5, abs=0.01)
+    windows = (5 * len(TEXT) + 1) // 17 + (len(TEXT) + 1) // 17
+    assert len({*found.starts}) == windows - found.held_out.size
+
+
 def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> None:
     """Also of a corpus that comes only then, and in a call that spans the border."""
     for name in "ab":

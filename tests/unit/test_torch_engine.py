@@ -9,7 +9,8 @@ import torch
 
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, judge
-from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
+from proofs.sampling import DrawRule
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Row, Sampling
 from roles.engines.config import ROWS, EngineConfig
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.engine import TorchEngine
@@ -68,17 +69,22 @@ def test_the_shape_has_the_documented_size() -> None:
     assert "lm_head.weight" in model.state_dict()
 
 
-def test_a_batch_is_cut_where_rows_are_too_many() -> None:
-    model, tasks = make_model(), make_tasks(3, completions=ROWS // 2 + 1)
-    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, ENDS)] == [
-        129
-    ] * 3
-    assert sampler.draw(model, [], SAMPLING, ENDS) == []
-
-
 def with_last_proof(group: Group, proof: bytes) -> Group:
     *others, last = group.completions
     return replace(group, completions=(*others, replace(last, proof=proof)))
+
+
+def test_completions_that_wait_for_an_answer_do_not_keep_the_engine_busy() -> None:
+    ends = frozenset(range(SORTER.vocabulary))
+    drawing = sampler.Sampler(make_model(), ends, DrawRule.CDF)
+    tasks = make_tasks(3, completions=ROWS // 2 + 1)  # more than there are places
+    drawing.add(tasks, replace(SAMPLING, turns=2, heard=1))
+    while drawing.has_work:
+        for _ in range(10 * SAMPLING.max_new_tokens):
+            drawing.step()
+        assert not drawing.can_step
+        drawing.hear([Row(row.group, row.slot, (1,)) for row in drawing.paused()])
+    assert [len(group.completions) for _, group in drawing.take_ended()] == [129] * 3
 
 
 def test_an_empty_or_foreign_proof_is_malformed() -> None:
