@@ -134,8 +134,7 @@ def _mixed(
     """Return rows in proportion to the weights: all windows of every corpus, those of a scarce
     one repeatedly. Of a corpus with next to no weight only the first windows are taken, lest
     the table outgrow what it is a table of."""
-    most = 8 * sum(map(len, kept.values()))
-    rows = min(most, max(len(kept[name]) / share[name] for name in share))
+    rows = min(8 * sum(map(len, kept.values())), max(len(kept[n]) / share[n] for n in share))
     return np.concatenate(
         [np.resize(kept[name], max(1, round(rows * share[name]))) for name in sorted(share)]
     )
@@ -199,8 +198,8 @@ def _documents(name: str, place: Path) -> Iterator[str]:
 
 
 def _text(name: str, path: Path) -> str:
-    """Files of Python's own library that are not UTF-8 are its tests of that; elsewhere it is a
-    mistake."""
+    """Return the text of a file. Files of Python's library that are not UTF-8 are skipped,
+    since they test just that; elsewhere they are an error."""
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"the corpus {name!r}: {path} has more than {MAX_BYTES >> 30} GiB")
     try:

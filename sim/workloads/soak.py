@@ -1,4 +1,4 @@
-"""Does any table grow without bound, while whole nodes come and go for weeks? (L1)
+"""Search for tables that grow without bound, while whole nodes come and go for weeks. (L1)
 
 Theory of operation
 -------------------
@@ -131,7 +131,7 @@ class Soak:
         self._config = NodeConfig()
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Let the nodes live, sample their tables, and say what grew."""
+        """Let the nodes live, sample their tables, and report tables that grew."""
         self._scenario = scenario
         self._run, self._config = (
             _write_run(swarm),
@@ -278,7 +278,7 @@ def limit_of(table: Collection[object]) -> int | None:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collection[object]]]:
-    """Yield every table below ``start`` with its path; what ``seen`` holds is not entered
+    """Yield every table below ``start`` with its path. Objects in ``seen`` are not entered
     again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:
@@ -304,7 +304,8 @@ def _is_flat(thing: object) -> bool:
 
 
 def _is_worth_a_look(thing: object) -> bool:
-    """Containers, and objects of our own classes that belong to one node."""
+    """Return True for containers, and for objects of our own classes that belong to one
+    node."""
     if isinstance(thing, (*TABLES, tuple)):
         return True
     kind = type(thing)

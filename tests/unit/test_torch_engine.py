@@ -69,12 +69,9 @@ def test_the_shape_has_the_documented_size() -> None:
     assert "lm_head.weight" in model.state_dict()
 
 
-def test_a_batch_is_cut_where_rows_are_too_many() -> None:
-    model, tasks = make_model(), make_tasks(3, completions=ROWS // 2 + 1)
-    assert [len(one.completions) for one in sampler.draw(model, tasks, SAMPLING, ENDS)] == [
-        129
-    ] * 3
-    assert sampler.draw(model, [], SAMPLING, ENDS) == []
+def with_last_proof(group: Group, proof: bytes) -> Group:
+    *others, last = group.completions
+    return replace(group, completions=(*others, replace(last, proof=proof)))
 
 
 def test_completions_that_wait_for_an_answer_do_not_keep_the_engine_busy() -> None:
@@ -88,11 +85,6 @@ def test_completions_that_wait_for_an_answer_do_not_keep_the_engine_busy() -> No
         assert not drawing.can_step
         drawing.hear([Row(row.group, row.slot, (1,)) for row in drawing.paused()])
     assert [len(group.completions) for _, group in drawing.take_ended()] == [129] * 3
-
-
-def with_last_proof(group: Group, proof: bytes) -> Group:
-    *others, last = group.completions
-    return replace(group, completions=(*others, replace(last, proof=proof)))
 
 
 def test_an_empty_or_foreign_proof_is_malformed() -> None:

@@ -140,8 +140,8 @@ class Calls:
         return call
 
     def expire(self, now: float) -> list[tuple[Call, ContactState]]:
-        """Return the calls that have timed out by ``now``, each with what its contact now is.
-        All but `FAILED` calls must be sent again."""
+        """Return the calls that have timed out by ``now``, each with its contact's state. All
+        but `FAILED` calls must be sent again."""
         expired: list[tuple[Call, ContactState]] = []
         while self.next_deadline <= now:
             _, request_id, attempt = heappop(self._due)

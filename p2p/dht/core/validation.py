@@ -1,4 +1,4 @@
-"""Which records a node believes: signature, stamp, key, lifetime, namespace.
+"""Validation of records: signature, stamp, key, lifetime, namespace.
 
 A record is validated when it is stored and again when a holder returns it, since holders are
 strangers. The outcome says whose fault it is: `FORGED` is a lie of the peer that passed it on,

@@ -67,7 +67,7 @@ from an author, and would otherwise be over quota because of it."""
 
 
 class _Account(TokenBucket):
-    """Bucket of one peer, with a count of what was dropped while it was empty."""
+    """Bucket of one peer, with a count of the bytes dropped while it was empty."""
 
     __slots__ = ("_dropped", "_intervals_over", "_over")
 

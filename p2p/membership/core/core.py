@@ -1,4 +1,4 @@
-"""Which part answers for which event: the membership core as a state machine.
+"""The membership core as a state machine, which passes each event to the responsible part.
 
 Theory of operation
 -------------------

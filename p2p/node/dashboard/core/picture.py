@@ -323,7 +323,7 @@ def bounded_text(text: str) -> str:
 
 
 def read(panel: Panel, health: Health) -> Any:
-    """Return what ``panel`` shows of ``health``: a list of values or rows, or None.
+    """Return the values or rows that ``panel`` shows of ``health``, or None.
 
     For a curve this is the newest point; `History` has the whole curve.
     """
