@@ -112,7 +112,7 @@ RULES: Final[Mapping[str, Rule]] = {
         "asking does not keep the origin's line from its roots",
         {"upload:Upload.lanes": fixed(0)},
     ),
-    "settle": Rule("those that come together get one roster", {"origin:_SETTLE": 0.0}),
+    "settle": Rule("those that come together get one roster", {"handout:_SETTLE": 0.0}),
     "line credit": Rule("a long line is filled", {"queue:Line.credit": always(2)}),
     "two classes": Rule(
         "who asks does not hold up a stripe",

@@ -38,7 +38,7 @@ from bench.report import Report
 from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.machine import load_or_create_key
-from p2p.shardcast.stored import HEAD, decode_head_untrusted
+from p2p.shardcast.store import HEAD, decode_head_untrusted
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, sign_run

@@ -19,18 +19,18 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2342,
-    "p2p/cast": 2002,
+    "p2p/cast": 1906,
     "p2p/circuit": 850,
     "p2p/dht": 2134,
     "p2p/gossip": 1126,
-    "p2p/ledger": 1224,
+    "p2p/ledger": 1202,
     "p2p/membership": 2435,
-    "p2p/node": 4327,
+    "p2p/node": 4324,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
-    "p2p/shardcast": 7065,
-    "p2p/swarm": 2065,
-    "p2p/transport": 2624,
+    "p2p/shardcast": 6867,
+    "p2p/swarm": 2070,
+    "p2p/transport": 2594,
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2735,
-    "tests": 54499,
+    "tests": 54326,
 }
 
 NO_CODE = {

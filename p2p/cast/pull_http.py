@@ -31,7 +31,6 @@ from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import SOON
 from p2p.policy import NO_POLICY, PolicyVersion
-from p2p.shardcast.disk import LONGEST_RETRY
 from p2p.shardcast.http.core.answers import (
     LISTING,
     MAX_LISTING,
@@ -40,12 +39,12 @@ from p2p.shardcast.http.core.answers import (
     shard_path,
 )
 from p2p.shardcast.http.library import PIECE, Release, Shelf, index_of_file
+from p2p.shardcast.store import LONGEST_RETRY, Cores
 from p2p.wire import KI, MIB
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4  # shards fetched at a time: they fill a line of 20 round trips a shard
 MAX_FILE: Final = 256 * 1024 * MIB  # bytes of a version: what a policy may have
 POLL: Final = 2.0  # seconds between two looks at the listing
 CONNECT: Final = 10.0  # seconds for a connection, name and TLS included
@@ -160,25 +159,14 @@ class Origins:
         if first * entry.shards > MAX_FILE:
             raise BadMessage(f"version {entry.version} has over {MAX_FILE} bytes")
         sizes = {0: first}
-        waiting = iter(range(1, entry.shards))
-        failures: list[ShoalError] = []
 
-        async def take_turns() -> None:
-            try:
-                for shard in waiting:
-                    where = shard * first
-                    sizes[shard] = await self._fetch_shard(
-                        entry, shard, bases, part, where, first
-                    )
-            except ShoalError as error:
-                failures.append(error)
-                nursery.cancel_scope.cancel()
+        async def fetch(shard: int) -> None:
+            sizes[shard] = await self._fetch_shard(
+                entry, shard, bases, part, shard * first, first
+            )
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(AT_ONCE, entry.shards - 1)):
-                nursery.start_soon(take_turns)
-        if failures:
-            raise failures[0]
+        # Four at a time fill a line of 20 round trips a shard.
+        await Cores(self._world).for_each(range(1, entry.shards), fetch, 4)
         if any(sizes[shard] != first for shard in range(entry.shards - 1)):
             raise BadMessage(f"the shards of version {entry.version} have different sizes")
         return sum(sizes.values())

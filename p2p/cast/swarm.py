@@ -37,9 +37,6 @@ from p2p.world import World
 _FIRST_DIAL: Final = 1.0
 """Seconds before a puller dials a lost pusher again. Each further wait is twice as long, until
 a connection outlasts the wait before it."""
-_LONGEST_DIAL: Final = 16.0
-"""The longest such wait in seconds: a thousand pullers dial a missing pusher 60 times a second,
-and one that returns has them all back within 16 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +173,9 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             while pusher in node.host.connected:
                 await lost.wait()
             lasted = node.world.now() - began
-            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, _LONGEST_DIAL)
+            # A thousand pullers dial a missing pusher 60 times a second, and one that returns
+            # has them all back within 16 s.
+            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, 16.0)
 
 
 async def _dial(

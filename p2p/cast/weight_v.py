@@ -34,7 +34,6 @@ WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 MAX_VERSION: Final = 999_999
-FULL_EVERY: Final = 10  # versions: a receiver that joins applies so many deltas at most
 MAX_INDEX: Final = 64 * 1024 * 1024  # bytes of an index that is read
 _NAME: Final = re.compile(r"weight_v(\d{6})")
 _EXPONENTS: Final = {
@@ -215,9 +214,8 @@ def write_version(root: Path, version: int, new: Path, old: Path | None, name: s
     fulls = [
         one for one in versions(root) if one < version and not is_delta(folder_of(root, one))
     ]
-    chain = (
-        folder_of(root, version - 1).exists() and version - max(fulls, default=0) < FULL_EVERY
-    )
+    # A receiver that joins applies ten deltas at most.
+    chain = folder_of(root, version - 1).exists() and version - max(fulls, default=0) < 10
     if chain and old is not None and new.is_dir() and _can_be_delta(new, old):
         _write_delta(part, version, new, old)
         what = "delta"

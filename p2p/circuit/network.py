@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class CircuitStream(trio.abc.HalfCloseableStream):
-    """A byte stream through a relay (a `p2p.transport.wakeup.AddressedStream`)."""
+    """A byte stream through a relay (a `p2p.transport.connection.AddressedStream`)."""
 
     def __init__(self, stream: Stream, remote_addr: Multiaddr) -> None:
         self._stream = stream

@@ -81,7 +81,23 @@ def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
     Raises:
         BadMessage: The chunk is malformed or wrong. Nothing else is raised, whatever the bytes.
     """
-    raw = _decode_anchor_untrusted(span, wire)
+    # The sizes in the heads of the frames are checked before a byte is decompressed, so a
+    # decompression bomb costs nothing.
+    count = max(1, span.kind)
+    if len(wire) < count * _LENGTH.size:
+        raise BadMessage("a chunk is shorter than the lengths of its planes")
+    view, at = memoryview(wire), count * _LENGTH.size
+    planes: list[Bytes] = []
+    for number in range(count):
+        (length,) = _LENGTH.unpack_from(view, number * _LENGTH.size)
+        plane = view[at : at + (length & ~_STORED)]
+        at += length & ~_STORED
+        planes.append(
+            plane if length & _STORED else _unpack_untrusted(plane, span.size // count)
+        )
+    if at != len(view) or any(len(plane) * count != span.size for plane in planes):
+        raise BadMessage("a chunk's planes are not as long as they should be")
+    raw = _merge(planes)
     if digest_of(raw) != span.digest:
         raise BadMessage("a chunk's digest is wrong")
     return raw
@@ -109,29 +125,6 @@ def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
         target_length=0,
         write_content_size=True,
     )
-
-
-def _decode_anchor_untrusted(span: Span, wire: Bytes) -> Bytes:
-    """Unpack a chunk to exactly as many bytes as ``span`` has, or raise `BadMessage`.
-
-    The sizes in the heads of the frames are checked before a byte is decompressed, so a
-    decompression bomb costs nothing.
-    """
-    count = max(1, span.kind)
-    if len(wire) < count * _LENGTH.size:
-        raise BadMessage("a chunk is shorter than the lengths of its planes")
-    view, at = memoryview(wire), count * _LENGTH.size
-    planes: list[Bytes] = []
-    for number in range(count):
-        (length,) = _LENGTH.unpack_from(view, number * _LENGTH.size)
-        plane = view[at : at + (length & ~_STORED)]
-        at += length & ~_STORED
-        planes.append(
-            plane if length & _STORED else _unpack_untrusted(plane, span.size // count)
-        )
-    if at != len(view) or any(len(plane) * count != span.size for plane in planes):
-        raise BadMessage("a chunk's planes are not as long as they should be")
-    return _merge(planes)
 
 
 def _unpack_untrusted(frame: memoryview, size: int) -> bytes:

@@ -50,12 +50,18 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import CLOSE_TIMEOUT, Connection, MuxedStream
+from p2p.transport.connection import (
+    CLOSE_TIMEOUT,
+    AddressedStream,
+    Connection,
+    MuxedStream,
+    Secured,
+    Turns,
+    secure,
+)
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
-from p2p.transport.upgrade import Secured, secure
-from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16

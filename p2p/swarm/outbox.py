@@ -18,8 +18,7 @@ import trio
 from p2p.host import MAX_OUTBOX
 from p2p.identity import PeerId, ProtocolId
 from p2p.swarm.core.limits import ServedStream
-from p2p.transport.connection import Connection, MuxedStream
-from p2p.transport.wakeup import Wakeup
+from p2p.transport.connection import Connection, MuxedStream, Wakeup
 from p2p.wire import KI, MIB
 
 Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]

@@ -17,7 +17,7 @@ from p2p.machine import open_world
 from p2p.node.dashboard.snapshots import OwnView, in_words
 from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
-from p2p.shardcast.sender import Throttle
+from p2p.shardcast.bulk import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
 from roles.contract.core.file import sign_run

@@ -79,17 +79,10 @@ class StripeCounts:
         self._pushed.pop(policy, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """Reports about a peer by its children."""
-
-    peer: PeerId
-    rates: tuple[float, ...]
-    """Bytes per second that the peer carried, one value for each child that has reported
-    lately."""
-    limit: float | None
-    """Capacity of a peer whose children received too little, as the median over all reports;
-    else None."""
+Carried = tuple[PeerId, tuple[float, ...], float | None]
+"""Reports about a peer by its children: the bytes per second that it carried, one value for
+each child that has reported lately; and its capacity if its children received too little, as
+the median over all reports, else None."""
 
 
 class ReceiptBook:
@@ -165,7 +158,7 @@ class ReceiptBook:
             is_late = median_chunks < 0.5 * supply
             is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
-            yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
+            yield peers[place], tuple(itertools.compress(rates, new)), limit
 
 
 _CREDULITY: Final = 4
