@@ -74,6 +74,8 @@ def run(args: list[str]) -> int:
         kind = float if name in ("rate", "temperature") else int
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
     options = parser.parse_args(args)
+    if options.model is None and options.name not in (*NUMBERS, "calculator"):
+        parser.error(f"{options.name} is of text: add --model, a folder with a model")
     with TemporaryDirectory() as folder:
         return follow(options, options.model or Path(folder))
 
