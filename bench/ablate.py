@@ -112,7 +112,7 @@ RULES: Final[Mapping[str, Rule]] = {
         "asking does not keep the origin's line from its roots",
         {"upload:Upload.lanes": fixed(0)},
     ),
-    "settle": Rule("those that come together get one roster", {"origin:_SETTLE": 0.0}),
+    "settle": Rule("those that come together get one roster", {"handout:_SETTLE": 0.0}),
     "line credit": Rule("a long line is filled", {"queue:Line.credit": always(2)}),
     "two classes": Rule(
         "who asks does not hold up a stripe",
@@ -158,7 +158,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def switch_off(rule: Rule) -> None:
-    """Replace what carries a rule, for the rest of this process."""
+    """Replace the implementation of a rule for the rest of this process."""
     for place, value in rule.off.items():
         module, _, path = place.partition(":")
         owner: object = importlib.import_module(f"p2p.shardcast.core.{module}")

@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def least_seconds(how: str, options: Any) -> float:
-    """Return the seconds that a line needs for what a member must send."""
+    """Return the seconds that a line needs for a member's upload."""
     size = PieceGrid.of(options.values, Codec.FP32 if how == GLOO else Codec(how)).total_bytes
     sent = 2 * (options.members - 1) / options.members * size
     return float(8 * sent / (options.mbit * MBIT))

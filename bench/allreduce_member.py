@@ -138,7 +138,7 @@ def _ready(pieces: list[bytes], norms: list[float], key: KeyPair) -> Ready:
 
 
 def main() -> None:
-    """Play, and stay until killed: others may still take from here."""
+    """Play, and stay until killed, since others may still download from here."""
     how, rank, count, values = sys.argv[1], *map(int, sys.argv[2:5])
     folder = Path(sys.argv[5])
     if how == "gloo":

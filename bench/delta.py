@@ -210,7 +210,7 @@ def table(report: Report) -> Table:
 
 
 def judge(report: Report, console: Console) -> bool:
-    """Say of each goal whether every seed reaches it (rates: whether their median does)."""
+    """Print for each goal whether every seed reaches it; for rates, whether the median does."""
     rows = {(row.case, row.subject, row.metric): row for row in report.rows}
     verdicts = []
     for goal in GOALS:
@@ -257,8 +257,9 @@ def xor_decode(old: Policy, wire: bytes) -> Policy:
 
 
 def pulse_encode(old: Policy, new: Policy) -> bytes:
-    """Per tensor: how far each changed value's row is from the last one's, its column (in a
-    row that had one: from the last one's), and the values."""
+    """Encode a patch as PULSE does. Per tensor it has, for each changed value, the distance of
+    its row from the last value's row, its column (relative to the last value in the same row),
+    and the value."""
     parts: list[bytes] = []
     start = 0
     for rows, columns in shapes():

@@ -193,7 +193,7 @@ class Swarm:
             node.lies = Liar(Random(self.rng.random()), self.config.difficulty)
 
     def add(self) -> Node:
-        """Return a new node that has joined nothing yet."""
+        """Return a new node that has not joined yet."""
         key = KeyPair(self.rng.randbytes(32))
         number = len(self.nodes) + 1
         addr = Multiaddr.tcp(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 4001)
@@ -213,7 +213,7 @@ class Swarm:
         heapq.heappush(self._heap, (when, next(self._order), action))
 
     def run(self, until: float) -> None:
-        """Let everything happen up to ``until``."""
+        """Process all events up to ``until``."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, action = heapq.heappop(self._heap)
             action()

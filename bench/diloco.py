@@ -1,4 +1,4 @@
-"""DiLoCo's losses and traffic beside data parallel's, and what encodings lose and cost.
+"""DiLoCo's losses and traffic beside data parallel's, and the errors and costs of encodings.
 
 ``python -m bench diloco [--json FILE] [--steps 2000] [--seeds 3] [--only NAME] [--quick]``
 
@@ -207,8 +207,8 @@ class Results:
         return {seed: loss for (name, seed), loss in self._losses.items() if name == case.name}
 
     def tell(self, report: Report, cases: list[Case]) -> list[str]:
-        """Losses, what data parallel is better by, traffic. Returns what went otherwise than
-        promised."""
+        """Print losses, the lead of data parallel, and traffic. Return the goals that were
+        missed."""
         known = [case for case in cases if self.of(case)]
         parallel = self.of(PARALLEL)
         for case in known:

@@ -1,4 +1,4 @@
-"""Ways to work for ``bench engines``, and a store of what was written and seen of each.
+"""Ways to work for ``bench engines``, and a store of each way's groups and evidence.
 
 A piece is a batch of one way. Both its groups and their evidence are files, written as soon as
 they are there, so that a bench that was stopped goes on, what one engine wrote can be read by
@@ -96,7 +96,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of one of several processes: every so many-th piece."""
+    """The part of one of several processes: every n-th piece."""
 
     mine: int = 0
     of: int = 1
@@ -110,9 +110,10 @@ class Share:
         return cls(mine, of)
 
     def take(self, ways: Sequence[Way]) -> Iterator[tuple[Way, int]]:
-        """Yield all pieces of this share, the first pieces of all ways before the second ones.
+        """Yield all pieces of this share, the first pieces of all ways before the second
+        pieces.
 
-        A bench that is stopped then has something of each way.
+        A stopped benchmark then has some of each way.
         """
         jobs = [(way, piece) for way in ways for piece in way.pieces]
         jobs.sort(key=lambda job: job[1])
@@ -147,7 +148,8 @@ def _prompt(tokenizer: Tokenizer, questions: Questions, number: int) -> tuple[in
 
 
 class Store:
-    """Files of what one engine wrote, and of what another saw in it."""
+    """Files of the groups that one engine wrote, and of the other engine's evidence about
+    them."""
 
     def __init__(self, folder: Path, kind: str, reader: str) -> None:
         self.weights = folder / "weights"
@@ -157,7 +159,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
 
     def groups(self, way: Way, piece: int) -> list[Group] | None:
-        """Return what was written, or None."""
+        """Return the groups that the writer drew for ``piece``, or None if it has not yet."""
         value = _read(self._written / _name(way, piece))
         return value and [codec.decode_group(group) for group in value[2]]
 
@@ -180,7 +182,7 @@ class Store:
         return (self._seen / _name(way, piece)).exists()
 
     def keep_evidence(self, way: Way, piece: int, evidence: Sequence[Evidence]) -> None:
-        """Store what the reader saw."""
+        """Store the reader's evidence."""
         _write(self._seen / _name(way, piece), [astuple(one) for one in evidence])
 
     def evidence(self, way: Way) -> list[Evidence]:
@@ -212,7 +214,7 @@ class Side:
 
 
 class Workshop:
-    """Both engines, each with the policy that it was given last."""
+    """Both engines, each with the policy that it loaded last."""
 
     def __init__(
         self,
@@ -236,8 +238,8 @@ class Workshop:
     def advance(
         self, ways: Sequence[Way], questions: Questions, end: float, share: Share = Share()
     ) -> bool:
-        """Write and read missing pieces. Return False if the time was over before, or if
-        another share has the work to falsify."""
+        """Write and read missing pieces. Return False if the time ran out, or if groups to
+        falsify are in another share."""
         due = deque(share.take(ways))
         waited = 0
         while due and waited < len(due):
@@ -254,7 +256,7 @@ class Workshop:
         return not due
 
     def rate(self, side: Side, tasks: Sequence[GroupTask]) -> float:
-        """Tokens per CPU second of one engine."""
+        """Return the tokens per CPU second of one engine."""
         engine = self._engine(side, self._model)
         before = process_time()
         groups = draw_all(engine, tasks, self._sampling)

@@ -1,4 +1,4 @@
-"""Does one engine believe what another wrote, and does it find out cheats? On a real model.
+"""One engine checks another's work on a real model: honest groups accepted, cheats found.
 
 ``python -m bench engines [--writer vllm] [--reader torch] [--dtype float32] [--draw gumbel]``
 ``[--device cuda] [--reader-device cpu] [--batch 4] [--share 0/12]``
@@ -115,8 +115,8 @@ def run(args: list[str]) -> int:
 
 
 def open_store(options: argparse.Namespace, folder: Path) -> Store:
-    """Open the store of what was written, keyed by everything that it depends on, and of what
-    this reader saw."""
+    """Open the store of written groups and of this reader's evidence. Its key has every setting
+    on which the groups depend."""
     kind = f"{options.dtype.value}-{options.draw.value}-{options.tasks.value}"
     kind = f"{options.writer}-{kind}-{options.new_tokens}"
     if options.batch != BATCH:
@@ -171,7 +171,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def plan(options: argparse.Namespace) -> list[Way]:
-    """Honest work first. What is measured on addition claims the trained policy."""
+    """Yield the ways to measure, honest work first. Ways measured on addition claim the trained
+    policy."""
     claims = ""
     if options.tasks is Questions.ADDITION:
         if options.policies is None:

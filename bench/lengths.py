@@ -74,7 +74,7 @@ def run(args: list[str]) -> int:
 
 
 async def measure(report: Report, options: argparse.Namespace) -> bool:
-    """Both ways by turns; whether they have drawn the same tokens."""
+    """Measure both ways by turns. Return whether they have drawn the same tokens."""
     shape, sampling = SHAPES[options.shape], Sampling(1.0, options.limit, SIZE)
     ends = min(MAX_END_TOKENS, max(1, round(shape.vocabulary / options.mean)))
     config = EngineConfig(

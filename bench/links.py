@@ -52,7 +52,7 @@ class Finding:
 
 
 def compare(case: str, model: str, runs: Sequence[Times], real: Sequence[Times]) -> Finding:
-    """Return how far a model's runs are from the real ones."""
+    """Return the deviation of a model's runs from the real runs."""
     errors = [abs(_typical(runs, name) / _typical(real, name) - 1) for name in runs[0]]
     last = statistics.median(_lasts(runs)) / statistics.median(_lasts(real)) - 1
     return Finding(case, model, 100 * last, 100 * statistics.fmean(errors))
@@ -86,7 +86,7 @@ def models_of(topology: Topology) -> dict[str, list[Times]]:
 
 
 def measure(topology: Topology, report: Report, congestion: str, runs: int) -> list[Finding]:
-    """Fill in the rows of one topology; with ``runs`` = 0 only what the models say."""
+    """Fill in the rows of one topology; with ``runs`` = 0 only the models' results."""
     case, subject = topology.name, f"real, {congestion or 'default'}"
     real = trio.run(real_times, topology, congestion, runs) if runs else []
     if real:

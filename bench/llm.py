@@ -92,7 +92,7 @@ def run(args: list[str]) -> int:
 def generate(
     report: Report, folder: Path, dtype: Dtype, rounds: int, rows: int, new: int
 ) -> None:
-    """Tokens per CPU second of all who are there, by turns, and of our scoring."""
+    """Measure tokens per CPU second of all installed systems, by turns, and of our scoring."""
     shape = read_config(folder).shape
     model = TransformerModel(shape, dtype)
     model.lay_for_reading()
@@ -183,8 +183,8 @@ def _long_process(tokens: int) -> str:
 
 
 def score_long(tokens: int) -> dict[str, float]:
-    """Score 4 completions of so many tokens of one group: MiB at the peak beyond what there was
-    before, and CPU seconds.
+    """Score 4 completions of this length in one group. Return the peak of additional memory in
+    MiB, and CPU seconds.
     """
     model = TransformerModel(LONG)
     model.initialise(0)

@@ -1,4 +1,4 @@
-"""Does the reward teach a real model, or would anything have looked like learning?
+"""Controls of learning with a real model: right advantages against permuted ones.
 
 ``python -m bench llm-controls [--json FILE] [--model DIR] [--seeds 0] [--steps 10]``
 
@@ -9,8 +9,8 @@ reward on held-out questions must rise by `RISE` with the first on every seed, a
 of the seeds by less than `CONTROL_RISE` with the second. About 60 to 200 CPU seconds and 4 GiB
 for each, where the CPU multiplies bfloat16.
 
-Advantages without information move the weights as far as right ones, to anywhere: one such run
-says where that walk led, and only the mean of several says whether something teaches.
+Advantages without information move the weights as far as right ones, but in a random direction:
+a single run may rise by chance, so the mean of several runs is judged.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Addition:
         return self._tokenizer.chat([question], prefill)
 
     def reward(self, question: Question, tokens: Sequence[int]) -> float:
-        """1 if it ended and its last number is the sum."""
+        """Return 1 if the answer ended and its last number is the sum."""
         numbers = re.findall(r"\d+", self._tokenizer.decode(tokens))
         is_right = bool(numbers) and int(numbers[-1]) == question.first + question.second
         return float(tokens[-1] in ENDS and is_right)
@@ -128,8 +128,8 @@ class Course:
 
 
 def is_as_expected(subject: str, rises: Sequence[float]) -> bool:
-    """Return True if it learnt on every seed; of the control, whether it did not on their
-    mean."""
+    """Return True if the subject learnt on every seed, or, for the control, did not learn on
+    the mean of the seeds."""
     if subject == PERMUTED:
         return math.fsum(rises) / len(rises) < CONTROL_RISE
     return min(rises) >= RISE
@@ -236,7 +236,7 @@ class OneProcess:
 
 
 def run(args: list[str]) -> int:
-    """Run the bench; 1 if one subject is not as expected."""
+    """Run the benchmark. Return 1 if a subject does not behave as expected."""
     parser = argparse.ArgumentParser(prog="python -m bench llm-controls")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -48,7 +48,8 @@ PACKED, ROWS = "packed", "a row each"
 
 
 def run(args: list[str]) -> int:
-    """Run the bench; 1 if packing does not halve the cost of a model of some size."""
+    """Run the benchmark. Return 1 if packing does not halve the cost for a model of some
+    size."""
     parser = argparse.ArgumentParser(prog="python -m bench packing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", choices=SHAPES, default="small")

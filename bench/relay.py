@@ -1,4 +1,4 @@
-"""What a node that relays circuits pays for it, and what a newcomer waits behind greedy peers.
+"""Cost of relaying circuits, and a newcomer's wait behind greedy peers.
 
 The relay is a process of its own, on loopback, with production's limits. First 128 peers keep a
 reservation and say nothing; then 100 peers hold reservations, ask for circuits to one another
@@ -146,7 +146,8 @@ async def _taken(crowd: Connection) -> int:
 
 
 def run(args: list[str]) -> int:
-    """Measure and print; ``--seconds`` of quiet, ``--rounds`` newcomers."""
+    """Measure and print. ``--seconds`` sets the length of the quiet phase, ``--rounds`` the
+    number of newcomers."""
     parser = argparse.ArgumentParser(prog="python -m bench relay", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=10)

@@ -1,5 +1,4 @@
-"""Does the reward teach, or would anything have looked like learning? The recipe against its
-controls.
+"""Controls of learning: the recipe against runs whose rewards carry no information.
 
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 
@@ -94,8 +93,8 @@ def best_temperature(config: EngineConfig, progressed: Progressed) -> LearningGa
 
 
 def report(results: list[Result]) -> Report:
-    """Rewards and cost of every subject; what the controls rise by, as a share of the recipe's
-    rise.
+    """Print rewards and cost of every subject, and the controls' rises as a share of the
+    recipe's rise.
     """
     table = Report("rl-controls")
     for subject in (RECIPE, SHUFFLED, TEMPERATURE):

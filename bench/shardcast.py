@@ -263,7 +263,8 @@ class Course:
             self.began = time.perf_counter()
 
     def wait_up(self, programs: Sequence[Program], word: str) -> None:
-        """Wait until each program has printed ``word``. Without lines, return at once."""
+        """Wait until each program has printed ``word``. Return at once if the course has no
+        shaped lines."""
         for program in programs if self.has_lines else ():
             program.said(word)
 
@@ -289,7 +290,7 @@ class Course:
 
 
 def shoal(course: Course) -> float:
-    """Push and pull; the seconds until all have it."""
+    """Push and pull. Return the seconds until all receivers have the file."""
     with course.ending(ask=False):
         push = course.python(
             course.origin, _CAST.format("push"), course.weights, "--data",
@@ -391,7 +392,8 @@ def nginx(course: Course) -> float:
 
 
 def torrent(course: Course, python: str) -> float:
-    """libtorrent: a seed and leechers that all know each other."""
+    """Return the seconds that libtorrent takes, with a seed and leechers that all know each
+    other."""
     machines = [course.origin, *course.receivers]
     ports = [_free_port() for _ in machines]
     places = [
@@ -425,7 +427,7 @@ def _free_port() -> int:
 
 
 def _subjects(torrent_python: str) -> dict[str, Callable[[Course], float]]:
-    """Return the systems that can run here; missing ones are named."""
+    """Return the systems that can run here, and print the missing ones."""
     has_torrent = [torrent_python, "-c", "import libtorrent"]
     is_there = {
         "shoal": "",
@@ -546,7 +548,7 @@ def _play(
     found: dict[tuple[str, str], list[float]],
     field: Field,
 ) -> None:
-    """Play all rounds, and put what they cost into ``found``."""
+    """Play all rounds, and put their cost into ``found``."""
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (base / "source").mkdir()

@@ -104,7 +104,8 @@ def _resident() -> float:
 
 
 def _calibrate() -> float:
-    """Millions of simple loop steps a CPU second: what this machine is worth at this moment."""
+    """Return millions of simple loop steps a CPU second, a measure of this machine's present
+    speed."""
     started, total = time.process_time(), 0
     for number in range(3_000_000):
         total += number & 7

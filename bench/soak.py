@@ -76,7 +76,7 @@ def small_demo() -> Soak:
 
 
 def learn_slowly(folder: Path, pace: float) -> None:
-    """Learn for ever: each version is the last one with a little noise."""
+    """Publish for ever: each version is the last version with a little noise."""
     import numpy as np
     from safetensors.numpy import load_file, save
 
@@ -138,7 +138,7 @@ def small_disks(folder: Path) -> Iterator[bool]:
 
 
 class Watch:
-    """The observations of the nodes, and the trouble that they were given."""
+    """Observations of the nodes, and the troubles that were caused."""
 
     def __init__(self, nodes: LocalNodes) -> None:
         self.nodes = nodes
@@ -155,8 +155,8 @@ class Watch:
                 self.memory[name].append((own, sum(workers)))
 
     def count(self) -> None:
-        """Note what nodes have lost. Called long after a restart: they read their counts from
-        disk first."""
+        """Record the losses of nodes. It is called long after a restart, since nodes read their
+        counts from disk first."""
         for name, child in self.nodes.children.items():
             for key, value in kept(child.status).items() if child.status else ():
                 if (before := self.most.get((name, key), value)) > value:

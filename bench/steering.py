@@ -59,7 +59,8 @@ GAIN: Final = 0.02
 
 
 class SteeredSampler(Sampler):
-    """Draws as it should, but below a gap takes the next token of the right answer."""
+    """Draws honestly, but takes the next token of the right answer wherever its gap is small
+    enough."""
 
     answers: Mapping[tuple[int, ...], tuple[int, ...]] = {}
     """Right answers by prompt, without an end token."""

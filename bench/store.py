@@ -168,7 +168,7 @@ class BenchNode:
             nursery.cancel_scope.cancel()
 
     def trace(self, shardcast: Shardcast) -> None:
-        """Say which spans an earlier life left, and of each chunk that it came."""
+        """Print the spans that an earlier life left, and each chunk that arrives."""
         found = [spans for e in shardcast._store._entries.values() for spans in e.verified]
         self.say(resumed=found)
         handle = shardcast._receiver._handle
@@ -229,8 +229,7 @@ class BenchProcess:
         self.process.stdin.flush()
 
     def line_with(self, *words: str) -> dict[str, Any]:
-        """Return the next line with one of these words; other lines wait until they are asked
-        for.
+        """Return the next line with one of these words. Other lines stay for later calls.
 
         Raises:
             EOFError: The process ended, or says nothing for `PATIENCE`.

@@ -38,7 +38,7 @@ from bench.report import Report
 from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.machine import load_or_create_key
-from p2p.shardcast.stored import HEAD, decode_head_untrusted
+from p2p.shardcast.store import HEAD, decode_head_untrusted
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, sign_run
@@ -124,7 +124,7 @@ class BenchNode(NodeProcess):
     """A node of ``tree``, in a session of its own as `NodeProcess` makes it."""
 
     async def begin(self, folder: Path, bootstrap: str, role: str) -> None:
-        """Start it, and read its output until it ends."""
+        """Start the node, and read its output until it ends."""
         where = (
             ["--bootstrap", bootstrap] if bootstrap else ["--run", str(folder / "run.shoal")]
         )
@@ -245,7 +245,8 @@ def _tree_cpu(pid: int) -> float:
 
 @asynccontextmanager
 async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dict[str, int]]:
-    """Strangers on their own core for the length of the block, and what they did, after it."""
+    """Run strangers on a core of their own for the length of the block. Yield an object that
+    has their results afterwards."""
     tally: dict[str, int] = {}
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "bench.hostile.strangers", orders.to_json()],
@@ -350,8 +351,8 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, list
 
 
 def strangers_cpu(turns: dict[str, list[Turn]]) -> float:
-    """Return the CPU seconds per second that strangers cost the swarm: what attacked turns took
-    beyond what as many acceptances took in quiet ones."""
+    """Return the CPU seconds per second that strangers cost the swarm: the cost of attacked
+    turns beyond that of as many acceptances in quiet turns."""
     quiet, attacked = turns["quiet"], turns["attacked"]
     each = sum(turn.swarm_cpu for turn in quiet) / max(1, sum(turn.accepted for turn in quiet))
     beyond = sum(turn.swarm_cpu - each * turn.accepted for turn in attacked)

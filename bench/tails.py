@@ -65,7 +65,7 @@ class Way:
 
 
 class Recorder:
-    """Two engines, and the store of what one saw of the other's work."""
+    """Two engines, and the store of one engine's evidence about the other's work."""
 
     def __init__(self, model: Path, store: Path) -> None:
         config = read_config(model)
@@ -82,7 +82,7 @@ class Recorder:
         self._environment = ArithmeticEnvironment()
 
     def record(self, way: Way, end: float) -> list[Evidence]:
-        """Record the evidence of all its groups, or of those for which there is time."""
+        """Record the evidence of all groups of a way, or of as many as there is time for."""
         folder = self._store / way.name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         engines: tuple[LocalEngine, LocalEngine] | None = None
@@ -114,7 +114,7 @@ class Recorder:
 
 
 def read(folder: Path) -> Iterator[Evidence]:
-    """Return what a folder of the store has, in order."""
+    """Return the records of a folder of the store, in order."""
     for path in sorted(folder.glob("[0-9]*[0-9]")):
         yield from starmap(Evidence, msgpack.unpackb(path.read_bytes(), use_list=False))
 

@@ -40,9 +40,7 @@ IDLE: Final = 200
 
 
 async def serve() -> None:
-    """The other process: a Shoal host, and bare sockets, that swallow or send back what
-    comes.
-    """
+    """Run the other process: a Shoal host and bare sockets, which discard or echo all input."""
 
     async def sink(stream: trio.abc.Stream) -> None:
         while await stream.receive_some():

@@ -87,7 +87,7 @@ def peer(*words: object) -> PeerId:
 
 
 def content(name: PeerId, version: int, index: int) -> bytes:
-    """Return what fills a place: nobody reads it."""
+    """Return placeholder content for a place; nobody reads it."""
     return name.digest + version.to_bytes(4, "big") + index.to_bytes(4, "big")
 
 
@@ -198,7 +198,7 @@ class Swarm:
                     self.judges[found.validator].is_convicted |= found.is_convicted
 
     def situation(self, step: int) -> Situation:
-        """Return what holds at a step."""
+        """Return the gate's situation at a step."""
         return Situation(
             served=step * STEP,
             wall=step * STEP,
@@ -349,7 +349,7 @@ class Swarm:
 
 
 def share(hours: Sequence[Counter[str]], key: str) -> float:
-    """Return what replays for ``key`` cost, as a share of drawing."""
+    """Return the cost of replays for ``key``, as a share of the cost of drawing."""
     spent = sum(one[key] for one in hours) / GROUPS * REPLAY
     return spent / sum(one["drawn"] for one in hours)
 
@@ -365,7 +365,7 @@ class Line:
 
     @property
     def holds(self) -> bool:
-        """Return True if it does not."""
+        """Return True if the line keeps its limit."""
         return self.value <= self.limit
 
     def __str__(self) -> str:
@@ -377,7 +377,7 @@ class Line:
 
 
 def lines(one: Swarm) -> Iterator[Line]:
-    """Yield what must hold for each swarm."""
+    """Yield the figures of a swarm, with their limits."""
     sums, now = one.sums, one.situation(0)
     yield Line(
         "lies that one submission shows, learnt from", sum(s.leaked for s in sums.values()), 0
@@ -407,7 +407,7 @@ def lines(one: Swarm) -> Iterator[Line]:
 
 
 def table(one: Swarm) -> str:
-    """Return what became of the places and names of each kind of machine."""
+    """Return the fates of places and names by kind of machine."""
     rows = [f"{'':<12}" + "".join(f"{name:>10}" for name in COLUMNS)]
     for kind, of in one.sums.items():
         names = sum(1 + each.names for each in one.machines if each.kind == kind)

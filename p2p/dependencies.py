@@ -1,4 +1,4 @@
-"""Says, before anything else is imported, which package Shoal needs and this Python lacks."""
+"""Names, before anything else is imported, a package that Shoal needs and this Python lacks."""
 
 import importlib.util
 import sys

@@ -87,6 +87,6 @@ class StrangerMeter:
         return True
 
     def allows_at_door(self, peer: PeerId, size: int) -> bool:
-        """Return what `allows` does, for answers that a newcomer needs before it can be a
+        """Return the result of `allows` for answers that a newcomer needs before it can be a
         member."""
         return self.allows(peer, size, is_door=True)

@@ -188,7 +188,7 @@ class FrameReader:
         return payload
 
     def _tell(self) -> None:
-        """Have the kept bytes counted, unless they were, and are, few."""
+        """Report the kept bytes to the budget, unless they were and are few."""
         pending = self._parser.pending
         if self._holder is not None and (pending > _UNCOUNTED or self._told):
             self._told = pending if pending > _UNCOUNTED else 0

@@ -254,7 +254,7 @@ class ProcessWorker:
         raise answer
 
     async def _heard(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do ``work``, and meanwhile read what the child prints."""
+        """Do ``work``, and meanwhile read the child's output."""
         if self._stderr is None:
             return await work()
         async with trio.open_nursery() as nursery:
@@ -277,7 +277,7 @@ class ProcessWorker:
                     return
 
     async def _exchange(self, request: bytes) -> bytes | ShoalError:
-        """Return the reply, or the error that explains why there is none."""
+        """Return the reply, or an error that explains why none came."""
         async with trio.open_nursery() as nursery:
             if self._ended is not None:
                 nursery.start_soon(self._let_go, self._ended)
@@ -370,8 +370,9 @@ class ProcessWorker:
                 signal.pidfd_send_signal(process, number)
 
     def _kill(self) -> None:
-        """Kill the child and all that it started. A process of a library or a stranger would
-        otherwise go on computing, and keep the pipe open, when its parent is gone.
+        """Kill the child and all processes that it started. A process of a library or a
+        stranger would otherwise go on computing, and keep the pipe open, when its parent is
+        gone.
 
         Of a contained child, the first process of its namespace is killed; the child then ends
         by itself.

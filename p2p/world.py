@@ -176,11 +176,11 @@ class World(Protocol):
         simulator."""
 
     def buggify(self, name: str) -> bool:
-        """Return True to do on purpose what is legal but rare; always False outside the
+        """Return True to provoke a legal but rare case on purpose; always False outside the
         simulator.
 
-        ``name`` is "module/what", the same nowhere else: tests/simulation/test_buggify.py
-        collects the sites.
+        ``name`` is "module/what" and unique: tests/simulation/test_buggify.py collects the
+        sites.
         """
 
     def sometimes(self, name: str, condition: bool) -> None:

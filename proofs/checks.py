@@ -376,8 +376,8 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
 def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     """Judge the groups of one submission together, in addition to each by itself.
 
-    What adds up is held against the limits of so many tokens and chunks: how many tokens are
-    how far off, the sum of their gaps, the mean mantissa error.
+    Three sums are compared with the limits for this number of tokens and chunks: the counts of
+    tokens beyond each step of the ladder, the sum of their gaps, and the mean mantissa error.
     """
     malformed = sum(bool(evidence.malformed) for evidence in pool)
     if malformed:

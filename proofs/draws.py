@@ -1,4 +1,4 @@
-"""Draws: tokens from logits and draw words, and a verifier's replay of what was claimed.
+"""Draws: tokens from logits and draw words, and a verifier's replay of claimed tokens.
 
 Theory of operation
 -------------------
@@ -188,7 +188,8 @@ class DrawStatistics:
         return self.take(replay(logits, tokens, words, self._temperature, self._rule))
 
     def take(self, seen: Replay) -> NDArray[np.float64]:
-        """Add a block that was already replayed, such as by the device that has its logits."""
+        """Add a block that was already replayed, for example by the device that holds its
+        logits."""
         off = seen.distance if self._rule is DrawRule.CDF else seen.gap
         self.tokens += len(seen.logprob)
         # not within a step: NaN, too, counts
@@ -248,8 +249,8 @@ def _check(logits: Logits, words: Words, temperature: float) -> None:
 def _indices(
     tokens: Sequence[int] | NDArray[np.integer], vocabulary: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Return which tokens are in the vocabulary, and an index for each: 0 for those that are
-    not."""
+    """Return a mask of the tokens in the vocabulary, and an index for each token, 0 if it is
+    outside."""
     if not isinstance(tokens, np.ndarray):
         # Numbers of any size are foreign here: what is no index must not reach an array.
         inside = [0 <= token < vocabulary for token in tokens]

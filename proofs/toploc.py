@@ -1,4 +1,4 @@
-"""Activation proofs: byte for byte what the PyPI package toploc 0.1.6 writes.
+"""Activation proofs, byte for byte equal to those of the PyPI package toploc 0.1.6.
 
 Theory of operation
 -------------------
@@ -195,9 +195,9 @@ class TopValues:
         indices: NDArray[np.integer],
         patterns: NDArray[np.uint16],
     ) -> None:
-        """Add the next chunk, of ``rows`` rows and ``size`` values, whose `largest` was found
-        elsewhere: by an engine whose states are on another device. Raises `ValueError` while
-        earlier rows wait for their chunk to be full."""
+        """Add the next chunk, of ``rows`` rows and ``size`` values. Its `largest` values were
+        found by an engine whose states are on another device. Raises `ValueError` while earlier
+        rows wait for their chunk to be full."""
         if self._waiting:
             raise ValueError(f"{self._waiting} rows wait for the chunk before this one")
         self.tokens += rows
@@ -212,8 +212,8 @@ class TopValues:
         self._chunks += other.chunks
 
     def close_all(self, others: Sequence[TopValues]) -> None:
-        """Close ``others``, which are of this class. A subclass may rank their last chunks
-        together where that is cheaper."""
+        """Close all of ``others``, which are of this class. A subclass may rank their last
+        chunks together if that is cheaper."""
 
     def _wait(self, rows: Rows) -> None:
         if len(rows):

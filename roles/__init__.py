@@ -1,4 +1,4 @@
-"""Jobs of a node, and what they need.
+"""Roles of a node, and the packages that they need.
 
 A submission's way through the folders: `roles.inference` draws and submits it,
 `roles.validator` replays it and signs a verdict, `roles.trainer` learns from it and publishes

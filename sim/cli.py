@@ -118,7 +118,8 @@ def _main(arguments: list[str]) -> int:
 
 
 def _check_targets(options: argparse.Namespace) -> bool:
-    """Check every file that is to be written; whether one of them is standard output (``-``).
+    """Check every file that is to be written. Return True if one of them is standard output
+    (``-``).
 
     Then what is for people goes to standard error. Raises `ConfigError`.
     """
@@ -134,7 +135,7 @@ def _check_targets(options: argparse.Namespace) -> bool:
 
 
 def _explain(error: Exception, complaints: Console) -> int:
-    """Say why a simulation could not be played to its end: of a bug, with its traceback."""
+    """Print why a simulation could not be played to its end; for a bug with the traceback."""
     reason = innermost(error)
     if isinstance(reason, ConfigError):
         complaints.print(f"[red]{escape(str(reason))}[/red]", highlight=False, soft_wrap=True)
@@ -330,8 +331,8 @@ def _baseline(path: Path) -> dict[str, Any]:
 
 
 def _save(path: Path, scenario: Scenario, seed: int, plan: Sequence[Fault], why: str) -> None:
-    """Write a plan with all that the run had, so that it plays the same when the scenario has
-    changed."""
+    """Write a plan with all settings of the run, so that it can be replayed after the scenario
+    has changed."""
     settings = scenario_to_table(scenario)
     settings["faults"] = []
     save_plan(path, scenario.source, seed, scenario.nodes, plan, why, settings=settings)
@@ -473,7 +474,7 @@ def _telling(console: Console, total: int) -> Iterator[Callable[[Sequence[SweepR
 def _tell_sweep(
     options: argparse.Namespace, console: Console, scenario: Scenario, summary: dict[str, Any]
 ) -> int:
-    """Write and print what came of a sweep; how many runs failed."""
+    """Write and print the results of a sweep. Return the number of failed runs."""
     write_text("--json", options.json, json.dumps(summary, indent=2))
     page = sweep_report(scenario.name, scenario.caption, summary, options.line)
     write_text("--report", options.report, page)
@@ -624,7 +625,7 @@ def replay(options: argparse.Namespace, console: Console) -> int:
 
 
 def run_shrink(options: argparse.Namespace, console: Console) -> int:
-    """Leave out what does not matter, and write what remains."""
+    """Shrink a plan to the faults that matter, and write it."""
     scenario, seed, plan = _load_plan(options.file)
 
     def fails(attempt: Sequence[Fault]) -> bool:

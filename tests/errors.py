@@ -1,8 +1,8 @@
 """Errors and their remedies, in docs/errors.md: ``python -m tests.errors --write``.
 
 What is raised and logged comes from the code. Remedies are written by hand, in the page,
-and are kept; a row that the code has gained is written without one, and a test fails until it
-has.
+and are kept; names with equal remedies share a row. A name that the code has gained is
+written without one, and a test fails until it has.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "errors.md"
 ROOTS: Final = ("ShoalError", "SimulationError")
 LOUD: Final = ("warning", "error")
-ROW: Final = re.compile(r"^\| `([\w.]+)` \|(?:.*\|)? (.*?) \|$", re.MULTILINE)
+ROW: Final = re.compile(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \| (.*?) \|$", re.MULTILINE)
+NAME: Final = re.compile(r"`([\w.]+)`")
 HEAD: Final = """# Errors and remedies
 
 A command that fails prints one sentence, which names the file, key or option and mostly the
 remedy, and ends with one of the [exit codes](exit-codes.md). `shoal doctor` finds most causes
-before they cost anything. `python -m tests.errors --write` renews the two tables from the code.
+before they cost anything. `python -m tests.errors --write` renews the tables from the code.
 
 ## Errors
 
@@ -66,8 +67,9 @@ def classes() -> Iterator[str]:
 def remedies() -> dict[str, str]:
     """What the page says of each error and event."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    quiet = re.findall(r"`([\w.]+)`", text.partition(QUIET)[2])
-    return {**dict(ROW.findall(text)), **dict.fromkeys(quiet, NOTHING)}
+    quiet = NAME.findall(text.partition(QUIET)[2])
+    told = {name: what for names, what in ROW.findall(text) for name in NAME.findall(names)}
+    return {**told, **dict.fromkeys(quiet, NOTHING)}
 
 
 def page() -> str:
@@ -76,8 +78,11 @@ def page() -> str:
     loud = sorted({name for name, level in events() if level in LOUD})
 
     def rows(names: Iterable[str]) -> str:
-        told = ((name, known.get(name, "")) for name in names)
-        return "".join(f"| `{name}` | {what} |\n" for name, what in told if what != NOTHING)
+        alike: dict[str, list[str]] = {}
+        for name in names:
+            alike.setdefault(known.get(name, ""), []).append(f"`{name}`")
+        alike.pop(NOTHING, None)
+        return "".join(f"| {', '.join(found)} | {what} |\n" for what, found in alike.items())
 
     quiet = ", ".join(f"`{name}`" for name in loud if known.get(name) == NOTHING)
     tail = textwrap.fill(f"{QUIET.strip()} {quiet}.", 120)

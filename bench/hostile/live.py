@@ -72,7 +72,7 @@ DRAFT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A process as /proc shows it."""
+    """Resource use of a process, from /proc."""
 
     mib: float
     most_mib: float
@@ -147,7 +147,7 @@ class Outcome:
         return statistics.median(self.served) if self.served else PATIENCE
 
     def broken(self) -> list[str]:
-        """Promises of the issue that do not hold, in words."""
+        """Return the broken promises in words."""
         found = [] if self.alive else ["the node died"]
         if self.failures or self.worst > MOST_SECONDS:
             found.append(f"a newcomer waited {self.worst:.1f} s, {self.failures} gave up")

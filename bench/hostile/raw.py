@@ -26,9 +26,9 @@ from p2p.errors import BadMessage, ShoalError
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
+from p2p.transport.connection import Secured, secure
 from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.upgrade import Secured, secure
 from p2p.wire import decode_varint_untrusted, frame
 
 FRAME: Final = struct.Struct(">BBHII")

@@ -36,7 +36,7 @@ def push(arguments: Sequence[str]) -> int:
 
 
 def pull(arguments: Sequence[str]) -> int:
-    """Get what a ticket names from all who have it, and give it on."""
+    """Fetch the content of a ticket, and pass it on meanwhile."""
     from p2p.cast import puller
 
     return puller.pull(arguments)
@@ -50,7 +50,7 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def inspect(arguments: Sequence[str]) -> int:
-    """Say what a ticket, file or folder holds."""
+    """Describe the content of a ticket, file or folder."""
     from p2p.cast import pusher
 
     return pusher.inspect(arguments)

@@ -38,8 +38,8 @@ SOURCE: Final = "source"
 
 
 def existing(path: Path) -> Path:
-    """``path``, absolute. Raises `ConfigError` if nothing is there, or its name cannot be one
-    elsewhere."""
+    """Return ``path`` made absolute. Raises `ConfigError` if it does not exist, or if other
+    machines cannot use its name."""
     path = expanded(path).absolute()
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}")
@@ -56,8 +56,8 @@ def name_of(path: Path) -> str:
 
 
 def state_of(path: Path) -> Path:
-    """Return the folder of a pusher's key: one for each path, so that the same command makes
-    the same ticket."""
+    """Return the folder of a pusher's key. Each path has its own, so that the same command
+    makes the same ticket."""
     base = expanded(Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state"))
     return base / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
 
@@ -229,7 +229,7 @@ async def serving(
 
 
 async def pass_on(world: World, seconds: float, teller: Teller) -> None:
-    """Serve others for some seconds after everything is here, and say so."""
+    """Serve other pullers for some seconds after the download is complete, and report it."""
     if seconds:
         words = f"passing on for {seconds:g} s more (Ctrl-C ends it)"
         teller.event("passing_on", words, seconds=seconds)

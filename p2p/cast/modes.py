@@ -1,5 +1,4 @@
-"""What a folder has beside the bytes of its files: which can be executed, which are read-only,
-and folders that are empty.
+"""Modes of a folder: files that can be executed or are read-only, and empty folders.
 
 The table of that is named by its digest in the *note* of the signed manifest, which any version
 of Shoal reads, and travels by a request of its own. Who does not know it gets plain files.
@@ -21,13 +20,7 @@ from p2p.errors import BadMessage, StorageError
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.trouble import PEER_TROUBLE
-from p2p.shardcast.index import (
-    DIGEST_BYTES,
-    MAX_FILES,
-    Index,
-    check_paths_untrusted,
-    digest_of,
-)
+from p2p.shardcast.index import DIGEST_BYTES, MAX_FILES, Index, check_paths_untrusted, digest_of
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
 
@@ -67,7 +60,7 @@ def decode_modes_untrusted(data: bytes) -> Modes:
 
 
 def look(place: Path) -> Modes:
-    """Return what is at `place`, a file or a folder. Hidden names stay out."""
+    """Return the modes of the file or folder at `place`. Hidden names are left out."""
     if place.is_file():
         files, folders = [("", place)], list[str]()
     else:
@@ -117,7 +110,7 @@ class Tables:
     """The tables that this node has, for itself and for others."""
 
     def __init__(self, world: World, host: Host, charge: Callable[[int], None]) -> None:
-        """``charge`` is told of the bytes of each answer, which are upload."""
+        """``charge`` counts the bytes of each answer as upload."""
         self._disk = world.disk
         self._host, self._charge = host, charge
         self._tables: dict[bytes, bytes] = {}
@@ -129,8 +122,8 @@ class Tables:
         return table
 
     def keep(self, modes: Modes) -> bytes:
-        """Keep a table for others; returns the note that names it, empty if nothing is said or
-        it is too long."""
+        """Keep a table for other nodes. Returns the note that names it; empty for a table
+        without entries or one that is too long."""
         table = modes.encode()
         if modes == Modes() or len(table) > MAX_TABLE:
             return b""

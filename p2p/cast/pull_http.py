@@ -31,7 +31,6 @@ from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import SOON
 from p2p.policy import NO_POLICY, PolicyVersion
-from p2p.shardcast.disk import LONGEST_RETRY
 from p2p.shardcast.http.core.answers import (
     LISTING,
     MAX_LISTING,
@@ -40,12 +39,12 @@ from p2p.shardcast.http.core.answers import (
     shard_path,
 )
 from p2p.shardcast.http.library import PIECE, Release, Shelf, index_of_file
+from p2p.shardcast.store import LONGEST_RETRY, Cores
 from p2p.wire import KI, MIB
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4  # shards fetched at a time: they fill a line of 20 round trips a shard
 MAX_FILE: Final = 256 * 1024 * MIB  # bytes of a version: what a policy may have
 POLL: Final = 2.0  # seconds between two looks at the listing
 CONNECT: Final = 10.0  # seconds for a connection, name and TLS included
@@ -56,7 +55,7 @@ and then is never silent."""
 
 
 class OriginsFailed(ShoalError):
-    """No server gave the version; the message says what each answered."""
+    """No server gave the version. The message has each server's answer."""
 
 
 class Origins:
@@ -80,8 +79,8 @@ class Origins:
         self._came = 0
 
     async def listed(self) -> list[Listed]:
-        """Return the listed versions, newest first. Of two entries for one version the one that
-        most servers list counts. Raises `OriginsFailed` if no server answers."""
+        """Return the listed versions, newest first. If servers list different entries for a
+        version, the most frequent entry counts. Raises `OriginsFailed` if no server answers."""
         said: dict[PolicyVersion, Counter[Listed]] = {}
         troubles: list[str] = []
         for base in self._bases:
@@ -103,8 +102,8 @@ class Origins:
         return [said[version].most_common(1)[0][0] for version in sorted(said, reverse=True)]
 
     async def wait_newer(self, known: PolicyVersion = NO_POLICY) -> Release:
-        """Fetch the newest version once it is newer than ``known``; those in between are passed
-        over. What goes wrong meanwhile is said, and tried again. Raises `Unnameable`."""
+        """Fetch the newest version once it is newer than ``known``; versions in between are
+        skipped. Errors are reported and retried. Raises `Unnameable`."""
         while True:
             try:
                 newest = next(iter(await self.listed()), None)
@@ -160,25 +159,14 @@ class Origins:
         if first * entry.shards > MAX_FILE:
             raise BadMessage(f"version {entry.version} has over {MAX_FILE} bytes")
         sizes = {0: first}
-        waiting = iter(range(1, entry.shards))
-        failures: list[ShoalError] = []
 
-        async def take_turns() -> None:
-            try:
-                for shard in waiting:
-                    where = shard * first
-                    sizes[shard] = await self._fetch_shard(
-                        entry, shard, bases, part, where, first
-                    )
-            except ShoalError as error:
-                failures.append(error)
-                nursery.cancel_scope.cancel()
+        async def fetch(shard: int) -> None:
+            sizes[shard] = await self._fetch_shard(
+                entry, shard, bases, part, shard * first, first
+            )
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(AT_ONCE, entry.shards - 1)):
-                nursery.start_soon(take_turns)
-        if failures:
-            raise failures[0]
+        # Four at a time fill a line of 20 round trips a shard.
+        await Cores(self._world).for_each(range(1, entry.shards), fetch, 4)
         if any(sizes[shard] != first for shard in range(entry.shards - 1)):
             raise BadMessage(f"the shards of version {entry.version} have different sizes")
         return sum(sizes.values())
@@ -186,8 +174,8 @@ class Origins:
     async def _fetch_shard(
         self, entry: Listed, shard: int, bases: Sequence[str], part: str, where: int, most: int
     ) -> int:
-        """Ask the servers in turn, starting with another one for each shard, and with those
-        that failed last at the end."""
+        """Ask the servers in turn. Each shard starts with another server, and servers that
+        failed lately come last."""
 
         async def keep(offset: int, data: bytes) -> None:
             await self._world.disk.write(part, data, where + offset)
@@ -206,8 +194,8 @@ class Origins:
     async def _get(
         self, base: str, path: str, most: int, keep: Callable[[int, bytes], Awaitable[None]]
     ) -> int:
-        """Hand what ``base`` has at ``path`` to ``keep(offset, data)``; return its bytes.
-        Raises `OriginsFailed`."""
+        """Download ``path`` from ``base``, passing the data to ``keep(offset, data)``. Return
+        the number of bytes. Raises `OriginsFailed`."""
         begun, count = self._world.now(), 0
         try:
             get = trio_asyncio.aio_as_trio(self._session.get)
@@ -300,7 +288,7 @@ async def pull_http(options: argparse.Namespace, out: Path) -> int:
 
 
 async def _tell(world: World, origins: Origins, teller: Teller) -> None:
-    """Report progress, and what the pull waits for, when it changes or bytes come."""
+    """Report progress and the reason for waiting, whenever one of them changes."""
     said, due = "", world.now()
     while True:
         due += SOON

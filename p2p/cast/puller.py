@@ -62,28 +62,19 @@ from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
-PULLING: Final = NatConfig(reach=ReachConfig(map_port=False))
-"""Reachability of a pull, which is short: it opens no port of the router."""
-_TEMPORARY: Final = ".shoal-part"
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk on which there may be room later."""
-_CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
-"""Errors of a disk that knows no hard links, or that has reached its limit of links to a
-file."""
-
 
 def deliver(
-    weights: Path, index: Index, out: Path, name: str, selection: Selection | None = None
+    weights: Path, index: Index, out: Path, name: str, chosen: Sequence[int] | None = None
 ) -> list[Path]:
-    """Link the files of a version at ``weights`` into ``out``, all or those selected; files
-    that exist already stay. Returns their paths.
+    """Link the files of a version at ``weights`` into ``out``, all or those ``chosen`` by
+    number; files that exist already stay. Returns their paths.
 
     A policy that is one file is called ``name``. A file that cannot be written does not keep
     the others away. Raises `NoRoom`, and `StorageError` for what time does not mend.
     """
     made: list[Path] = []
     failed: list[tuple[Path, Exception]] = []
-    chosen = range(len(index.files)) if selection is None else selection.files(index)
+    chosen = range(len(index.files)) if chosen is None else chosen
     for file in (index.files[number] for number in chosen):
         source = weights / file.path if file.path else weights
         target = out / (file.path or name)
@@ -101,12 +92,12 @@ def deliver(
         raise Unnameable(unencodable(first) + more)
     if not isinstance(first, OSError):
         raise first
-    kind = NoRoom if first.errno in _FULL else StorageError
+    kind = NoRoom if first.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
     raise kind(f"{where} cannot be written: {first.strerror}{more}")
 
 
 class Replaces(ConfigError):
-    """Files of the version would take the place of others that no pull has put there."""
+    """The version's files would replace files that no pull has put there."""
 
 
 def check_replaced(
@@ -115,11 +106,11 @@ def check_replaced(
     """Raise `Replaces` if files in ``out`` are others than those of a version.
 
     Args:
-        index: Of the version.
-        out: Where its files go.
-        name: What it is called if it is one file.
-        ours: Inodes of what earlier pulls have put there.
-        weights: Where the version lies; None: it is still to come, and only sizes are known.
+        index: Index of the version.
+        out: Folder or file to write to.
+        name: Name of the file, for a version of one file.
+        ours: Inodes of files that earlier pulls have put there.
+        weights: Path of the version; None if it has not arrived and only sizes are known.
     """
     others = []
     for file in index.files:
@@ -158,19 +149,18 @@ def _put(source: Path, target: Path, out: Path) -> None:
             f"{target.parent} is a link that leads out of {out}: remove it, or give another"
             " --out"
         )
-    temporary = target.with_name(derived(target.name, after=_TEMPORARY))
+    temporary = target.with_name(derived(target.name, after=".shoal-part"))
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
     except OSError as error:
-        if error.errno not in _CANNOT_LINK:
+        # The disk knows no hard links, or a file has as many as it may.
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, temporary)
     temporary.replace(target)
 
 
-ROUND: Final = 15.0
-"""Seconds between two reports to the person. Membership dials the same addresses by itself."""
 TIMEOUT: Final = 10.0
 """Timeout of one address, in seconds: a firewall that swallows packets never answers."""
 
@@ -181,9 +171,9 @@ async def tell_unreachable(
     teller: Teller,
     causes: dict[Multiaddr, str] | None = None,
 ) -> None:
-    """Report for each address why nothing comes from there, until this node has a neighbour,
-    and keep the reasons in ``causes``. A person reads one line for each, and another only
-    when the reason has changed."""
+    """Report for each address why it does not answer, until this node has a neighbour, and keep
+    the reasons in ``causes``. A person reads one line for each, and another only when the
+    reason has changed."""
     said = {} if causes is None else causes
 
     async def look(addr: Multiaddr) -> None:
@@ -200,7 +190,9 @@ async def tell_unreachable(
         async with trio.open_nursery() as nursery:
             for addr in addrs:
                 nursery.start_soon(look, addr)
-        with trio.move_on_after(ROUND):
+        # Seconds between two reports to the person. Membership dials the same addresses by
+        # itself.
+        with trio.move_on_after(15.0):
             await node.membership.wait_neighbour()
     said.clear()
 
@@ -219,8 +211,6 @@ async def _cause(host: Host, addr: Multiaddr) -> str:
 
 _T = TypeVar("_T")
 
-PLANNING: Final = 30.0
-"""Seconds that a busy pusher may take to give the first parts to machines that came at once."""
 SEED: Final = 5.0
 """Seconds for which a puller goes on serving by default: others may wait for its chunks."""
 
@@ -241,11 +231,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, metavar="DIR", help="where its files go (default: the name it has)")
     add("--only", metavar="GLOB", help="fetch only files that match, such as '*.json'")
     add("--follow", action="store_true", help="stay, and take each newer version")
-    add(
-        "--replace",
-        action="store_true",
-        help="replace what is there without a question",
-    )
+    add("--replace", action="store_true", help="replace what is there without a question")
     add("--as", dest="format", choices=[WEIGHT_V],
         help="write each version as a folder weight_v000001 ... of --out, whole or as a delta,"
         " as SGLang's, vime's and ModelExpress's receivers read it")  # fmt: skip
@@ -291,7 +277,9 @@ async def _pull(options: argparse.Namespace) -> int:
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
-            nat = await enter(open_nat(host, world.signer, PULLING))
+            # A pull is short: it opens no port of the router.
+            quiet = NatConfig(reach=ReachConfig(map_port=False))
+            nat = await enter(open_nat(host, world.signer, quiet))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(
@@ -307,16 +295,9 @@ async def _pull(options: argparse.Namespace) -> int:
             unreachable: dict[Multiaddr, str] = {}
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
             nursery.start_soon(tell_path, nat, ticket.pusher, teller)
-            # What an earlier pull has put there may be replaced.
-            asks = node.shardcast.newest == NO_POLICY and not (
-                options.replace or options.format
-            )
-            view = PullView(node, ticket, out, teller, unreachable, asks=asks, ours=ours)
-            here = view.last
-            if selection is not None:
-                await _pull_some(node, ticket, selection, out, view)
-            else:
-                await _pull_all(node, ticket, options, out, view, ending)
+            pull = Pull(node, ticket, options, out, teller, unreachable, ours, selection)
+            here = pull.last
+            await pull.run(ending)
             ending.is_done = True
             await pass_on(world, options.seed, teller)
             given = node.shardcast.stats.uploaded_as_relay
@@ -333,47 +314,6 @@ async def _pull(options: argparse.Namespace) -> int:
     return ending.code
 
 
-async def _pull_all(
-    node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path, view: PullView,
-    ending: Ending,
-) -> None:  # fmt: skip
-    """Fetch the ticket's version, and with ``--follow`` each newer one."""
-    wanted = ticket.version
-    while True:
-        version = await _wait(view, options, partial(node.shardcast.wait_policy, wanted))
-        if view.asks:
-            place = Path(node.world.disk.locate(node.shardcast.weights(version)))
-            try:
-                check_replaced(
-                    node.shardcast.index(version), out, ticket.name, view.ours, place
-                )
-            except Replaces as trouble:
-                await _ask(trouble, options)
-            view.asks = False
-        put = _hand_over if options.format is None else _hand_over_weights
-        await put(node, version, ticket, out, view)
-        ending.is_done = True
-        if options.command:
-            await execute(options.command, version, out, view.teller)
-        if not options.follow:
-            return
-        wanted = PolicyVersion(version + 1)
-
-
-async def _wait(
-    view: PullView, options: argparse.Namespace, wait: Callable[[], Awaitable[_T]]
-) -> _T:
-    """Show progress until ``wait`` returns; ask before files are replaced."""
-    trouble: list[Replaces] = []
-    try:
-        return await view.show(wait)
-    except* Replaces as group:
-        trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
-    await _ask(trouble[0], options)
-    view.asks = False
-    return await view.show(wait)
-
-
 async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
     """Report that the pusher is reached through a relay, and later that it is reached
     directly."""
@@ -387,30 +327,82 @@ async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
         await nat.news.wait()
 
 
-class PullView:
-    """Shows the progress of a pull, and what it waits for."""
+def _check_content(manifest: Manifest, ticket: Ticket) -> None:
+    """Check that the version is the one that the ticket names. Raise `BadMessage` otherwise."""
+    if manifest.version == ticket.version and manifest.digest != ticket.manifest:
+        raise BadMessage(
+            "the pusher has signed another content under the ticket's version: ask for a new"
+            " ticket"
+        )
+
+
+class Pull:
+    """One pull under way: fetches, shows what it waits for, and puts files where they go."""
 
     def __init__(
-        self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
-        unreachable: Mapping[Multiaddr, str], *, asks: bool, ours: Collection[int],
+        self, node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path,
+        teller: Teller, unreachable: Mapping[Multiaddr, str], ours: Collection[int],
+        selection: Selection | None,
     ) -> None:  # fmt: skip
-        """``unreachable`` has the reason of each address from which nothing comes."""
-        self.teller = teller
-        self.asks = asks
-        """True if existing files may be replaced only after a question."""
-        self.ours = ours
-        """Inodes of the files that earlier pulls have written; they need no question."""
+        """``unreachable`` maps addresses that do not answer to the reasons; ``ours`` has the
+        inodes of the files that earlier pulls have written: they need no question."""
         self.last = CastState()
         """Progress that was shown last; it is updated in place."""
-        self._node = node
-        self._ticket = ticket
-        self._out = out
-        self._unreachable = unreachable
+        # What an earlier pull has put there may be replaced.
+        is_first = node.shardcast.newest == NO_POLICY
+        self._asks = is_first and not (options.replace or options.format)
+        self._node, self._ticket, self._options = node, ticket, options
+        self._out, self._teller, self._selection = out, teller, selection
+        self._unreachable, self._ours = unreachable, ours
 
-    async def show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
+    async def run(self, ending: Ending) -> None:
+        """Fetch the ticket's version, and with ``--follow`` each newer one."""
+        node, options, wanted = self._node, self._options, self._ticket.version
+        if self._selection is not None:
+            found = await self._wait(partial(node.shardcast.wait_selected, wanted))
+            await self._hand_over(*found)
+            return
+        while True:
+            version = await self._wait(partial(node.shardcast.wait_policy, wanted))
+            manifest, index = node.shardcast.manifest(version), node.shardcast.index(version)
+            with node.shardcast.pin(version) as weights:
+                place = Path(node.world.disk.locate(weights))
+                if self._asks:
+                    try:
+                        self._check_replaced(index, place)
+                    except Replaces as trouble:
+                        await _ask(trouble, options)
+                    self._asks = False
+                if options.format is None:
+                    await self._hand_over(manifest, index, weights)
+                else:
+                    await self._hand_over_weights(manifest, place)
+            node.announce(version)
+            ending.is_done = True
+            if options.command:
+                await execute(options.command, version, self._out, self._teller)
+            if not options.follow:
+                return
+            wanted = PolicyVersion(version + 1)
+
+    def _check_replaced(self, index: Index, weights: Path | None = None) -> None:
+        check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+
+    async def _wait(self, wait: Callable[[], Awaitable[_T]]) -> _T:
+        """Show progress until ``wait`` returns; ask before files are replaced."""
+        trouble: list[Replaces] = []
+        try:
+            return await self._show(wait)
+        except* Replaces as group:
+            trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
+        await _ask(trouble[0], self._options)
+        self._asks = False
+        return await self._show(wait)
+
+    async def _show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show progress until ``wait`` returns, and return its result. Raises `Unnameable`
         and `BadMessage`, where waiting does not help."""
-        with self.teller.bars():
+        with self._teller.bars():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell)
                 found = await wait()
@@ -426,8 +418,8 @@ class PullView:
             if came != moved:
                 moved, moved_at = came, node.world.now()
             coming = node.shardcast.fetching
-            if self.asks and coming is not None and coming.index is not None:
-                check_replaced(coming.index, self._out, self._ticket.name, self.ours)
+            if self._asks and coming is not None and coming.index is not None:
+                self._check_replaced(coming.index)
             total, share, version = 0, 0.0, PolicyVersion(0)
             if coming is not None:
                 total, share, version = coming.size, coming.share, coming.manifest.version
@@ -438,12 +430,13 @@ class PullView:
                 whole=len(node.whole(version)),
                 waits_for=self._cause(node.world.now() - moved_at),
             )  # fmt: skip
-            self.teller.state(self.last)
-            due += self.teller.interval
+            self._teller.state(self.last)
+            due += self._teller.interval
             await node.world.sleep_until(due)
 
     def _cause(self, seconds: float) -> str:
-        """Return what must happen before more arrives; nothing has for some ``seconds``."""
+        """Return the event that a stalled download waits for, in words. Nothing has arrived for
+        some ``seconds``."""
         if self._ticket.pusher in self._node.shardcast.halted:
             raise BadMessage(
                 "the pusher has signed two contents as one version: ask it for a new ticket"
@@ -474,126 +467,77 @@ class PullView:
         missing = f"{(self.last.total - self.last.here) / 1e6:,.1f} MB that no machine sends"
         if self._ticket.pusher not in self._node.host.connected:
             return f"waits for the pusher, which is away: {missing}"
-        if is_new and seconds < PLANNING:
+        # A busy pusher may take half a minute to give parts to machines that came at once.
+        if is_new and seconds < 30.0:
             return "waits for the first part, while the pusher gives each machine its own"
         return f"waits for {missing}: has a file changed there? then push it again"
 
+    async def _hand_over(self, manifest: Manifest, index: Index, weights: str) -> None:
+        """Put the files of a version, or the selected ones, where they go."""
+        _check_content(manifest, self._ticket)
+        node, name = self._node, self._ticket.name
+        chosen: Sequence[int] = range(len(index.files))
+        if self._selection is not None:
+            chosen = self._selection.files(index)
+            if not chosen:
+                raise ConfigError(f"no file of {name} matches {self._selection.pattern!r}")
+        place, made = Path(node.world.disk.locate(weights)), None
+        while made is None:
+            try:
+                put = partial(deliver, place, index, self._out, name, chosen)
+                made = await trio.to_thread.run_sync(put)
+            except NoRoom as error:
+                words = f"waits for room: {error}"
+                self._teller.event("waiting", words, waits_for=words)
+                await node.world.sleep_until(node.world.now() + PIPED)
+        if manifest.body.note:  # files have modes, or folders are empty
+            modes = await node.tables.fetch(self._ticket.pusher, manifest.body.note)
+            if modes is None:
+                words = "nobody here knows them; pull again later"
+                self._teller.event("modes", f"modes    of files and empty folders: {words}")
+            else:
+                await trio.to_thread.run_sync(restore, modes, index, self._out, name, chosen)
+        size, stats = sum(index.files[one].size for one in chosen), node.shardcast.stats
+        where = self._out if self._ticket.is_folder else self._out / name
+        what = "whole"
+        if self._selection is not None:
+            what = f"{len(made)} of {len(index.files)} files"
+        self._teller.event(
+            "whole", f"{what}    {where}, version {manifest.version}, {size / 1e6:,.1f} MB",
+            version=manifest.version, path=str(where), files=len(made), bytes=size,
+            from_origin=stats.from_origin, from_peers=stats.from_peers,
+        )  # fmt: skip
 
-async def _pull_some(
-    node: CastNode, ticket: Ticket, selection: Selection, out: Path, view: PullView
-) -> None:
-    """Fetch the selected files of the ticket's version."""
-    manifest, index, weights = await view.show(
-        partial(node.shardcast.wait_selected, ticket.version)
-    )
-    _check_content(manifest, ticket)
-    if not selection.files(index):
-        raise ConfigError(f"no file of {ticket.name} matches {selection.pattern!r}")
-    made = await _deliver(node, weights, index, out, ticket.name, view.teller, selection)
-    await _restore(node, manifest, index, out, ticket, view.teller, selection)
-    size = sum(index.files[number].size for number in selection.files(index))
-    stats = node.shardcast.stats
-    view.teller.event(
-        "whole", f"{len(made)} of {len(index.files)} files    {out}, version {ticket.version},"
-        f" {size / 1e6:,.1f} MB",
-        version=ticket.version, path=str(out), files=len(made), bytes=size,
-        from_origin=stats.from_origin, from_peers=stats.from_peers,
-    )  # fmt: skip
-
-
-async def _deliver(
-    node: CastNode,
-    weights: str,
-    index: Index,
-    out: Path,
-    name: str,
-    teller: Teller,
-    selection: Selection | None = None,
-) -> list[Path]:
-    """Run `deliver` again for as long as there is no room."""
-    place = Path(node.world.disk.locate(weights))
-    while True:
-        try:
-            return await trio.to_thread.run_sync(deliver, place, index, out, name, selection)
-        except NoRoom as error:
-            words = f"waits for room: {error}"
-            teller.event("waiting", words, waits_for=words)
-            await node.world.sleep_until(node.world.now() + PIPED)
-
-
-async def _restore(
-    node: CastNode, manifest: Manifest, index: Index, out: Path, ticket: Ticket,
-    teller: Teller, selection: Selection | None = None,
-) -> None:  # fmt: skip
-    """Give files the modes that they have at the pusher, and make empty folders."""
-    if not manifest.body.note:
-        return
-    modes = await node.tables.fetch(ticket.pusher, manifest.body.note)
-    if modes is None:
-        words = "modes    of files and empty folders: nobody here knows them; pull again later"
-        teller.event("modes", words)
-        return
-    chosen = range(len(index.files)) if selection is None else selection.files(index)
-    await trio.to_thread.run_sync(restore, modes, index, out, ticket.name, chosen)
-
-
-def _check_content(manifest: Manifest, ticket: Ticket) -> None:
-    """Check that the version is the one that the ticket names. Raise `BadMessage` otherwise."""
-    if manifest.version == ticket.version and manifest.digest != ticket.manifest:
-        raise BadMessage(
-            "the pusher has signed another content under the ticket's version: ask for a new"
-            " ticket"
-        )
-
-
-async def _hand_over_weights(
-    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, view: PullView
-) -> None:
-    """Write a version in the form of `p2p.cast.weight_v`."""
-    manifest, number = node.shardcast.manifest(version), int(version) + 1
-    _check_content(manifest, ticket)
-    if number > MAX_VERSION:
-        raise ConfigError(f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}")
-    with ExitStack() as pins:
-        locate, pin = node.world.disk.locate, node.shardcast.pin
-        new, old = Path(locate(pins.enter_context(pin(version)))), None
-        if version and node.shardcast.holds(PolicyVersion(version - 1)):
-            old = Path(locate(pins.enter_context(pin(PolicyVersion(version - 1)))))
-        try:
-            what = await trio.to_thread.run_sync(
-                write_version, out, number, new, old, ticket.name
+    async def _hand_over_weights(self, manifest: Manifest, new: Path) -> None:
+        """Write a version in the form of `p2p.cast.weight_v`."""
+        number, node, out = int(manifest.version) + 1, self._node, self._out
+        _check_content(manifest, self._ticket)
+        if number > MAX_VERSION:
+            raise ConfigError(
+                f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}"
             )
-            note = {
-                "version": f"{number:06d}",
-                "state": manifest.weights_digest.hex(),
-                "publisher": str(manifest.author),
-                "manifest": manifest.encode().hex(),
-            }
-            note_of(out, number).write_text(json.dumps(note))
-        except OSError as error:
-            raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    node.announce(version)
-    path = folder_of(out, number)
-    view.teller.event(
-        "whole", f"whole    {path}, a {what}", version=version, path=str(path), form=what,
-        bytes=manifest.size,
-    )  # fmt: skip
-
-
-async def _hand_over(
-    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, view: PullView
-) -> None:
-    manifest = node.shardcast.manifest(version)
-    _check_content(manifest, ticket)
-    index = node.shardcast.index(version)
-    with node.shardcast.pin(version) as weights:
-        made = await _deliver(node, weights, index, out, ticket.name, view.teller)
-    await _restore(node, manifest, index, out, ticket, view.teller)
-    node.announce(version)
-    where = out if ticket.is_folder else out / ticket.name
-    stats = node.shardcast.stats
-    view.teller.event(
-        "whole", f"whole    {where}, version {version}, {manifest.size / 1e6:,.1f} MB",
-        version=version, path=str(where), files=len(made), bytes=manifest.size,
-        from_origin=stats.from_origin, from_peers=stats.from_peers,
-    )  # fmt: skip
+        before = PolicyVersion(manifest.version - 1)
+        with ExitStack() as pins:
+            old = None
+            if manifest.version and node.shardcast.holds(before):
+                old = Path(
+                    node.world.disk.locate(pins.enter_context(node.shardcast.pin(before)))
+                )
+            try:
+                what = await trio.to_thread.run_sync(
+                    write_version, out, number, new, old, self._ticket.name
+                )
+                note = {
+                    "version": f"{number:06d}",
+                    "state": manifest.weights_digest.hex(),
+                    "publisher": str(manifest.author),
+                    "manifest": manifest.encode().hex(),
+                }
+                note_of(out, number).write_text(json.dumps(note))
+            except OSError as error:
+                raise StorageError(f"{out} cannot be written: {error.strerror}") from error
+        path = folder_of(out, number)
+        self._teller.event(
+            "whole", f"whole    {path}, a {what}", version=manifest.version, path=str(path),
+            form=what, bytes=manifest.size,
+        )  # fmt: skip

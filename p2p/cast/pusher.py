@@ -1,5 +1,5 @@
 """``shoal push``: give a file or folder to many machines; ``shoal serve``: offer it over HTTP,
-without a swarm; ``shoal inspect``: say what a ticket names, or what a push would send.
+without a swarm; ``shoal inspect``: describe the content of a ticket or of a push.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +43,7 @@ from p2p.cast.view import CastState, Teller
 from p2p.cast.weight_v import WEIGHT_V, build, folder_of, is_delta, stamp_of, versions
 from p2p.errors import ConfigError, LocalProtocolError
 from p2p.identity import PeerId
+from p2p.membership import Member
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
@@ -55,19 +55,8 @@ from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
-_MAX_WAITED: Final = 100_000
-"""Most machines that a push may wait for: more than a roster names (4,096), so a larger
-number is a typing mistake."""
-
-STABLE: Final = 1.0
-"""Seconds between two looks at a folder of weights, which its trainer may still be writing."""
 BUILT: Final = "weights"
 """Folder in a push's state with whole versions of a folder of weights."""
-ROUTER_SECONDS: Final = 1.0
-"""Timeout of the router's answer, in seconds; one that maps ports answers within a tenth of
-that."""
-_LOOK: Final = 0.25
-"""Seconds between two looks at which machines are done."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -83,7 +72,9 @@ def _push_options(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("path", type=Path, help="a file or a folder; hidden names stay out")
-    add("--expect", type=whole_number(1, _MAX_WAITED), metavar="N",
+    # Most machines that a push may wait for: more than a roster names (4,096), so a larger
+    # number is a typing mistake.
+    add("--expect", type=whole_number(1, 100_000), metavar="N",
         help="end when N machines have it whole (default: on Ctrl-C)")  # fmt: skip
     add_common(parser)
     add("--from", dest="format", choices=[WEIGHT_V],
@@ -105,7 +96,8 @@ async def _push(options: argparse.Namespace) -> int:
     teller = Teller(name_of(path), as_json=options.json)
     changes = Changes("run push again", teller, path.name if path.is_file() else "")
     config = ShardcastConfig(keep_versions=2 if options.format else 1)
-    given = Given()
+    whole: set[PeerId] = set()  # machines that have the version whole, or had when they left
+    stats = ShardcastStats()
     with locked_folder(state, "shoal push or serve"):
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
@@ -138,9 +130,11 @@ async def _push(options: argparse.Namespace) -> int:
 
                     version = await publish_next(publish, node.shardcast.signed)
             node.announce(version)
-            with trio.move_on_after(ROUTER_SECONDS):
+            # Timeout of the router's answer, in seconds; one that maps ports answers within a
+            # tenth of that.
+            with trio.move_on_after(1.0):
                 await nat.router_answered.wait()
-            given.stats = node.shardcast.stats
+            stats = node.shardcast.stats
             manifest = node.shardcast.manifest(version)
             ticket = Ticket(
                 pusher=node.host.peer_id,
@@ -148,17 +142,56 @@ async def _push(options: argparse.Namespace) -> int:
                 secret=secret, name=name_of(path), is_folder=source == SOURCE,
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
-            _tell_ticket(ticket, manifest.size, teller)
+            lines = [
+                f"version  {ticket.version}, {manifest.size / 1e6:,.1f} MB",
+                *(f"address  {addr}" for addr in ticket.addrs),
+            ]
+            if all(reach_of(addr) == LOOPBACK for addr in ticket.addrs):
+                lines.append("         (only this machine can dial that: give --listen)")
+            teller.event(
+                "ticket", "\n".join([*lines, "", f"shoal pull {ticket}", ""]),
+                ticket=str(ticket), version=ticket.version, bytes=manifest.size,
+                addrs=[str(addr) for addr in ticket.addrs],
+            )  # fmt: skip
             await enter(offering(node, options.http, teller, changes))
             if weights is not None:
                 nursery = await enter(trio.open_nursery())
                 stack.callback(nursery.cancel_scope.cancel)
                 nursery.start_soon(weights.publish_newer, node, teller)
             with teller.bars():
-                await _wait_given(node, version, options.expect or 0, given, teller, changes)
+                expected, meter, told = options.expect or 0, Meter(world), -math.inf
+                while not expected or len(whole) < expected:
+                    whole |= node.whole(version)
+                    for damaged, what in node.shardcast.damaged.items():
+                        place = Path(damaged).relative_to(world.disk.locate(SOURCE))
+                        changes.tell(str(place), what)
+                    now, given = world.now(), stats.uploaded_as_origin
+                    if now >= told + teller.interval:
+                        told = now
+                        teller.state(
+                            CastState(
+                                total=manifest.size, here=manifest.size, given=given,
+                                rate=meter.rate(given), members=len(node.others()),
+                                whole=len(whole), asked=expected,
+                                machines={
+                                    _machine(one): one.load
+                                    for one in node.others() if one.peer not in whole
+                                },
+                            )
+                        )  # fmt: skip
+                    await world.sleep_until(now + 0.25)
+                given = stats.uploaded_as_origin
+                teller.event(
+                    "given", f"given    {_machines(expected)} it, gave {given / 1e6:,.1f} MB",
+                    machines=expected, given=given,
+                )  # fmt: skip
             ending.is_done = True
     if ending.signal:
-        given.tell(teller)
+        given = stats.uploaded_as_origin
+        teller.event(
+            "ended", f"ended    {_machines(len(whole))} it whole, gave {given / 1e6:,.1f} MB;"
+            " the same command line goes on", machines=len(whole), given=given,
+        )  # fmt: skip
     return ending.code
 
 
@@ -172,7 +205,8 @@ class Weights:
         self._stamps: dict[int, object] = {}
 
     async def publish_newest(self, node: CastNode) -> PolicyVersion:
-        """Publish the newest version. Raises `ConfigError` if there is none, or it is bad."""
+        """Publish the newest version. Raises `ConfigError` if there is no version, or if it is
+        invalid."""
         await trio.to_thread.run_sync(partial(shutil.rmtree, self._built, ignore_errors=True))
         found = [one for one in versions(self._root) if one]
         if not found:
@@ -182,7 +216,9 @@ class Weights:
     async def publish_newer(self, node: CastNode, teller: Teller) -> None:
         """Publish each newer version once it has not changed between two looks."""
         while True:
-            await node.world.sleep_until(node.world.now() + STABLE)
+            # Seconds between two looks at a folder of weights, which its trainer may still be
+            # writing.
+            await node.world.sleep_until(node.world.now() + 1.0)
             number = max(self._is_here) + 1
             if not folder_of(self._root, number).is_dir():
                 newer = [one for one in versions(self._root) if one > number]
@@ -217,8 +253,7 @@ class Weights:
         return version
 
     def _build(self, number: int) -> None:
-        """Build a version from the last one that is full or was built, and the deltas after
-        it."""
+        """Build a version from the last full or built version and the deltas after it."""
         chain = [number]
         while is_delta(folder_of(self._root, chain[-1])) and chain[-1] - 1 not in self._is_here:
             if not folder_of(self._root, chain[-1] - 1).is_dir():
@@ -233,78 +268,13 @@ class Weights:
             before = made[one]
 
 
-@dataclass(slots=True)
-class Given:
-    """Progress of a push."""
-
-    whole: set[PeerId] = field(default_factory=set)
-    """Machines that have the version whole, including those that have left."""
-    stats: ShardcastStats = field(default_factory=ShardcastStats)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the pusher sent."""
-        return self.stats.uploaded_as_origin
-
-    def tell(self, teller: Teller) -> None:
-        """Report the totals at the end."""
-        teller.event(
-            "ended", f"ended    {_machines(len(self.whole))} it whole, gave"
-            f" {self.bytes / 1e6:,.1f} MB; the same command line goes on",
-            machines=len(self.whole), given=self.bytes,
-        )  # fmt: skip
+def _machine(member: Member) -> str:
+    where = member.addrs[0].parts[0][1] if member.addrs else ""
+    return f"{where} …{member.peer.short}"
 
 
 def _machines(count: int) -> str:
     return "1 machine has" if count == 1 else f"{count or 'no'} machines have"
-
-
-def _tell_ticket(ticket: Ticket, size: int, teller: Teller) -> None:
-    lines = [
-        f"version  {ticket.version}, {size / 1e6:,.1f} MB",
-        *(f"address  {addr}" for addr in ticket.addrs),
-    ]
-    if all(reach_of(addr) == LOOPBACK for addr in ticket.addrs):
-        lines.append("         (only this machine can dial that: give --listen)")
-    teller.event(
-        "ticket", "\n".join([*lines, "", f"shoal pull {ticket}", ""]), ticket=str(ticket),
-        version=ticket.version, bytes=size, addrs=[str(addr) for addr in ticket.addrs],
-    )  # fmt: skip
-
-
-async def _wait_given(
-    node: CastNode,
-    version: PolicyVersion,
-    expected: int,
-    given: Given,
-    teller: Teller,
-    changes: Changes,
-) -> None:
-    """Report how many machines are done until ``expected`` are; for ever if that is 0."""
-    size = node.shardcast.manifest(version).size
-    meter, told = Meter(node.world), -math.inf
-    while not expected or len(given.whole) < expected:
-        given.whole |= node.whole(version)
-        for path, what in node.shardcast.damaged.items():
-            changes.tell(str(Path(path).relative_to(node.world.disk.locate(SOURCE))), what)
-        now = node.world.now()
-        if now >= told + teller.interval:
-            told = now
-            teller.state(
-                CastState(
-                    total=size, here=size, rate=meter.rate(given.bytes), given=given.bytes,
-                    members=len(node.others()), whole=len(given.whole), asked=expected,
-                    machines={
-                        f"{one.addrs[0].parts[0][1] if one.addrs else ''} …{one.peer.short}":
-                        one.load for one in node.others() if one.peer not in given.whole
-                    },
-                )
-            )  # fmt: skip
-        await node.world.sleep_until(now + _LOOK)
-    teller.event(
-        "given", f"given    {_machines(expected)} it, gave {given.bytes / 1e6:,.1f} MB",
-        machines=expected, given=given.bytes,
-    )  # fmt: skip
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -332,10 +302,7 @@ async def _serve(options: argparse.Namespace) -> int:
     state, teller = state_of(path), Teller(path.name, as_json=options.json)
     changes = Changes("run serve again", teller, path.name if path.is_file() else "")
     with locked_folder(state, "shoal push or serve", "end that one: push --http does both"):
-        async with (
-            until_told_to_end() as ending,
-            mounted(state, path) as (world, source),
-        ):
+        async with until_told_to_end() as ending, mounted(state, path) as (world, source):
             run = run_of(world.signer.peer_id, await join_secret(world))
             config = ShardcastConfig(keep_versions=1)
             async with AsyncExitStack() as stack:

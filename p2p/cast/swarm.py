@@ -37,14 +37,11 @@ from p2p.world import World
 _FIRST_DIAL: Final = 1.0
 """Seconds before a puller dials a lost pusher again. Each further wait is twice as long, until
 a connection outlasts the wait before it."""
-_LONGEST_DIAL: Final = 16.0
-"""The longest such wait in seconds: a thousand pullers dial a missing pusher 60 times a second,
-and one that returns has them all back within 16 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastNode:
-    """A pusher or a puller."""
+    """A node that takes part in a push, as pusher or puller."""
 
     world: World
     host: Host
@@ -56,12 +53,13 @@ class CastNode:
     """Members that have said good-bye, with what they said last."""
 
     def announce(self, version: PolicyVersion) -> None:
-        """Say in heartbeats that this node has ``version`` where its person wants it. Pushes
-        that wait for a number of machines count those that say so."""
+        """Announce in heartbeats that this node has delivered ``version``. A push with
+        ``--expect`` counts these nodes."""
         self.membership.me.update(policy=int(version), load=0.0)
 
     def announce_share(self, share: float) -> None:
-        """Say in heartbeats how much of the coming version is here, in the field for load."""
+        """Announce the received share of the coming version in heartbeats, in the field for
+        load."""
         self.membership.me.update(load=share)
 
     def others(self) -> list[Member]:
@@ -175,13 +173,15 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             while pusher in node.host.connected:
                 await lost.wait()
             lasted = node.world.now() - began
-            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, _LONGEST_DIAL)
+            # A thousand pullers dial a missing pusher 60 times a second, and one that returns
+            # has them all back within 16 s.
+            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, 16.0)
 
 
 async def _dial(
     node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr], wait: float
 ) -> None:
-    """Wait, and connect to ``pusher`` unless there is a connection by then, ours or its."""
+    """Wait, then connect to ``pusher`` unless either side has connected meanwhile."""
     await node.world.sleep(wait)
     if pusher not in node.host.connected:
         node.host.add_addrs(pusher, addrs)  # forgotten if another node has answered there

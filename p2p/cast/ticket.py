@@ -27,15 +27,11 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 PREFIX: Final = "shoal1"
 SECRET_BYTES: Final = 16
 """Bytes of the join secret: 128 bits cannot be guessed."""
-ADMISSION_BYTES: Final = 8
-"""Bytes that a puller shows in place of the secret; a heartbeat has room for eight. They differ
-for each name, so an overheard one admits nobody else."""
 MAX_ADDRS: Final = 8
 """Addresses in a ticket: IPv4 and IPv6, of a few interfaces."""
 MAX_TICKET: Final = 2048
 """Characters of a ticket; a usual one has 250. A terminal wraps it over four lines."""
 _CHECK_BYTES: Final = 4
-_DOMAIN: Final = b"shoal cast run v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,26 +62,18 @@ class Ticket:
         return run_of(self.pusher, self.secret)
 
     def admission(self, peer: PeerId) -> bytes:
-        """The proof by which ``peer`` is let in."""
+        """Return the proof that admits ``peer`` to the push."""
         return admission_of(self.secret, peer)
 
     def __str__(self) -> str:
-        data = pack(
-            [
-                self.pusher.digest,
-                [addr.to_bytes() for addr in self.addrs[:MAX_ADDRS]],
-                self.secret,
-                self.name,
-                int(self.is_folder),
-                self.version,
-                self.manifest,
-            ]
-        )
+        addrs = [addr.to_bytes() for addr in self.addrs[:MAX_ADDRS]]
+        what = (self.name, int(self.is_folder), self.version, self.manifest)
+        data = pack([self.pusher.digest, addrs, self.secret, *what])
         return PREFIX + base58_encode(data + blake3(data).digest()[:_CHECK_BYTES])
 
 
 def is_name(name: str) -> bool:
-    """Return True if a name can be that of a new file or folder here, and nothing else."""
+    """Return True if this machine can create a file or folder of this name."""
     return (
         name.isprintable()  # half a character, which cannot be encoded, is not
         and 0 < len(name.encode()) <= MAX_SEGMENT
@@ -96,16 +84,18 @@ def is_name(name: str) -> bool:
 
 def run_of(pusher: PeerId, secret: bytes) -> bytes:
     """32 bytes that name a push."""
-    return blake3(_DOMAIN + pusher.digest, key=secret + secret).digest()
+    return blake3(b"shoal cast run v1" + pusher.digest, key=secret + secret).digest()
 
 
 def admission_of(secret: bytes, peer: PeerId) -> bytes:
     """The proof by which ``peer`` is let in: a MAC of its name."""
-    return blake3(peer.digest, key=secret + secret).digest()[:ADMISSION_BYTES]
+    # A heartbeat has room for eight bytes. They differ for each name, so who overhears them is
+    # not admitted by them.
+    return blake3(peer.digest, key=secret + secret).digest()[:8]
 
 
 def decode_ticket_untrusted(text: str) -> Ticket:
-    """The ticket that ``text`` is. Raise `BadMessage`, and nothing else."""
+    """Decode a ticket from its text. Raise `BadMessage`, and nothing else."""
     text = "".join(text.split())  # a terminal may have wrapped it
     if not text.startswith(PREFIX):
         raise BadMessage(f"a ticket begins with {PREFIX}")

@@ -109,7 +109,7 @@ class Teller:
             self._progress = None
 
     def _tell_cause(self, text: str) -> None:
-        """Say above the bars what has been waited for for a while: it is too long for a
+        """Print the reason for a longer wait above the bars, since it is too long for a
         column."""
         kind = "".join(sign for sign in text if not sign.isdigit())
         self._drawn = self._drawn + 1 if kind == self._cause else 0
@@ -162,7 +162,7 @@ def _done(state: CastState) -> str:
 
 
 def _rate(state: CastState) -> str:
-    """Return how fast it comes or goes, and of a pull how long that takes."""
+    """Return the rate as text, and for a pull the remaining time."""
     left = state.total - state.here
     is_moving = left > 0 and state.rate >= left / 86_400  # over a day is no forecast
     time = f"{timedelta(seconds=round(left / state.rate))} left  " if is_moving else ""

@@ -34,7 +34,6 @@ WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 MAX_VERSION: Final = 999_999
-FULL_EVERY: Final = 10  # versions: a receiver that joins applies so many deltas at most
 MAX_INDEX: Final = 64 * 1024 * 1024  # bytes of an index that is read
 _NAME: Final = re.compile(r"weight_v(\d{6})")
 _EXPONENTS: Final = {
@@ -47,7 +46,7 @@ _EXPONENTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in its file."""
+    """The place of a tensor in its file."""
 
     path: Path
     dtype: str
@@ -72,13 +71,14 @@ def versions(root: Path) -> list[int]:
 
 
 def stamp_of(folder: Path) -> list[tuple[str, int, int]]:
-    """Return what changes while somebody writes to a folder."""
+    """Return a stamp that changes while somebody writes to a folder."""
     found = sorted((path.name, path.lstat()) for path in folder.iterdir())
     return [(name, one.st_size, one.st_mtime_ns) for name, one in found]
 
 
 def metadata_of(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata of a version's index, without one nothing. Raises `ConfigError`."""
+    """Return the metadata of a version's index; empty if it has no index. Raises
+    `ConfigError`."""
     path = folder / INDEX
     if not path.exists():
         return {}
@@ -194,15 +194,15 @@ def _can_be_delta(new: Path, old: Path) -> bool:
 
 
 def write_version(root: Path, version: int, new: Path, old: Path | None, name: str) -> str:
-    """Write a version: what changed since ``old`` if that is the version before and lies in
-    ``root``, or all of it.
+    """Write a version: as a delta if ``old`` is the previous version and lies in ``root``, else
+    whole.
 
     Args:
         root: The folder of all versions.
-        version: From 1 on.
-        new: Its files, or its only file, which are linked where the disk allows it.
-        old: The same of the version before, if it is here.
-        name: Of a version that is one file.
+        version: Number of the version, from 1.
+        new: Files of the version, or its only file. They are linked where the disk allows it.
+        old: Files of the version before, if it is here.
+        name: Name of the file, for a version of one file.
 
     Returns:
         ``delta`` or ``full``.
@@ -214,9 +214,8 @@ def write_version(root: Path, version: int, new: Path, old: Path | None, name: s
     fulls = [
         one for one in versions(root) if one < version and not is_delta(folder_of(root, one))
     ]
-    chain = (
-        folder_of(root, version - 1).exists() and version - max(fulls, default=0) < FULL_EVERY
-    )
+    # A receiver that joins applies ten deltas at most.
+    chain = folder_of(root, version - 1).exists() and version - max(fulls, default=0) < 10
     if chain and old is not None and new.is_dir() and _can_be_delta(new, old):
         _write_delta(part, version, new, old)
         what = "delta"

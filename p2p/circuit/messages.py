@@ -154,7 +154,12 @@ def _encode_limit(number: int, limit: Limit) -> list[bytes]:
 
 
 def decode_hop_untrusted(data: bytes) -> HopMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a message of the hop protocol.
+
+    Raises:
+        BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
+            bytes.
+    """
     kind = peer = reservation = None
     limit, status, budget = Limit(), 0, FieldBudget(_MAX_FIELDS)
     for number, value in fields_untrusted(data, budget):
@@ -176,7 +181,12 @@ def decode_hop_untrusted(data: bytes) -> HopMessage:
 
 
 def decode_stop_untrusted(data: bytes) -> StopMessage:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a message of the stop protocol.
+
+    Raises:
+        BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
+            bytes.
+    """
     kind = peer = None
     limit, status, budget = Limit(), 0, FieldBudget(_MAX_FIELDS)
     for number, value in fields_untrusted(data, budget):
@@ -196,8 +206,12 @@ def decode_stop_untrusted(data: bytes) -> StopMessage:
 
 
 def decode_punch_untrusted(data: bytes) -> HolePunch:
-    """Raise `BadMessage`, and nothing else, whatever the bytes. Addresses of kinds that we do
-    not dial are left out."""
+    """Decode a message of DCUtR. Addresses of kinds that we do not dial are left out.
+
+    Raises:
+        BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
+            bytes.
+    """
     kind, addrs = -1, list[Multiaddr]()
     for number, value in fields_untrusted(data, FieldBudget(_MAX_FIELDS)):
         if number == 1:

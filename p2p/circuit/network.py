@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class CircuitStream(trio.abc.HalfCloseableStream):
-    """A byte stream through a relay (a `p2p.transport.wakeup.AddressedStream`)."""
+    """A byte stream through a relay (a `p2p.transport.connection.AddressedStream`)."""
 
     def __init__(self, stream: Stream, remote_addr: Multiaddr) -> None:
         self._stream = stream
@@ -52,11 +52,11 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         self.closed = trio.Event()
 
     def has_gone(self) -> bool:
-        """Return False: only who reads can tell."""
+        """Return False, since only a reader of the stream can know."""
         return False
 
     def has_spoken(self) -> bool:
-        """Return False: only who reads can tell."""
+        """Return False, since only a reader of the stream can know."""
         return False
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

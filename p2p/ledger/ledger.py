@@ -123,10 +123,6 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._places)
 
-    def count(self, kind: str) -> int:
-        """Return the number of entries of ``kind``."""
-        return sum(place.kind == kind for _, place in self._places)
-
     async def append(self, kind: str, body: bytes) -> Entry:
         """Sign and store one entry, which is durable when this returns.
 

@@ -1,8 +1,8 @@
 """Driver of `Exchange`: asks peers, answers them, and tells the node of new proofs.
 
-Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
-most once in `ASK_BACK`. That it has more is a claim, which anybody may make: it is followed
-beside the questions to peers that are drawn, never instead of one, and who brought nothing when
+Two nodes that meet exchange in both directions: a node that is asked by a peer with more
+entries asks back, at most once in `ASK_BACK`. Anybody may claim to have more, so asking back
+comes beside the questions to random peers, never instead of one, and who brought nothing when
 it was asked on its own word is not believed for a while. What is answered, and how often, is
 bounded per peer; a peer that sends what no author has signed is penalised.
 """
@@ -10,8 +10,8 @@ bounded per peer; a peer that sends what no author has signed is penalised.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,8 +84,8 @@ class ExchangeConfig:
 
 
 class LedgerExchange:
-    """Copies of trainers' and validators' ledgers at this node. Open it with
-    `open_exchange`."""
+    """Copies of trainers' and validators' ledgers at this node, which asks others for them
+    (`run`) and answers (`serving`)."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class LedgerExchange:
         peers: Callable[[], Sequence[PeerId]],
         meter: StrangerMeter | None = None,
     ) -> None:
-        """Prepare the exchange. Answers to peers other than ``peers`` are charged to ``meter``,
-        by default a meter of its own."""
+        """Prepare the exchange. ``peers`` are those that may be asked; answers to others are
+        charged to ``meter``, by default a meter of its own."""
         self._world = world
         self._host = host
         self._own = own
@@ -272,6 +272,11 @@ class LedgerExchange:
             await self._kept.keep(news)
         return bool(news)
 
+    def serving(self) -> AbstractContextManager[None]:
+        """Answer peers' questions for the length of the block, if ledgers are exchanged."""
+        on = self._config.is_on
+        return self._host.serving(LEDGER_PROTOCOL, self.serve) if on else nullcontext()
+
     async def serve(self, stream: Stream) -> None:
         """Answer one question on a stream, as a `StreamHandler`. A peer that asks too often
         gets no answer, and a stranger an empty one if strangers' share is used up."""
@@ -318,25 +323,3 @@ class LedgerExchange:
                 news.number,
             )
             self._world.trace("ledger.forked", author=news.author)
-
-
-@asynccontextmanager
-async def open_exchange(
-    world: World,
-    host: Host,
-    own: Ledger,
-    config: ExchangeConfig,
-    peers: Callable[[], Sequence[PeerId]],
-    meter: StrangerMeter | None = None,
-) -> AsyncIterator[LedgerExchange]:
-    """Answer peers' questions for the length of the block, and yield the exchange, whose
-    `LedgerExchange.run` asks.
-
-    ``peers`` are those that may be asked; answers to others are charged to ``meter``.
-    """
-    exchange = LedgerExchange(world, host, own, config, peers, meter)
-    if not config.is_on:
-        yield exchange
-        return
-    with host.serving(LEDGER_PROTOCOL, exchange.serve):
-        yield exchange

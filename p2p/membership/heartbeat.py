@@ -1,4 +1,4 @@
-"""The signed heartbeat: what a peer says of itself, in about 210 bytes.
+"""The signed heartbeat: a peer's description of itself, in about 210 bytes.
 
 A heartbeat is a msgpack list followed by 64 bytes of signature over it, under the protocol id
 as domain. Its ``seqno`` only grows, restarts included; its ``expires`` keeps last month's

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerClocks:
-    """Compares a node's clock with those of its peers, to tell people about a wrong one."""
+    """Compares a node's clock with those of its peers, to warn people of a wrong clock."""
 
     def __init__(self, world: World, host: Host, membership: Membership) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""Entry points: what other packages bring, by name."""
+"""Entry points of other packages, by name."""
 
 from __future__ import annotations
 

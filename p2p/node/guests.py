@@ -2,7 +2,7 @@
 
 A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
 edition, for this run and this identity, not over, not taken back, and among the first so many
-that came with that invite. Guests are kept on disk, so that who was counted before a restart is
+that came with that invite. Guests are kept on disk, so that guests counted before a restart are
 counted after it. What the edition says now, and what the clock says, is asked each time anew:
 an invite that was taken back admits nobody from the next edition on.
 

@@ -35,7 +35,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import Ledger, open_exchange
+from p2p.ledger import Ledger, LedgerExchange
 from p2p.membership import open_membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
@@ -165,15 +165,12 @@ async def _open_services(
             roster=partial(roster, membership, run.id),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
-        open_exchange(
-            *(world, host, ledger, config.ledger),
-            partial(fellows, membership, host, run.id),
-            meter,
-        ) as ledgers,
     ):
+        members = partial(fellows, membership, host, run.id)
+        ledgers = LedgerExchange(world, host, ledger, config.ledger, members, meter)
         gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
         tell_stories(gossip, ledgers, run.id)
-        with host.finding(partial(find_peer, membership, host, book)):
+        with ledgers.serving(), host.finding(partial(find_peer, membership, host, book)):
             yield Node(
                 world=world,
                 host=host,

@@ -6,15 +6,10 @@ run document and no DHT.
 
 from __future__ import annotations
 
-import logging
-
-from p2p.errors import BadMessage
 from p2p.gossip import Validity
 from p2p.identity import PeerId
 from p2p.membership import Membership
 from p2p.shardcast import RosterEntry, Shardcast
-
-logger = logging.getLogger(__name__)
 
 
 def policy_topic(run_id: bytes) -> str:
@@ -42,19 +37,13 @@ def taken_when_judged(_: PeerId, __: bytes) -> None:
 
 
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Return whether gossip should accept, ignore or reject a policy announcement.
+    """Return whether gossip should accept or ignore a policy announcement.
 
-    An announcement that no node can accept is rejected: a malformed one, one of another run,
-    one with a false signature, or evidence that proves nothing. All honest nodes agree on
-    these. An announcement that only this node cannot use is ignored: that of an old version, or
-    of a trainer that our run document does not name. A later document may name that trainer,
-    and nodes with that document rightly forward its policies. Rejection would penalise them at
-    all nodes without it.
+    An announcement that no node can accept is rejected (`BadMessage`): a malformed one, one of
+    another run, one with a false signature, or evidence that proves nothing. All honest nodes
+    agree on these. An announcement that only this node cannot use is ignored: that of an old
+    version, or of a trainer that our run document does not name. A later document may name that
+    trainer, and nodes with that document rightly forward its policies. Rejection would penalise
+    them at all nodes without it.
     """
-    try:
-        return (
-            Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
-        )
-    except BadMessage as error:
-        logger.info("announcement_refused author=%r reason=%s", author, error)
-        return Validity.REJECT
+    return Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE

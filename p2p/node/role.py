@@ -47,8 +47,8 @@ class RoleGuard:
     def ask(
         self, role: Role, method: str, ask: Callable[[], object], kind: type[Any]
     ) -> tuple[Any, str]:
-        """Return the result of ``ask`` if it is a ``kind``, else None, and the reason why there
-        is none."""
+        """Return the result of ``ask`` and an empty text if the result is a ``kind``; else None
+        and the reason."""
         try:
             said = ask()
             why_not = (

@@ -226,7 +226,7 @@ class Rivalry:
         await self.keep()
 
     async def keep(self) -> None:
-        """Write the present state to disk, unless it is there."""
+        """Write the proof to disk unless the file is up to date."""
         if self._is_kept:
             return
         try:
@@ -251,7 +251,7 @@ class _Refusal:
 
 
 def refused_document(addr: Multiaddr, error: OtherRun) -> ConfigError:
-    """Return the error of a node whose folder is of another run than its peers."""
+    """Return the error for a node whose folder belongs to another run than its peers."""
     return ConfigError(f"the run file of {addr} cannot be used: {error}")
 
 
@@ -799,8 +799,8 @@ class RunBook:
         return self._run
 
     async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> str:
-        """Ask one peer for the document. Return why there is none, or an empty text if there
-        is."""
+        """Ask one peer for the document. Return an empty text if it comes, else the reason why
+        not."""
         try:
             with trio.fail_after(timeout):
                 if await self.ask(host, await host.connect_addr(addr)):

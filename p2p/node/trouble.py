@@ -28,7 +28,7 @@ PEER_TROUBLE: Final = (
 
 
 def likely_cause(error: Exception) -> str:
-    """Return what a person can check after an error of `PEER_TROUBLE`."""
+    """Return advice for a person after an error of `PEER_TROUBLE`."""
     match error:
         case WrongPeer():
             return "another node answers there: is the id in the address out of date?"

@@ -23,7 +23,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import trio
@@ -140,18 +139,15 @@ def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
     async def answer(peer: PeerId, payload: bytes) -> bytes:
         try:
             book.see(peer, payload)
+            why_not = book.why_not(peer, Capability.GOSSIP)
         except BadMessage as error:
-            return _sentence(str(error))
-        return _sentence(book.why_not(peer, Capability.GOSSIP))
+            why_not = str(error)
+        return why_not.encode()[:MAX_REASON]
 
     host.set_handler(
         ADMISSION_PROTOCOL,
         serve_requests(answer, max_request=MAX_SHOWN, may_have=meter.allows_at_door),
     )
-
-
-def _sentence(text: str) -> bytes:
-    return text.encode()[:MAX_REASON]
 
 
 async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait: float) -> str:
@@ -169,11 +165,6 @@ async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def fork_topic(run_id: bytes) -> str:
-    """Return the gossip topic for proofs of equivocation."""
-    return f"/shoal/run/{run_id.hex()}/stories"
-
-
 def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
     """Return the connected members of the run."""
     connected = dict.fromkeys(host.connected)
@@ -185,26 +176,19 @@ def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
 def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
     """Publish and receive proofs of equivocation on the run's topic, if the run exchanges
     ledgers."""
-    if ledgers.is_on:
-        topic = fork_topic(run_id)
-        gossip.subscribe(topic, partial(judge_fork, ledgers), taken_when_judged)
-        ledgers.on_found(partial(tell_fork, gossip, topic))
+    topic = f"/shoal/run/{run_id.hex()}/stories"
 
-
-def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
-    """Return whether gossip should accept, ignore or reject a proof of equivocation."""
-    try:
+    def judge(_: PeerId, data: bytes) -> Validity:
         return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
-    except BadMessage as error:
-        logger.info("ledger.proof_refused author=%r reason=%s", author, error)
-        return Validity.REJECT
 
+    def tell(fork: Equivocation[Statement]) -> None:
+        # One that is too long for gossip spreads by the exchange of ledgers.
+        if len(data := fork.encode()) <= MAX_DATA:
+            gossip.publish(topic, data)
 
-def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
-    """Publish a proof that was found here. One that is too long for gossip spreads by the
-    exchange of ledgers."""
-    if len(data := fork.encode()) <= MAX_DATA:
-        gossip.publish(topic, data)
+    if ledgers.is_on:
+        gossip.subscribe(topic, judge, taken_when_judged)
+        ledgers.on_found(tell)
 
 
 def is_member(nodes: Sequence[Node], peer: PeerId) -> bool:

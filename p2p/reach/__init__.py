@@ -1,4 +1,4 @@
-"""Which of a node's addresses others can dial, and what to do if none can.
+"""Reachability: the addresses of a node that others can dial, and remedies if there are none.
 
 The files, in the order in which to read them
 ---------------------------------------------

@@ -158,7 +158,7 @@ class Autonat:
     async def survey(
         self, addrs: Sequence[Multiaddr], servers: Sequence[PeerId]
     ) -> dict[Multiaddr, list[bool | None]]:
-        """Return what ``servers`` say of ``addrs``; None for one that did not try."""
+        """Return each server's result for ``addrs``; None for a server that did not try."""
         answers: dict[Multiaddr, list[bool | None]] = {addr: [] for addr in addrs}
 
         async def ask_one(server: PeerId) -> None:

@@ -78,7 +78,7 @@ class Lan:
         return tuple(self._found.values())
 
     def some(self) -> Sequence[Multiaddr]:
-        """A few of them, by chance."""
+        """Return a few random addresses."""
         found = self.found
         return self._rng.sample(found, min(MAX_ASKED, len(found)))
 

@@ -234,7 +234,11 @@ def decode_soap_untrusted(
 
 
 def decode_ipv4_untrusted(text: str) -> IPv4Address:
-    """Raise `BadMessage`, and nothing else. Without text it is 0.0.0.0: the router has none."""
+    """Return an IPv4 address from a router's text; 0.0.0.0 if the router has none.
+
+    Raises:
+        BadMessage: The text is no address. Nothing else is raised.
+    """
     try:
         return IPv4Address(text) if text else _NONE
     except AddressValueError:

@@ -111,7 +111,12 @@ Message = DialRequest | DialResponse | DialDataRequest | DialDataResponse
 
 
 def decode_untrusted(data: bytes) -> Message:
-    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    """Decode a message of AutoNAT.
+
+    Raises:
+        BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
+            bytes.
+    """
     budget = FieldBudget(_MAX_FIELDS)
     for number, value in fields_untrusted(data, budget):
         if number not in (1, 2, 3, 4):

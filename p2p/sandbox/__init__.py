@@ -1,4 +1,4 @@
-"""Worker processes that reach nothing of this machine but what they are given.
+"""Containment of worker processes, which reach nothing of this machine but their grants.
 
 `confinement` says what a worker may reach and use, as a value that a caller hands to
 `World.open_worker`. The other modules carry it out, each a step of the way in:

@@ -164,7 +164,8 @@ def filter_program(
 
 
 def _judgements(*, network: bool, forks: bool, uncounted: bool) -> dict[str, list[Instruction]]:
-    """Return what decides about each call of `JUDGED`; every block ends in a verdict."""
+    """Return the instructions that judge each call of `JUDGED`; every block ends in a
+    verdict."""
     is_thread = [] if forks else [Instruction(ANY_BIT, 1, 0, 0x00010000), deny(EPERM)]
     blocks = {
         # Its flags are in memory, where no filter can read them. If it seems to be missing

@@ -12,12 +12,11 @@ spans, content-addressed), `layout` (where files are cut in spans), `codec` (spa
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
-Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out, within an owner's rates), `store` (all policies on
-disk: written, read, checked, pruned), `stored` (one of them: its paths, and which spans are
-verified), `disk` (whether the disk takes data), `publisher` (a publisher's files
-become a version). The folder `http` offers versions to curl, browsers and the PyPI package
-shardcast, and takes from them; its `__init__` is its map.
+Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `bulk`
+(chunks on streams, in and out, within an owner's rates), `store` (all policies on
+disk: written, read, checked, pruned; and whether the disk takes data), `publisher` (a
+publisher's files become a version). The folder `http` offers versions to curl, browsers and the
+PyPI package shardcast; its `__init__` is its map.
 
 How a chunk flows
 -----------------

@@ -30,7 +30,6 @@ UP: Final = ".lora_B"
 """Suffix of the names of B (outputs, rank); the one above ends the names of A (rank, inputs).
 PEFT uses the same."""
 WEIGHT: Final = ".weight"
-MAX_RANK: Final = 4096
 MERGE_RATE: Final = 180e6
 """Modelled cost of `merge_run_untrusted`: bytes of policy per second at rank 16, on one
 core."""
@@ -77,10 +76,7 @@ class Piece:
 
 
 def read_adapter_untrusted(
-    path: str,
-    found: Sequence[Tensor],
-    terms: Bytes,
-    policy: Sequence[Sequence[Tensor]],
+    path: str, found: Sequence[Tensor], terms: Bytes, policy: Sequence[Sequence[Tensor]]
 ) -> AdapterFile:
     """Judge the tensors of an adapter by those of the files that it adds to. Raise
     `BadMessage`, and nothing else.
@@ -96,7 +92,7 @@ def read_adapter_untrusted(
     if lora is None or (lora.dtype, lora.shape, len(terms)) != ("F32", (2,), 8):
         raise BadMessage(f"an adapter without {LORA!r}, its rank and scale")
     rank, scale = np.frombuffer(terms, "<f4").tolist()
-    if not (np.isfinite(scale) and rank == rank // 1 and 1 <= rank <= MAX_RANK):
+    if not (np.isfinite(scale) and rank == rank // 1 and 1 <= rank <= 4096):
         raise BadMessage(f"an adapter of rank {rank} and scale {scale}")
     targets = []
     for number, tensors in enumerate(policy):

@@ -57,11 +57,6 @@ CLOSED: Final = 32
 """Bit in a roster row that marks a peer nobody can dial. Any other peer with which it can punch
 a hole can feed it. In class 0 it can punch with none, so only peers that can be dialled feed
 it."""
-_FEW_STRIPES: Final = 4
-"""Number of stripes above `MESH` peers. More stripes mean shallower trees with more children
-each: 32 peers and 256 chunks take 1.05 times the bound with two and with four stripes, 1.07
-with eight."""
-_MANY_STRIPES: Final = 8
 _DEGREE_PAIRS: Final = 4
 """Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
 stand 1, 3, 9 and 27 places to either side, so every peer is within a few hops of every
@@ -344,7 +339,10 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
         stripes = [_star(roster, order, place) for place in order]
     else:
         # From 128 peers on 8 stripes pay: one level less of depth for each.
-        most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
+        # Number of stripes above `MESH` peers. More stripes mean shallower trees with more
+        # children each: 32 peers and 256 chunks take 1.05 times the bound with two and with
+        # four stripes, 1.07 with eight.
+        most = 8 if count > 128 else 4
         groups = _deal(roster, order, min(most, len(order)))
         weak = (
             [place for place in range(count) if not roster.classes[place]]
@@ -462,6 +460,5 @@ def _tree(order: Sequence[int], slots: dict[int, int], roster: Roster) -> Stripe
     for child, place in zip([*inner, *leaves], [*free[: len(inner)], *left], strict=False):
         children[place].append(child)
         parent[child] = place
-    return Stripe(
-        root, tuple(parent), {p: tuple(below) for p, below in children.items() if below}, slots
-    )
+    found = {place: tuple(below) for place, below in children.items() if below}
+    return Stripe(root, tuple(parent), found, slots)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from p2p.errors import BadMessage
-from p2p.shardcast.index import MAX_CHUNKS, MAX_SPAN
+from p2p.shardcast.index import MAX_CHUNKS, MAX_SPAN, Span
 from p2p.wire import KI, MIB
 
 MAX_HEADER: Final = 32 * MIB
@@ -41,14 +41,6 @@ class Tensor:
     dtype: str = field(default="", compare=False)
     shape: tuple[int, ...] = field(default=(), compare=False)
     """Shape of the tensor; empty if it does not match the number of bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class CutSpan:
-    """A span before its digest is known."""
-
-    size: int
-    kind: int = 0
 
 
 def span_for(size: int) -> int:
@@ -129,45 +121,45 @@ def _tensor(name: str, value: Any, start: int) -> Tensor | None:
     return Tensor(start + begin, start + end, kind, name, dtype, tuple(shape))
 
 
-def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[CutSpan]:
+def cut_file(size: int, tensors: Sequence[Tensor], span: int) -> list[Span]:
     """Cut one file into spans."""
     if not tensors:
         return list(_blind(size, span))
     cuts = list(_blind(tensors[0].start, span))
-    run = CutSpan(0)
+    run = Span(b"", 0)
     for tensor in tensors:
         length = tensor.end - tensor.start
         if tensor.kind == run.kind and run.size + length <= span:
-            run = CutSpan(run.size + length, run.kind)
+            run = Span(b"", run.size + length, run.kind)
             continue
         if run.size:
             cuts.append(run)
-        run = CutSpan(length, tensor.kind)
+        run = Span(b"", length, tensor.kind)
         if length > span:
             cuts += _equal(length, tensor.kind, span)
-            run = CutSpan(0, tensor.kind)
+            run = Span(b"", 0, tensor.kind)
     if run.size:
         cuts.append(run)
     cuts += _blind(size - tensors[-1].end, span)
     return cuts
 
 
-def _blind(size: int, span: int) -> Iterable[CutSpan]:
+def _blind(size: int, span: int) -> Iterable[Span]:
     for offset in range(0, size, span):
-        yield CutSpan(min(span, size - offset))
+        yield Span(b"", min(span, size - offset))
 
 
-def _equal(size: int, kind: int, span: int) -> Iterable[CutSpan]:
+def _equal(size: int, kind: int, span: int) -> Iterable[Span]:
     part = -(-size // -(-size // span))
     # Bytes at whose multiples a large tensor is cut: no value of any type is torn.
     part = min(span, part + -part % 64)
     for offset in range(0, size, part):
-        yield CutSpan(min(part, size - offset), kind)
+        yield Span(b"", min(part, size - offset), kind)
 
 
 def cut_files(
     files: Sequence[tuple[int, Sequence[Tensor]]], span: int
-) -> list[list[CutSpan]] | None:
+) -> list[list[Span]] | None:
     """Cut files into spans, given their sizes and tensors.
 
     Spans have ``span`` bytes, or more if there would be too many. Return None if no size of

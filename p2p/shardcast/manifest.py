@@ -28,11 +28,7 @@ from p2p.identity import (
     Verify,
     decode_peer_id_untrusted,
 )
-from p2p.policy import (
-    MAX_POLICY,
-    NO_POLICY as NO_POLICY,
-    PolicyVersion as PolicyVersion,
-)
+from p2p.policy import MAX_POLICY, NO_POLICY as NO_POLICY, PolicyVersion as PolicyVersion
 from p2p.shardcast.codec import ADAPTER, ANCHOR, MAX_WIRE, PATCH
 from p2p.shardcast.index import (
     DIGEST_BYTES,
@@ -120,19 +116,10 @@ class ManifestBody:
 
     def sign(self, signer: Signer) -> Manifest:
         """Sign the manifest. Equal bodies always give equal bytes."""
-        content = pack(
-            [
-                signer.peer_id.digest,
-                self.run,
-                self.version,
-                self.previous_version,
-                self.previous,
-                self.weights_digest,
-                self.size,
-                [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings],
-                *([self.note] if self.note else []),
-            ]
-        )
+        before = (self.previous_version, self.previous)
+        encodings = [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings]
+        what = (self.weights_digest, self.size, encodings, *[self.note][: len(self.note)])
+        content = pack([signer.peer_id.digest, self.run, self.version, *before, *what])
         return Manifest(signer.peer_id, self, content, signer.sign(PROTOCOL_ID, content))
 
 

@@ -23,14 +23,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.shardcast.delta import decode_delta_untrusted, encode_delta
-from p2p.shardcast.index import (
-    DIGEST_BYTES,
-    MAX_CHUNKS,
-    MAX_INDEX,
-    Index,
-    Span,
-    right_mask,
-)
+from p2p.shardcast.index import DIGEST_BYTES, MAX_CHUNKS, MAX_INDEX, Index, Span, right_mask
 from p2p.wire import MIB
 
 MAX_RUN: Final = 8 * MIB

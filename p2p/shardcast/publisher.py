@@ -1,4 +1,4 @@
-"""How a publisher turns files into a version: durable first, then told.
+"""A publisher turns files into a version, which is durable before it is announced.
 
 Its patch from the version before is coded on all cores, some runs at a time, and written as
 they are done: neither version is ever in memory as a whole.
@@ -31,19 +31,8 @@ from p2p.shardcast.index import (
     check_paths_untrusted,
     digest_of,
 )
-from p2p.shardcast.layout import (
-    CutSpan,
-    Tensor,
-    cut_files,
-    span_for,
-)
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    Encoding,
-    Manifest,
-    ManifestBody,
-    PolicyVersion,
-)
+from p2p.shardcast.layout import Tensor, cut_files, span_for
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
     SpanRun,
@@ -52,8 +41,15 @@ from p2p.shardcast.patch import (
     is_alike,
     runs_of,
 )
-from p2p.shardcast.store import DRAFT, HASH_RATE, Cores, PolicyStore, batches, tensors_of
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import (
+    DRAFT,
+    HASH_RATE,
+    Cores,
+    PolicyStore,
+    StoredPolicy,
+    batches,
+    tensors_of,
+)
 from p2p.wire import MIB
 from p2p.world import DiskEntry, World
 
@@ -107,7 +103,8 @@ class Digester:
         self._cores = cores
 
     async def digest(self, path: str) -> Digested:
-        """Cut the files at ``path`` into spans and hash them; pack those at the front.
+        """Cut the files at ``path`` into spans and hash them. The first spans are also packed,
+        so that a hand-out can begin at once.
 
         Raises:
             LocalProtocolError: The files cannot be a version, or change meanwhile.
@@ -133,9 +130,9 @@ class Digester:
         return digested
 
     async def hash(
-        self, root: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[CutSpan]]
+        self, root: str, files: Sequence[PolicyFile], cuts: Sequence[Sequence[Span]]
     ) -> Digested:
-        draft = Index.of(files, [Span(b"", one.size, one.kind) for row in cuts for one in row])
+        draft = Index.of(files, [span for row in cuts for span in row])
         spans, wires = list(draft.spans), {}
 
         async def do(batch: tuple[int, int]) -> None:
@@ -271,16 +268,10 @@ class PolicyPublisher:
                     patch = await self._make_patch(newest, digested, path, draft)
                     if patch is not None and newest is not None:
                         encodings.append(Encoding.patch(patch.index, newest.version))
-                manifest = ManifestBody(
-                    self._run,
-                    version,
-                    newest.version if newest is not None else NO_POLICY,
-                    newest.digest if newest is not None else b"",
-                    index.digest,
-                    index.size,
-                    tuple(encodings),
-                    note,
-                ).sign(self._world.signer)
+                before = (NO_POLICY, b"") if newest is None else (newest.version, newest.digest)
+                size, ways = index.size, tuple(encodings)
+                body = ManifestBody(self._run, version, *before, index.digest, size, ways, note)
+                manifest = body.sign(self._world.signer)
             await self._store.commit_own(manifest, index, digested.wires, source=path)
             if patch is not None:
                 await self._store.commit_own(manifest, patch.index, patch.wires, draft=draft)

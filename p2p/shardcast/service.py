@@ -21,14 +21,13 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.offence import Offence
+from p2p.shardcast.bulk import Receiver, Sender, Throttle
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
@@ -43,10 +42,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.shardcast.publisher import PolicyPublisher
-from p2p.shardcast.receiver import Receiver
-from p2p.shardcast.sender import Sender, Throttle
-from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import DiskHealth, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -310,10 +306,10 @@ class Shardcast:
                 self._jobs.send_nowait(effect)
             case ev.Regroup():
                 self._nursery.start_soon(self._regroup)
-            case ev.Penalise(peer, reason):
+            case ev.Penalise(peer, offence, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_sender(peer)
-                self._host.penalise(peer, Offence.LIE.points, reason)
+                self._host.penalise(peer, offence.points, reason)
             case ev.RefuseRoster(reason):
                 logger.warning("roster_refused reason=%s", reason)
             case ev.Halt(evidence):
@@ -328,7 +324,7 @@ class Shardcast:
             self._driver.feed(ev.PeerUp(event.peer))
         else:
             self._drop_sender(event.peer)
-            self._driver.feed(ev.PeerLost(event.peer))
+            self._driver.feed(ev.PeerDown(event.peer))
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
@@ -420,7 +416,7 @@ class Shardcast:
         await sender.run(self._host, self._driver.feed)
         if self._senders.get(sender.peer) is sender:
             del self._senders[sender.peer]
-            self._driver.feed(ev.PeerLost(sender.peer))
+            self._driver.feed(ev.PeerDown(sender.peer))
 
     def _drop_sender(self, peer: PeerId) -> None:
         sender = self._senders.pop(peer, None)

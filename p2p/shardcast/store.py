@@ -1,20 +1,18 @@
 """The policies on disk: written, checked and pruned; roles load from them, peers are served.
 
-Theory of operation
--------------------
-A policy has a *head* (its manifest and index) and its files. While spans are missing the files
-are in ``NAME.part``, which is as long from the start as it will be: so a disk that is too small
-says so before anything was fetched in vain. A verified span goes to its place at once, and no
-more of them wait for that than streams bring some: a kill -9 costs each stream one chunk. When
-nothing is missing, files and head are fsynced and ``NAME.part`` gets its final name. Nothing
-unverified ever has one, and no peer or role is told before.
+Theory of operation ------------------- A policy has a *head* (its manifest and index) and its
+files. While spans are missing the files are in ``NAME.part``, which has its full length from
+the start, so that a disk that is too small fails before anything was fetched. A verified span
+is written at once. At most one span for each stream waits in memory, so a kill -9 costs each
+stream one chunk. When all spans are here, files and head are fsynced and ``NAME.part`` gets its
+final name. Only verified files have a final name, and peers and roles are told afterwards.
 
-What an earlier life left is believed as far as its spans hash right: 0.3 s of a core for each
-GB, read once. No bitmap beside the spans says which to look at: after a crash of the machine it
-could not be believed, and before one it would cost a write for each chunk.
+At the start the spans of an earlier life are hashed, and those that match are kept: 0.3 s of a
+core for each GB. There is no bitmap of the spans on disk: it could not be trusted after a crash
+of the machine, and would cost a write for each chunk.
 
-A chunk is packed when it is asked for. What is on its way through this node is in memory as it
-came (`ShardcastConfig.cache_bytes`), so relays pack nothing.
+A chunk is packed when a peer asks for it. Chunks that pass through this node stay in memory as
+they came (`ShardcastConfig.cache_bytes`), so relays pack nothing.
 
 A policy of this node's own is not copied. Its head says where its files are, they are fsynced
 and the head written durably before it is announced: an origin that crashes has published a
@@ -27,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Final, TypeVar
@@ -35,8 +33,10 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.bounded import BoundedDict
+from p2p.concurrency import AutoResetEvent, Notifier
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
+from p2p.identity import Verify
 from p2p.shardcast.adapter import (
     LORA,
     MERGE_RATE,
@@ -70,17 +70,23 @@ from p2p.shardcast.patch import (
     patch_runs_untrusted,
     table_bytes_untrusted,
 )
-from p2p.shardcast.stored import (
-    HEAD,
-    PART,
-    PATCH_FILE,
-    WHOLE,
-    StoredPolicy,
-    decode_head_untrusted,
-)
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from p2p.world import OFF_LOOP, Disk, World
 
+HEAD: Final = ".policy"
+"""Suffix of the file with a policy's manifest and index, and with its files' path if this node
+published it."""
+PART: Final = ".part"
+"""Suffix of a policy's file or folder while spans are missing."""
+WHOLE: Final = (".safetensors", ".files")
+"""Suffixes of a complete policy: of one file, and of a folder."""
+PATCH_FILE: Final = ".patch"
+"""Suffix of the file of a complete patch."""
+FIRST_RETRY: Final = 5.0
+"""Seconds until a disk that refused is tried again for the first time."""
+LONGEST_RETRY: Final = 30.0
+"""Longest pause between two trials, in seconds. A person who has made room waits at most this
+long. It means 120 trials, 120 MiB, an hour."""
 HASH_RATE: Final = 3e9
 """Modelled cost of reading spans back: bytes of BLAKE3 per second on one core."""
 _ROSTER: Final = "roster"
@@ -109,10 +115,10 @@ class Cores:
             return await self._world.run_blocking(function, *args, cost=cost)
 
     async def for_each(
-        self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]]
+        self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]], at_once: int = 0
     ) -> None:
-        """Await ``work`` for each item, for two items per core at a time: while one reads,
-        another computes."""
+        """Await ``work`` for each item, for ``at_once`` items at a time; by default for two per
+        core: while one reads, another computes."""
         left, errors = iter(items), []
 
         async def take() -> None:
@@ -124,10 +130,224 @@ class Cores:
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(1 if self._world.cores == 1 else 2 * self._world.cores):
+            cores = self._world.cores
+            for _ in range(at_once or (1 if cores == 1 else 2 * cores)):
                 nursery.start_soon(take)
         if errors:
             raise errors[0]
+
+
+class StoredPolicy:
+    """A policy on this disk, complete or not."""
+
+    def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
+        """Describe a policy. ``source`` is the path from which this node published it, if it
+        did."""
+        self.manifest = manifest
+        self.index = index
+        self.source = source
+        self.encoding = manifest.encoding_of(index)
+        """The stored encoding; the anchor stands for the policy itself."""
+        self.stem = f"{folder}/v{manifest.version:016d}-{self.name.hex()[:8]}"
+        self.verified = EMPTY
+        """Spans that were verified, in memory or on disk."""
+        self.stored = False
+        """True if the policy is complete, durable and under its final name."""
+        self.has_head = False
+        """True if the head is on the disk."""
+        self.has_room = False
+        """True if the files are on the disk, with room for every span."""
+        self.unwritten: dict[int, Bytes] = {}
+        """Maps each verified span that is not yet written to its bytes."""
+        self._busy: dict[int, None] = {}
+        """Spans that are being written."""
+        self._idle = Notifier()
+        self.pins = 0
+
+    def __repr__(self) -> str:
+        return f"StoredPolicy(v{self.version}, {len(self.verified)} of {len(self.index)})"
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The version of the policy."""
+        return self.manifest.version
+
+    @property
+    def name(self) -> bytes:
+        """The digest by which messages name it."""
+        return self.manifest.name_of(self.encoding)
+
+    @property
+    def is_patch(self) -> bool:
+        """True if it is a patch or an adapter, which turns another policy into this one."""
+        return not self.encoding.is_anchor
+
+    # Where it is
+
+    @property
+    def head(self) -> str:
+        """The path of the head file."""
+        return self.stem + HEAD
+
+    @property
+    def part(self) -> str:
+        """The path of its file or folder while spans are missing."""
+        return self.stem + PART
+
+    @property
+    def final(self) -> str:
+        """The path of the policy's file or folder once it is complete."""
+        if self.is_patch:
+            return self.stem + PATCH_FILE
+        return self.source or self.stem + WHOLE[self.index.is_folder]
+
+    @property
+    def weights(self) -> str:
+        """The current path of the policy's file or folder."""
+        return self.final if self.stored else self.part
+
+    def file(self, number: int, *, is_final: bool = False) -> str:
+        """Return the current or final path of one of the policy's files."""
+        weights, path = self.final if is_final else self.weights, self.index.files[number].path
+        return f"{weights}/{path}" if path else weights
+
+    @property
+    def files(self) -> list[str]:
+        """Return the current path of each file."""
+        return [self.file(number) for number in range(len(self.index.files))]
+
+    @property
+    def footprint(self) -> int:
+        """Return the bytes that it occupies on disk."""
+        return self.index.size + len(self.index.data)
+
+    def encode_head(self) -> bytes:
+        """Return the bytes of its head."""
+        return pack([self.manifest.encode(), self.index.data, self.source])
+
+    # What is here
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every span was verified."""
+        return len(self.verified) == len(self.index)
+
+    def add(self, span: int, raw: Bytes) -> None:
+        """Add a verified span, which is to be written."""
+        self.verified = self.verified.including(span)
+        self.unwritten[span] = raw
+
+    @contextmanager
+    def writing(self) -> Iterator[dict[int, Bytes]]:
+        """Yield the unwritten spans that no other task is writing. They count as written if the
+        block ends without an exception."""
+        mine = {s: raw for s, raw in sorted(self.unwritten.items()) if s not in self._busy}
+        self._busy |= dict.fromkeys(mine)
+        try:
+            yield mine
+            for span in mine:
+                del self.unwritten[span]
+        finally:
+            for span in mine:
+                del self._busy[span]
+            if not self._busy:
+                self._idle.notify_all()
+
+    async def wait_idle(self) -> None:
+        """Return when no task writes its spans."""
+        while self._busy:
+            await self._idle.wait()
+
+    def disown(self) -> None:
+        """Forget the files from which this node published it, because they are gone or changed.
+        It is then fetched like any other policy."""
+        self.source, self.stored, self.has_head, self.verified = "", False, False, EMPTY
+
+    # Who needs it
+
+    @contextmanager
+    def pin(self) -> Iterator[None]:
+        """Keep the policy on disk for the length of the block."""
+        self.pins += 1
+        try:
+            yield
+        finally:
+            self.pins -= 1
+
+
+def decode_head_untrusted(data: bytes, run: bytes, verify: Verify, folder: str) -> StoredPolicy:
+    """Decode the policy that a head describes. Raise `BadMessage`, and nothing else: the head
+    may be torn, or of an older Shoal."""
+    fields = fields_untrusted(unpack_untrusted(data), bytes, bytes, str, what="policy's head")
+    manifest = decode_manifest_untrusted(fields[0], run, verify)
+    return StoredPolicy(manifest, manifest.index_untrusted(fields[1]), folder, fields[2])
+
+
+class DiskHealth:
+    """State of a disk, with one log line whenever it changes.
+
+    A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too
+    small, or has gone read-only). Either way a node that can read goes on: it serves what it
+    holds, and only what needs the disk waits. Pauses double, since a disk that refuses is often
+    one that is slow to say so.
+    """
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._trial = f"{folder}/trial"
+        self._failed = AutoResetEvent()
+        self._pause = FIRST_RETRY
+        self.refuses = False
+        """True if the last write failed."""
+
+    def note_failure(self, error: StorageError) -> bool:
+        """Record a failed write. Return True if the disk worked until now."""
+        news, self.refuses = not self.refuses, True
+        if news:
+            logger.warning(
+                "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
+                error,
+            )
+            self._failed.set()
+        return news
+
+    def note_success(self) -> None:
+        """Record that something large was written whole. The next failure counts as a new
+        one."""
+        self._pause = FIRST_RETRY
+
+    async def wait_mended(self) -> None:
+        """Return when a write has failed and a later trial has succeeded."""
+        while not self.refuses:
+            await self._failed.wait()
+        while self.refuses:
+            await self._pause_longer()
+            self.refuses = not await self.takes_data()
+        logger.warning("disk.takes_data: policies are fetched again")
+
+    async def _pause_longer(self) -> None:
+        await self._world.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+
+    async def wait_room(self, needed: int) -> None:
+        """Pause, then return once `needed` bytes are free."""
+        await self._pause_longer()
+        while not await self.takes_data(needed):
+            await self._pause_longer()
+
+    async def takes_data(self, needed: int = 0) -> bool:
+        """Return True if a trial can be written, and ``needed`` bytes are free."""
+        try:
+            if needed and await self._world.disk.free() < needed:
+                return False
+            # Bytes written to find out whether there is room: a full file system still takes a
+            # few.
+            await self._world.disk.replace(self._trial, bytes(MIB))
+            await self._world.disk.remove(self._trial)
+        except StorageError as error:
+            logger.debug("disk.still_refuses reason=%s", error)
+            return False
+        return True
 
 
 class PolicyStore:

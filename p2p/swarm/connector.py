@@ -50,12 +50,18 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import CLOSE_TIMEOUT, Connection, MuxedStream
+from p2p.transport.connection import (
+    CLOSE_TIMEOUT,
+    AddressedStream,
+    Connection,
+    MuxedStream,
+    Secured,
+    Turns,
+    secure,
+)
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
-from p2p.transport.upgrade import Secured, secure
-from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16
@@ -162,15 +168,13 @@ class Callbacks:
 class _Turns:
     """Order of incoming handshakes when they exceed their CPU time.
 
-    `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. Of those that wait,
-    the next is of the network, then of the host, that fewest wait from: a flood waits behind
-    itself. Where that does not tell them apart, the oldest is next, until it has waited for
-    `OVERLOADED` or as many wait as are given up first; then the newest is, as in servers that
-    choose so while they cannot keep up. A crowd larger than that serves has to wait anyhow, and
-    those of it that wait do not come again. Always the oldest first, newcomers waited for all
-    that had come before: 0.65 s behind 400 dialers that shook hands again and again, 1.2 s
-    behind 900 that came at once. Always the newest first, a small crowd that comes again at
-    once is always newer.
+    `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. The next handshake
+    is from the network with the fewest waiting handshakes, then from the host with the fewest,
+    so that a flood waits behind itself. Among equals the oldest is next. Under overload (the
+    oldest has waited for `OVERLOADED`, or the queue is as long as the limit) the newest is
+    next. With the oldest always first, newcomers waited for all earlier dialers: 0.65 s behind
+    400 that shook hands again and again, 1.2 s behind 900 that came at once. With the newest
+    always first, a small crowd that reconnects at once always goes first.
     """
 
     def __init__(self, many: int) -> None:

@@ -1,4 +1,5 @@
-"""libp2p's identify and ping: what a peer is and speaks, where it sees us, how far it is."""
+"""libp2p's identify and ping: a peer's protocols, the address at which it sees us, the round
+trip."""
 
 from __future__ import annotations
 

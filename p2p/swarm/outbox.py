@@ -18,8 +18,7 @@ import trio
 from p2p.host import MAX_OUTBOX
 from p2p.identity import PeerId, ProtocolId
 from p2p.swarm.core.limits import ServedStream
-from p2p.transport.connection import Connection, MuxedStream
-from p2p.transport.wakeup import Wakeup
+from p2p.transport.connection import Connection, MuxedStream, Wakeup
 from p2p.wire import KI, MIB
 
 Serve = Callable[[MuxedStream, ServedStream], Awaitable[object]]
@@ -170,7 +169,8 @@ class Lane:
 
     def _next_batch(self) -> list[bytes]:
         """Return the messages to be sent together. They stay queued until the stream has taken
-        them: up to a megabyte of the last one does, for a peer that reads nothing."""
+        them: of the last message, up to a megabyte stays queued for a peer that reads nothing.
+        """
         count = size = 0
         # Bytes of waiting messages joined for one send: a full record, beyond which joining
         # saves no seal.

@@ -6,12 +6,13 @@ The folder `core` decides: negotiation, handshake, records, Yamux and the memory
 take are machines without I/O, with a map of their own.
 
 Drivers, ordinary trio code: `connection` carries one secured connection (one task reads, one
-writes) and has its streams, `upgrade` makes a connection's session of a raw stream.
+writes), its streams, and `secure`, which makes its session of a raw stream; it also has what
+tasks wait for: an event that can be used again, and turns at costly work, one piece in each
+pass of the scheduler.
 `dial` tries the addresses of one peer, staggered; `dns` finds those behind a ``/dnsaddr``.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
-third. `wakeup` has what tasks wait for: an event that can be used again, and turns at costly
-work, one piece in each pass of the scheduler.
+third.
 
 How data flows
 --------------

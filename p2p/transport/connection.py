@@ -25,6 +25,12 @@ One stream of a connection: trio's stream interface over a `p2p.transport.core.y
 
 What the peer sends is fed in synchronously by the connection's reader; the protocol is
 negotiated there too, so a stream costs no task until a handler serves it.
+
+Before that, `secure` upgrades raw bytes: negotiation, Noise, muxer.
+
+A dialer pipelines: its first packet carries the negotiation header, the proposal of Noise and
+the first Noise message; with a peer that names yamux in its Noise extensions, streams may be
+opened one round trip later. There is no unauthenticated path, whatever a peer offers.
 """
 
 from __future__ import annotations
@@ -33,8 +39,9 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import trio
 
@@ -50,9 +57,16 @@ from p2p.errors import (
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import Burst, HostBudget
 from p2p.transport.core.negotiate import Chooser, Proposer
-from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
+from p2p.transport.core.noise import (
+    MAX_PLAINTEXT,
+    MAX_RECORD,
+    NoiseHandshake,
+    NoiseSession,
+    StaticKey,
+)
 from p2p.transport.core.yamux import (
     NORMAL,
     PROTOCOL_FAILURE,
@@ -66,8 +80,6 @@ from p2p.transport.core.yamux import (
     StreamReset,
     WentAway,
 )
-from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, MeteredStream, Turns, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 
@@ -81,6 +93,217 @@ _UNNAMED_COST: Final = 4 * KI
 """Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
 Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
 keep-alive intervals."""
+
+
+class Turns:
+    """A queue from which one task continues in each pass of the scheduler, first come, first
+    served.
+
+    trio runs every task that can run in each pass. Tasks that only make a checkpoint between
+    two pieces of costly work therefore all work in every pass: with 36 peers that opened 256
+    streams each a pass took up to a second, and a newcomer's dial, ping and identify take about
+    ten passes. A task that waits here between its pieces shares one piece a pass with all
+    others that do, and everything else runs in every pass.
+    """
+
+    __slots__ = ("_taken", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[trio.Event, None] = {}
+        self._taken = False
+
+    async def wait(self) -> None:
+        """Wait for a turn: return in a pass of the scheduler in which no other task returns
+        from here. This is a checkpoint."""
+        if not self._taken:
+            self._taken = True
+            try:
+                await trio.lowlevel.checkpoint()
+            finally:
+                self._call()
+            return
+        turn = trio.Event()
+        self._waiting[turn] = None
+        try:
+            await turn.wait()
+        finally:
+            if self._waiting.pop(turn, turn) is turn:
+                self._call()
+
+    def _call(self) -> None:
+        """Let the next waiting task continue, in the next pass."""
+        for turn in self._waiting:
+            del self._waiting[turn]
+            turn.set()
+            return
+        self._taken = False
+
+
+class Wakeup:
+    """Lets one task sleep until another calls `set`, which does nothing if no task sleeps."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    async def wait(self) -> None:
+        """Sleep until the next `set`."""
+        if self._task is not None:
+            raise trio.BusyResourceError("another task is waiting here")
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def set(self) -> None:
+        """Wake the sleeping task, if there is one."""
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
+
+
+@runtime_checkable
+class AddressedStream(Protocol):
+    """A raw stream that knows the address of its other end and how it ended."""
+
+    remote_addr: Multiaddr
+
+    def has_spoken(self) -> bool:
+        """Return True if there is something to read."""
+        ...
+
+    def has_gone(self) -> bool:
+        """Return True if the other end has closed its direction, even if some bytes are still
+        to be read."""
+        ...
+
+
+@runtime_checkable
+class MeteredStream(Protocol):
+    """A raw stream that knows how many of its bytes have not left this machine."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the stream has taken and that have not left this machine."""
+        ...
+
+    async def wait_unsent(self, at_most: int) -> None:
+        """Return when at most ``at_most`` bytes have not left. Raise what sending raises."""
+        ...
+
+    def keep_short(self, low_water: int) -> None:
+        """Stop taking data while ``low_water`` bytes are unsent, or the usual limit if that is
+        lower, from now on."""
+        ...
+
+
+@runtime_checkable
+class DirectStream(Protocol):
+    """A raw stream that saves a connection the copies and scheduler passes of trio's
+    interface."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Receive into ``buffer`` and return the number of bytes; 0 at the end. The buffer is
+        not touched before the last schedule point."""
+        ...
+
+    def send_nowait(self, data: memoryview) -> int:
+        """Send as much as is possible without waiting, and return how many bytes that is. Raise
+        `trio.BrokenResourceError` if the stream is broken."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """An authenticated byte stream, ready for `Connection`."""
+
+    session: NoiseSession
+    early: bytes
+    """Decrypted bytes that came behind the handshake: the first of the muxer."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The proven identity of the other side."""
+        return self.session.hello.peer
+
+
+async def secure(
+    raw: trio.abc.HalfCloseableStream,
+    static: StaticKey,
+    entropy: Callable[[int], bytes],
+    *,
+    dialer: bool,
+    expected: PeerId | None = None,
+    first: bytes | bytearray = b"",
+) -> Secured:
+    """Perform the handshake on ``raw``, of which ``first`` was read already.
+
+    The caller sets the deadline, and closes ``raw`` on any error.
+
+    Raises `RemoteProtocolError` (`WrongPeer` among them), `ProtocolNotSupported` when the peer
+    speaks no Noise or no yamux, `trio.BrokenResourceError` when it goes away.
+    """
+    muxers = (yamux.PROTOCOL_ID,)
+    handshake = NoiseHandshake(
+        static, entropy(32), initiator=dialer, muxers=muxers, expected=expected
+    )
+    negotiation = Proposer(noise.PROTOCOL_ID) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
+    await _send(raw, negotiation.data_to_send() + handshake.data_to_send())
+    while negotiation.chosen is None:
+        negotiation.receive_data(first or await _receive(raw))
+        first = b""
+        await _send(raw, negotiation.data_to_send())
+        _check_listens(negotiation)
+    handshake.receive_data(negotiation.leftover)
+    await _send(raw, handshake.data_to_send())
+    while (session := handshake.session) is None:
+        handshake.receive_data(await _receive(raw))
+        await _send(raw, handshake.data_to_send())
+    early = b"".join(session.receive_data(handshake.leftover))
+    if handshake.muxer is None:
+        early = await _negotiate_muxer(raw, session, early, dialer=dialer)
+    return Secured(session, early)
+
+
+async def _negotiate_muxer(
+    raw: trio.abc.HalfCloseableStream, session: NoiseSession, early: bytes, *, dialer: bool
+) -> bytes:
+    """Negotiate the muxer with peers without the Noise extension, such as py-libp2p."""
+    wanted = yamux.PROTOCOL_ID
+    negotiation = Proposer(wanted) if dialer else Chooser(wanted.__eq__)
+    await _send(raw, session.seal(negotiation.data_to_send()))
+    negotiation.receive_data(early)
+    while negotiation.chosen is None:
+        for plaintext in session.receive_data(await _receive(raw)):
+            negotiation.receive_data(plaintext)
+        await _send(raw, session.seal(negotiation.data_to_send()))
+        _check_listens(negotiation)
+    await _send(raw, session.seal(negotiation.data_to_send()))
+    return negotiation.leftover
+
+
+def _check_listens(negotiation: Proposer | Chooser) -> None:
+    """End the connection of a dialer that continues in a protocol that was refused. Nothing
+    that it sends is read."""
+    if negotiation.is_deaf:
+        raise ProtocolNotSupported("the peer wants to go on in a protocol that was refused")
+
+
+async def _send(raw: trio.abc.SendStream, data: bytes) -> None:
+    if data:
+        await raw.send_all(data)
+
+
+async def _receive(raw: trio.abc.ReceiveStream) -> bytes | bytearray:
+    # Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
+    # before it waits for us.
+    data = await raw.receive_some(4096)
+    if not data:
+        raise RemoteProtocolError("the peer hung up during the handshake")
+    return data
 
 
 class MuxedStream(Stream):

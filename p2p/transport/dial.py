@@ -61,8 +61,8 @@ async def stagger(
     attempt: Callable[[T], Awaitable[D]],
     failures: tuple[type[Exception], ...],
 ) -> tuple[D, T] | list[tuple[Exception, T]]:
-    """Return the first success of ``attempt`` with its place; if there is none, the error of
-    each place, one of ``failures``.
+    """Return the first success of ``attempt`` with its place, or the error of each place if all
+    fail with one of ``failures``.
 
     Each attempt starts a quarter of a second after the one before (recommended by RFC 8305), or
     at once after a failure, at most four at a time: two families, inside and outside. 32 dials

@@ -13,7 +13,7 @@ from p2p.door import check
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
-from p2p.transport.wakeup import Wakeup
+from p2p.transport.connection import Wakeup
 from p2p.wire import KI
 
 PIPE_BYTES: Final = 256 * KI

@@ -58,7 +58,7 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TcpStream(trio.abc.HalfCloseableStream):
-    """A connected socket (a `p2p.transport.wakeup.DirectStream`)."""
+    """A connected socket (a `p2p.transport.connection.DirectStream`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Wrap ``sock``, which is connected and non-blocking. The stream owns it from now

@@ -1,4 +1,4 @@
-"""Limits from what honest work was measured to be, and how often they are wrong.
+"""Limits fitted to measured honest work, and their rate of false alarms.
 
 Theory of operation
 -------------------
@@ -163,8 +163,8 @@ def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
 
 
 def _shares(honest: Sequence[Evidence], tokens: int) -> tuple[tuple[float, float], ...]:
-    """Upper bounds of the shares that are further off than each step; of exact numerics those
-    of float32."""
+    """Return upper bounds on the shares of tokens beyond each step of the ladder; for exact
+    numerics those of float32."""
     counts = [sum(one.off[step] for one in honest) for step in range(len(LADDER))]
     if not any(counts):
         return Limits.fp32().off
@@ -193,8 +193,8 @@ def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> f
 
 
 def tail_scale(values: Iterable[float], tail: int) -> float:
-    """Return the mean distance of the largest values from the least of them; 0 if there are
-    none.
+    """Return the scale of an exponential tail: the mean distance of the largest values from the
+    least of them; 0 without values.
     """
     return _upper_mean(_tail(values, tail)[1])
 

@@ -54,7 +54,8 @@ def rewrite(source: Path, target: Path, change: Change) -> Path:
 
 
 def round_policy(source: str, target: str) -> None:
-    """Write a policy with weights of eight bits; both are named as `Disk.locate` does."""
+    """Write a policy with weights of eight bits. Both paths are those of the operating
+    system."""
     rewrite(Path(source), Path(target), to_int8)
 
 
@@ -105,7 +106,7 @@ def _to_integers(values: NDArray[np.float32], levels: float) -> NDArray[np.float
 
 
 def _scale(values: NDArray[np.float32], highest: float) -> NDArray[np.float32]:
-    """Return each row's divisor, so that none of its values is above ``highest``."""
+    """Return each row's divisor, which brings all its values to at most ``highest``."""
     found = np.abs(values).max(axis=-1, keepdims=True)
     return np.where(found > 0, found / highest, 1.0).astype(np.float32)
 
@@ -125,7 +126,7 @@ def one_step_away(rate: float, seed: int = 0) -> Change:
 
 
 def low_rank(share: float, rank: int = 8) -> Change:
-    """Return a change as an adapter of this rank makes: it has ``share`` of each matrix's norm.
+    """Return the change of an adapter of this rank, with ``share`` of each matrix's norm.
 
     The change of the same matrix is always the same.
     """

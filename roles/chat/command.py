@@ -58,7 +58,7 @@ def chat(argv: Sequence[str] | None = None) -> int:
 
 
 def sample(argv: Sequence[str] | None = None) -> int:
-    """Print what a model answers to one prompt."""
+    """Print a model's answers to one prompt."""
     parser = _parser("shoal sample", str(sample.__doc__))
     parser.add_argument(
         "--prompt", required=True, metavar="TEXT", help="- reads standard input"
@@ -183,7 +183,7 @@ class _Talk:
         return self._voices[found.path]
 
     def obey(self, command: str) -> None:
-        """Do what a line that begins with a slash says."""
+        """Carry out a command line that begins with a slash."""
         if command == "/reset":
             self._turns.clear()
         elif command == "/before" and self._models.first is None:

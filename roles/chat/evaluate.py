@@ -252,7 +252,7 @@ def _asked(number: int, task: Task, draws: int) -> GroupTask:
 
 
 def _setup(voice: Voice, found: Found, env: str | None, tokens: int) -> EnvironmentSetup:
-    """Return the setup of the environments: those of the run, or the named one.
+    """Return the setup of the run's environments, or of the named environment.
 
     Raises:
         ConfigError: There is no such environment.
@@ -292,9 +292,9 @@ def result_of(label: str, greedy: Floats, drawn: Floats) -> Result:
     """Sum up the rewards of one model.
 
     Args:
-        label: What people call it.
-        greedy: Of the most probable answers, (tasks,).
-        drawn: Of the drawn answers, (tasks, k).
+        label: Name of the model for people.
+        greedy: Rewards of the most probable answers, (tasks,).
+        drawn: Rewards of the drawn answers, (tasks, k).
     """
     right = (drawn >= FULL).sum(axis=1)
     count = drawn.shape[1]
@@ -306,7 +306,7 @@ def result_of(label: str, greedy: Floats, drawn: Floats) -> Result:
 
 
 def pass_at(answers: int, right: int, k: int) -> float:
-    """Return the chance that one of ``k`` of the answers is right."""
+    """Return pass@k: the chance that at least one of ``k`` answers is right."""
     if answers - right < k:
         return 1.0
     return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)

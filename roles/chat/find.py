@@ -45,7 +45,7 @@ def find_models(folder: Path, policy: int | None = None) -> Models:
     """Return the newest model of ``folder``, or policy number ``policy``.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such model.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name that of a run, of a node or of a model")

@@ -90,7 +90,7 @@ def measure(
         voice: The model.
         tasks: Names, or YAML files of one task each.
         limit: The first so many documents of each; None: all.
-        is_chat: Whether prompts go through the model's chat template.
+        is_chat: True if prompts go through the model's chat template.
 
     Raises:
         ConfigError: There is no such task, or lm-eval cannot play it.

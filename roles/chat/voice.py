@@ -97,8 +97,8 @@ class Voice:
         return self.tokenizer is not None and self.tokenizer.has_template
 
     def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Return the tokens of a conversation, or of its last words for a model without a chat
-        template, which goes on writing."""
+        """Return the tokens of a conversation. For a model without a chat template, return
+        those of the last message, which it continues."""
         assert self.tokenizer is not None
         if self.tokenizer.has_template:
             return self.tokenizer.chat(messages)
@@ -151,7 +151,7 @@ class Voice:
     def answers(
         self, tasks: Sequence[GroupTask], sampling: Sampling, ends: Sequence[int]
     ) -> list[Answers]:
-        """Return the completions of each task, each up to one of ``ends``."""
+        """Return the completions of each task, each cut at an end token."""
         groups = draw(self._model, tasks, sampling, frozenset(ends), self._rule)
         return [tuple(one.tokens for one in group.completions) for group in groups]
 

@@ -1,4 +1,4 @@
-"""The run document: what is trained, how, and who has signed it.
+"""The run document: a run's terms, signed by its owner.
 
 The signed document is in the folder `core`. A node calls `open_run`, a role `run_of`. Drafts,
 keys and editions are the owner's side: `roles.own`.

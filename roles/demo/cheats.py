@@ -67,13 +67,10 @@ class CheatSession(InferenceSession):
         return newest
 
     async def begin(self, place: OpenPlace) -> None:
-        """Fill it at once with the first work, of all ways to cheat, that the run's limits must
-        reject.
+        """Fill the place at once with the first cheat whose work the run's limits must reject.
 
-        Then rest half as long: every cheat costs the validator a replay, and the machine that
-        plays all of it the time of an honest worker.
-
-        Raises `EngineError` if there is none: nothing is handed in then that might be honest.
+        Then rest half as long, since every cheat costs the validator a replay. Raises
+        `EngineError` if no cheat would be rejected, so that no honest work is handed in.
         """
         world = self.node.world
         began = world.now()

@@ -66,7 +66,7 @@ class LearningGate:
 
     @property
     def passed(self) -> bool:
-        """Return True if it learnt, from where there was something to learn."""
+        """Return True if the reward rose as promised, from a start with room to rise."""
         return not self._is_full and not list(self._findings())
 
     @property
@@ -79,11 +79,11 @@ class LearningGate:
         return max(self.start.greedy, self.start.sampled) >= self.promise.start_below
 
     def failures(self) -> list[str]:
-        """Return what is not as it was promised, by more than chance."""
+        """Return the broken promises of the demo, beyond chance."""
         return [] if self.promise.is_hope or self._is_full else list(self._findings())
 
     def shortfalls(self) -> list[str]:
-        """Return what was hoped for, and did not come. It is no failure."""
+        """Return the hopes that were not met. They are no failures."""
         if self._is_full:
             start = f"{self.start.greedy:.3f} greedy, {self.start.sampled:.3f} sampled"
             return [f"it began at {start}, where little is left to learn: no rise is promised"]

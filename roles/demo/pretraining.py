@@ -74,7 +74,7 @@ class PretrainingDemo(Rounds):
     async def act(
         self, nodes: LocalNodes, look: Callable[[], None], say: Callable[[str], None]
     ) -> None:
-        """Play from the start to the last round, with the late one and the kill."""
+        """Play from the start to the last round, with the late trainer and the kill."""
         for name in nodes.cast:
             if name != LATE:
                 await nodes.start_child(name)
@@ -93,7 +93,7 @@ class PretrainingDemo(Rounds):
         await finish(nodes, look)
 
     def complaints(self, figures: Mapping[str, Any], *, promised: bool) -> Iterator[str]:
-        """Yield what went otherwise than promised, which is nothing for fewer rounds."""
+        """Yield the broken promises. With fewer rounds than the default nothing is promised."""
         if not promised:
             return
         if KILLED in figures["members_end"]:
@@ -116,7 +116,7 @@ class PretrainingDemo(Rounds):
             )
 
     def summary(self, figures: Mapping[str, Any], *, promised: bool) -> Iterator[str]:
-        """Yield what came of it, for people."""
+        """Yield the result in lines for people."""
         first, *rest = results(figures, self.steps)
         seconds, cpu_seconds = figures["seconds"], figures["cpu_seconds"]
         yield f"{first}, {seconds:.0f} s, {cpu_seconds:.0f} CPU s"

@@ -125,13 +125,13 @@ class RewardDemo(Learning):
                 try_run(run, folder.node(TRAINER), "")
 
     def figures(self, nodes: LocalNodes) -> dict[str, Any]:
-        """Return what came of it."""
+        """Return the figures of the result."""
         status = nodes.status
         return {"steps": self.steps, **status.figures(), **status.answers()}
 
     def complaints(self, figures: Mapping[str, Any], *, promised: bool) -> Iterator[str]:
-        """Yield what went otherwise than promised; a gain is ``promised`` for the default
-        number of steps and more."""
+        """Yield the broken promises. A gain is ``promised`` from the default number of steps
+        on."""
         if promised:
             yield from self._gate(figures).failures()
         if promised and not figures["cheater_submitted"]:
@@ -144,7 +144,7 @@ class RewardDemo(Learning):
             yield f"{figures['honest_rejected']} submissions of honest nodes were rejected"
 
     def shortfalls(self, figures: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what was hoped for and did not come. It is no failure."""
+        """Yield the hopes that were not met. They are no failures."""
         yield from self._gate(figures).shortfalls()
         first, last = figures["kinds_start"], figures["kinds_end"]
         for kind, (before, _) in first.items():
@@ -165,7 +165,7 @@ class RewardDemo(Learning):
         return LearningGate(start, end, self.promise, self.held_out)
 
     def summary(self, figures: dict[str, Any], *, promised: bool) -> Iterator[str]:
-        """Yield what came of it, for people."""
+        """Yield the result in lines for people."""
         times = figures["cheater_bans"]
         words = {
             **figures,
@@ -186,8 +186,8 @@ class RewardDemo(Learning):
         yield from self.details(figures)
 
     def details(self, figures: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the rewards of each kind of task, where there are several, and what the policy
-        answered to a few held-out questions, before and after."""
+        """Yield the rewards of each kind of task, if there are several, and the policy's
+        answers to a few held-out questions, before and after."""
         first, last = figures["kinds_start"] or {}, figures["kinds_end"] or {}
         if len(first) > 1:
             yield "\n  held-out by kind    greedy          sampled"

@@ -198,8 +198,8 @@ def _documents(name: str, place: Path) -> Iterator[str]:
 
 
 def _text(name: str, path: Path) -> str:
-    """Files of Python's own library that are not UTF-8 are its tests of that; elsewhere it is a
-    mistake."""
+    """Return the text of a file. Files of Python's library that are not UTF-8 are skipped,
+    since they test just that; elsewhere they are an error."""
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"the corpus {name!r}: {path} has more than {MAX_BYTES >> 30} GiB")
     try:

@@ -155,7 +155,7 @@ class PieceServer:
         """Bytes a second of late, while something was sent; 0 before."""
 
     def offer(self, blob: Blob) -> bytes:
-        """Give this to those that ask; returns its root."""
+        """Serve a blob to peers that ask, and return its root."""
         root = blob.root
         self._blobs[root] = blob
         return root
@@ -169,15 +169,15 @@ class PieceServer:
         return self._blobs.get(root)
 
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
-        """Give the first of what is summed, the pieces at ``span`` of the mean, to those that
-        wait for it; told again when there are more. Of views that have failed, the last is
-        kept, for members that are behind."""
+        """Serve the first summed pieces, those at ``span`` of the mean, to peers that wait for
+        them. It is called again when there are more. The last failed view is kept for members
+        that are behind."""
         self._forget_sums((step, view - 1))
         self._sums[step, view] = _Sums(read, span)
         self._news.notify_all()
 
     async def offer_sum(self, total: Sum, read: Read) -> None:
-        """Give what was summed, whole and signed."""
+        """Serve the whole sum, signed."""
         self._sums[total.step, total.view] = _Sums(read, total.span, total)
         self._news.notify_all()
 
@@ -246,8 +246,8 @@ class PieceServer:
         await send_frame(stream, b"")
 
     async def _send(self, stream: Stream, read: Read, index: int) -> int:
-        """Send a piece; its bytes. None if the peer may not have it, or it is gone: then the
-        answer ends here."""
+        """Send a piece and return the bytes sent; None, which ends the answer, if the peer may
+        not have the piece or it is gone."""
         try:
             piece = await read(index)
         except StorageError as error:
@@ -336,7 +336,7 @@ class PieceClient:
     async def sum(
         self, peer: PeerId, step: int, view: int, span: range, mean: PieceFile
     ) -> tuple[Sum, dict[int, bytes]]:
-        """Put what an owner has summed, the pieces at ``span``, into a mean.
+        """Fetch the pieces that an owner has summed, at ``span``, into a mean.
 
         Returns:
             Its signed list, which the caller judges, and one of its pieces if that has another
@@ -377,15 +377,15 @@ class PieceClient:
         count: int,
         take: Take,
     ) -> tuple[bytes, ...]:
-        """Have ``take`` given all pieces of a blob, from all ``sources`` at once, each judged;
-        one may come twice.
+        """Fetch all pieces of a blob from all ``sources`` at once, and pass each checked piece
+        to ``take``, possibly twice.
 
         Args:
-            root: Names the blob.
-            sources: Who is asked.
+            root: Root that names the blob.
+            sources: Peers to ask.
             count: Number of pieces that it must have. Whoever named the root may have made it
                 of pieces without end.
-            take: Is given them.
+            take: Receives the pieces.
 
         Returns:
             The digests of the pieces.
@@ -479,7 +479,7 @@ class _Pull:
     trouble: StorageError | None = None
 
     def next_batch(self, tried: Collection[int]) -> int | None:
-        """Return the next waiting batch, or else the unfinished one that the fewest sources
+        """Return the next waiting batch, or else the unfinished batch that the fewest sources
         fetch.
         """
         late = [one for one in self.takers if one not in tried and one not in self.found]

@@ -183,13 +183,13 @@ class InnerEngine:
         return found
 
     async def load(self, state: str, span: slice, *, is_ahead: bool) -> None:
-        """Begin a round from the weights of a state; outside ``span`` from the inner ones. With
-        ``is_ahead`` steps taken since `encode` are kept."""
+        """Begin a round from the weights of a state; outside of ``span`` keep the inner
+        weights. With ``is_ahead`` steps taken since `encode` are kept."""
         await self._call("load", self._path(state), span.start, span.stop, is_ahead)
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
-        """Inner steps from the number ``first`` of the schedule on, on the windows from
-        ``window`` of the walk on."""
+        """Take inner steps from number ``first`` of the schedule on, with the windows from
+        number ``window`` on."""
         return Phase(*await self._call("train", first, steps, window))
 
     async def encode(self, update: str, step: int) -> tuple[list[bytes], list[float]]:
@@ -211,8 +211,8 @@ class InnerEngine:
         return prompt, text
 
     async def restore(self, step: int) -> None:
-        """Take up the optimiser's state that was saved with the update of ``step``, or else
-        what is newest."""
+        """Load the optimiser's state that was saved with the update of ``step``, or else the
+        newest state."""
         for damage in await self._call("restore", self._path(FOLDER), step):
             self._world.trace("moments_damaged", error=damage)
 

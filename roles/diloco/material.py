@@ -56,7 +56,7 @@ class Texts:
         return found
 
     def held_out(self) -> list[NDArray[np.int64]]:
-        """Return what no member learns from, in passes."""
+        """Return the held-out text or tasks, in batches of one pass each."""
         held = self._corpus.held_out
         return [
             self._corpus.read(held[at : at + EVALUATED])
@@ -79,7 +79,7 @@ class SeededTask:
 
 
 class Rewards:
-    """Questions of the run's environments, and what answers earn."""
+    """Questions of the run's environments, and the rewards of answers."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Rewards:
         return SeededTask(number, seed, task_of(self._environment, seed))
 
     def held_out(self) -> list[list[SeededTask]]:
-        """Return what no member learns from, in passes."""
+        """Return the held-out text or tasks, in batches of one pass each."""
         return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
 
     def pay(self, question: SeededTask, tokens: Sequence[int]) -> float:

@@ -55,8 +55,8 @@ class TextLoss:
     def add_gradient(
         self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
     ) -> float:
-        """Add ``weight`` times the gradient of a batch to the weights'; what is lowered, in the
-        mean."""
+        """Add ``weight`` times the gradient of a batch to the weights' gradients. Return the
+        mean loss."""
         read = send(batch, model.device)
         with self._arithmetic():
             states = model(read[:, :-1]).flatten(0, 1)
@@ -184,8 +184,8 @@ class RewardLoss:
 
 
 def _without_proofs(group: Group) -> tuple[Completion, ...]:
-    """Completions as a batch wants them; who drew them is the model itself, which says its
-    log-probs anew."""
+    """Return the completions in the form that a batch needs, without proofs and log-probs,
+    which the model computes again."""
     return tuple(replace(one, logprobs=(0.0,) * len(one.tokens)) for one in group.completions)
 
 

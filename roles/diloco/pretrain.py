@@ -131,12 +131,12 @@ class Pretrainer(TrainedModel):
 
         Args:
             outer: The weights that all members hold.
-            start: The first weight that is taken from them; others stay as they are.
-            stop: Behind the last of these.
-            is_ahead: Whether steps taken since the last update went out are kept.
+            start: Index of the first weight to replace.
+            stop: Index behind the last weight to replace.
+            is_ahead: If True, keep the steps taken since the last update was sent.
 
         Raises:
-            EngineError: They are not this model's.
+            EngineError: The weights do not fit this model.
         """
         if outer.size != self.size:
             raise EngineError(
@@ -174,7 +174,7 @@ class Pretrainer(TrainedModel):
                     local(weight).copy_(before)
 
     def update(self) -> Vector:
-        """Return what this member sends to the others: outer minus inner weights, or the newest
+        """Return this member's update for the others: outer minus inner weights, or the newest
         step's gradient if members average gradients. Steps from now on count as ahead."""
         if self._gradient is not None:
             return self._gradient
@@ -187,8 +187,8 @@ class Pretrainer(TrainedModel):
         """Take an inner step for each batch, of text (sequences, window + 1) tokens.
 
         Args:
-            batches: What the steps learn from.
-            first: The number of the first step in the run's schedule.
+            batches: Batches of text, one for each step.
+            first: Number of the first step in the run's schedule.
 
         Returns:
             Steps, tokens learnt from, and nats a token in the mean.
@@ -255,8 +255,8 @@ class Pretrainer(TrainedModel):
 
     @contextmanager
     def _outer_model(self) -> Iterator[TransformerModel]:
-        """Yield a model with the outer weights; of several processes only the first has all of
-        them.
+        """Yield a model with the outer weights. With several processes only the first one has
+        all weights.
         """
         with self._at_outer():
             yield self._complete(self._device) if self._rank.mesh else self.model
@@ -282,8 +282,8 @@ class Pretrainer(TrainedModel):
         return sorted(found)
 
     def restore(self, folder: Path, step: int) -> list[str]:
-        """Load the state that was saved after the outer step ``step``, else the newest one,
-        else none. Return what is wrong with the files that were passed over."""
+        """Load the state saved after the outer step ``step``, else the newest state, else none.
+        Return the errors of files that were passed over."""
         found = sorted(self._saved(folder), key=lambda one: (one[0] == step, one[0]))
         damage = []
         for _, path in reversed(found):

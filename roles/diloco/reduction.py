@@ -97,7 +97,7 @@ class Reduction:
         return self.request.plan
 
     async def mean(self) -> tuple[bytes, ...]:
-        """Bring the mean into its file, as its owners encoded it; return the digests of its
+        """Fetch the mean into its file, as its owners encoded it. Return the digests of its
         pieces.
 
         Raises:
@@ -145,8 +145,8 @@ class Reduction:
         return ReductionFailed(self.request.holders)
 
     async def _own(self, me: PeerId, span: range) -> None:
-        """Sum this member's pieces, each once it has come from all; others take it at once, so
-        that no line waits for the last part."""
+        """Sum this member's pieces, each as soon as all contributors' parts are here. Others
+        fetch it at once, so that no line waits for the last part."""
         step, view, readys = self._plan.step, self.request.view, self.request.readys
         parts = [deque[bytes]() for _ in readys]
         digests = list[bytes]()
@@ -171,8 +171,8 @@ class Reduction:
         await self.server.offer_sum(self._sums[me], self.file.read)
 
     async def _sum(self, first: int, parts: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """The pieces of the mean from ``first`` on: what a contributor signed and is none is
-        evidence against it."""
+        """Return the pieces of the mean from ``first`` on. An invalid piece is evidence against
+        the contributor that signed it."""
         readys = self.request.readys
         norms, by = [one.norms for one in readys], list(shares_of(readys).values())
         try:

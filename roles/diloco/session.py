@@ -171,7 +171,8 @@ class DilocoSession:
         may_train: Callable[[PeerId], bool],
         meter: StrangerMeter | None = None,
     ) -> None:
-        """``meter`` bounds what peers get that are no members of the run; none is no bound."""
+        """``meter`` bounds the answers to peers that are no members of the run; None: no
+        bound."""
         self._world, self._host, self._run, self._terms = world, host, run, terms
         self._config, self._engine, self._may_train = config, engine, may_train
         self._beginning = genesis(run, founders)
@@ -270,7 +271,7 @@ class DilocoSession:
 
     @property
     def now(self) -> str:
-        """Return what this member does or waits for, in words."""
+        """Return this member's current activity in words."""
         if not hasattr(self, "core"):
             return "opening"
         if self._rests:
@@ -344,7 +345,8 @@ class DilocoSession:
         logger.info("diloco_opened step=%d held=%d", self.core.record.step, held)
 
     async def _take_up(self, ready: Ready) -> None:
-        """Serve the update that an earlier life has signed; without it this step is sat out."""
+        """Serve the update that an earlier life has signed. Without it this member skips the
+        step."""
         for update in await self._store.found("update", ready.step):
             if update.digests == ready.digests:
                 self._update_root = self.server.offer(update)
@@ -370,8 +372,8 @@ class DilocoSession:
         self._feed(ev.Received(peer, message), size)
 
     def _may_have(self, peer: PeerId, size: int) -> bool:
-        """Return True if ``peer`` is a member of the DiLoCo run, or the meter has room for it:
-        who is admitted may make as many keys as it likes."""
+        """Return True if ``peer`` is a member of the DiLoCo run, or the meter has room for it.
+        Admission is no criterion, since an admitted peer may make any number of keys."""
         meter = self._meter
         return meter is None or peer in self.core.members or meter.allows(peer, size)
 
@@ -386,7 +388,7 @@ class DilocoSession:
             await self._news.wait()
 
     async def _pump(self) -> None:
-        """Feed the core, and carry out what it asks, in order."""
+        """Feed events to the core, and carry out its effects in order."""
         while True:
             while self._events:
                 event, size = self._events.popleft()
@@ -526,7 +528,7 @@ class DilocoSession:
     # Records come into force.
 
     async def _put_in_force(self, record: Record) -> None:
-        """Compute, catch up or recover; again until it succeeds or a later record is there."""
+        """Compute, catch up or recover. Repeat until it succeeds or a later record is there."""
         backoff = Backoff(self._world, "diloco/catch up")
         while self.core.record is record and self.core.held < record.step:
             state = self._tentative.get(record.digest)
@@ -584,7 +586,7 @@ class DilocoSession:
         return state
 
     async def _begin(self, record: Record, found: Blob) -> None:
-        """Put a state in force: served, and what is older forgotten."""
+        """Put a state in force: serve it, and forget older states."""
         self._state = found
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
@@ -712,7 +714,7 @@ class DilocoSession:
         self._world.trace("diloco_loss", step=record.step, loss=loss)
 
     async def _inner_steps(self, record: Record, done: InnerProgress, window: int) -> None:
-        """Take what is left of a round's steps, in turns of about a second, while ``record`` is
+        """Take the remaining steps of a round, in turns of about a second, while ``record`` is
         the newest."""
         terms, figures, turn = self._terms, self.figures, 1
         began = self._world.now()

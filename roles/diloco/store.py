@@ -92,7 +92,7 @@ class MemberStore:
         self._size += len(data)
 
     async def keep(self, kept: Keep) -> None:
-        """Make durable what was signed."""
+        """Make signed statements durable."""
         said = [[] if one is None else one.to_wire() for one in (kept.ready, kept.vote)]
         body = pack([self._run, kept.step, kept.view, kept.proposed, *said, kept.accepted])
         await self._disk.replace(KEPT, hashlib.sha256(body).digest() + body)
@@ -158,7 +158,7 @@ class MemberStore:
         return found
 
     async def state(self, records: Sequence[Record]) -> tuple[int, Blob] | None:
-        """The newest state on disk that has the digest of its record, one of these; its
+        """Return the newest state on disk whose digest is in one of these records, and its
         step."""
         for record in reversed(records):
             for one in await self.found("state", record.step):
@@ -170,7 +170,8 @@ class MemberStore:
     async def fetched(
         self, file: PieceFile, fetch: Callable[[Take], Awaitable[tuple[bytes, ...]]]
     ) -> tuple[bytes, ...]:
-        """Have ``fetch`` bring the pieces of a file, which is durable then; their digests."""
+        """Fetch the pieces of a file with ``fetch``, make it durable, and return the pieces'
+        digests."""
         unfinished = replace(file, path=f"{file.path}{UNFINISHED}")
         digests = await fetch(unfinished.write)
         await self._disk.fsync(unfinished.path)
@@ -178,8 +179,8 @@ class MemberStore:
         return digests
 
     async def tidy(self, newest: int, state: Blob, means: int) -> None:
-        """Remove what no one asks for any more, once the state of the step ``newest`` is in
-        force: all but it and the one before, and but the last ``means`` means."""
+        """Remove files that are no longer needed once the state of the step ``newest`` is in
+        force: all but this state, the state before, and the last ``means`` means."""
         keeps = {"update": 0, "state": 1, "mean": means - 1}
 
         def is_old(kind: str, step: int, path: str) -> bool:

@@ -44,8 +44,8 @@ class InnerServer:
     def configure(
         self, config: Any, terms: Any, places: Any, base: str, environments: Any
     ) -> int:
-        """Prepare this process; the size of the model. ``environments`` are those of a run that
-        learns from rewards, else None."""
+        """Prepare this process and return the size of the model. ``environments`` are those of
+        a run that learns from rewards, else None."""
         engine = read_table(EngineConfig, config, "the engine")
         os.nice(engine.nice)
         os.environ["OMP_NUM_THREADS"] = str(threads_of(engine))
@@ -127,8 +127,8 @@ class InnerServer:
             return [False, [bad.rank, bad.index]]
 
     def advance(self, before: str, mean: str, after: str, step: int) -> object:
-        """Take an outer step from the state ``before`` to a file ``after``; its digests, or the
-        number of a piece of the mean that cannot be read."""
+        """Take an outer step from the state ``before`` to a file ``after``. Return the digests
+        of its pieces, or the number of a piece of the mean that cannot be read."""
         arithmetic = self._arithmetic
         shutil.copyfile(before, f"{after}.partial")
         values = np.memmap(f"{after}.partial", "<f4", "r+")
@@ -153,8 +153,8 @@ class InnerServer:
         return list(found)
 
     def encode(self, path: str, step: int) -> list[Any]:
-        """Write the update as it travels at a step, and the optimiser's state beside it;
-        digests and norms of its pieces."""
+        """Write the encoded update of a step, and the optimiser's state beside it. Return the
+        digests and norms of the update's pieces."""
         update = self._call("update")
         try:
             pieces, norms = self._arithmetic.encoded(update, step)
@@ -173,8 +173,8 @@ class InnerServer:
         return float(self._call("loss", self._material.held_out()))
 
     def write(self, count: int) -> list[str]:
-        """Return the beginning of a text that no member learns from, and how the model goes on.
-        A model of questions writes nothing: its reward says how well it answers."""
+        """Return the beginning of a held-out text, and the model's continuation. A model of
+        questions writes nothing: its reward says how well it answers."""
         if isinstance(self._material, Rewards):
             return ["", ""]
         begun = self._material.held_out()[0][0][:PROMPT]
@@ -213,7 +213,7 @@ def _write(path: str, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _finish(path: str) -> None:
-    """Give what was written to ``path.partial`` its name, durably."""
+    """Rename ``path.partial`` to its final name, durably."""
     _sync(f"{path}.partial")
     os.replace(f"{path}.partial", path)
     _sync(os.path.dirname(path))

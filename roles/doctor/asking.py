@@ -97,7 +97,8 @@ async def _ask_one(addr: Multiaddr) -> Answer:
 
 
 async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float | None:
-    """Return the seconds by which our clock is ahead of the peer's; None if it does not say."""
+    """Return the seconds by which our clock is ahead of the peer's; None if the peer does not
+    tell its time."""
     try:
         with trio.fail_after(ASK_SECONDS):
             return await clock_ahead(world, host, peer)
@@ -106,8 +107,8 @@ async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float | None:
 
 
 async def _observed(host: SwarmHost, peer: PeerId) -> str:
-    """The IP address from which ``peer`` sees us come, by identify, if it says one. A name is
-    none: to look it up would be to ask whom the peer likes."""
+    """Return the IP address from which ``peer`` sees us, by identify, if it names one. Host
+    names are ignored: to look one up would send a query to wherever the peer likes."""
     try:
         with trio.fail_after(ASK_SECONDS):
             async with await host.open_stream(peer, identify.PROTOCOL_ID) as stream:
@@ -167,7 +168,7 @@ async def dial_in(
 
 
 async def _meet_all(host: SwarmHost, addrs: Sequence[Multiaddr]) -> list[PeerId]:
-    """Connect to the peers, and return those that have said what they serve."""
+    """Connect to the peers, and return those that have told their protocols."""
 
     async def meet(addr: Multiaddr) -> None:
         with trio.move_on_after(ASK_SECONDS), suppress(*PEER_TROUBLE):

@@ -94,7 +94,7 @@ def check_gpu(seen: Sighting) -> Said:
 
 
 def _amount(size: int) -> str:
-    """Bytes of memory for people, beside others in GiB."""
+    """Return an amount of memory as text, in the unit of the others (GiB)."""
     return f"{size / GIB:.1f}" if size >= GIB / 10 else f"{size / MIB:.0f} MiB"
 
 
@@ -249,7 +249,8 @@ def check_bootstrap(seen: Sighting) -> Said:
 
 
 def check_reachable(seen: Sighting) -> Said:
-    """Check that peers can dial this machine: they try, or their view of it tells."""
+    """Check that peers can dial this machine, by letting them try or by the address that they
+    see."""
     came, port = seen.came, seen.port or "N"
     asked = came.yes + came.no
     router = f" ({came.router})" if came.router else ""

@@ -32,7 +32,7 @@ from roles.doctor.sighting import look
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at this machine, and say what it lacks for a node.
+    """Check this machine, and name what it lacks for a node.
 
     Returns 0, 1 if a check fails, or 2 if the command makes no sense.
     """

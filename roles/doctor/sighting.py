@@ -154,7 +154,7 @@ class Sighting:
 
 
 def need_of(run: Run) -> Need:
-    """Return what ``run`` needs of a machine that does any of its jobs."""
+    """Return the requirements of ``run`` for a machine that does any of its jobs."""
     model = run.terms.model
     kept = ShardcastConfig().keep_versions * _POLICY_BYTES + _MASTER_BYTES
     return Need(
@@ -179,8 +179,8 @@ def look(
     bootstrap: Sequence[Multiaddr] = (),
     is_open: bool = False,
 ) -> Sighting:
-    """Look at this machine; ``document`` is the file of ``run``, and ``is_open`` says that
-    others are to join through it."""
+    """Inspect this machine. ``document`` is the file of ``run``; ``is_open`` is True if others
+    are to join through this machine."""
     ours = [Path(__file__), *([] if document is None else [document])]
     answers = ask(bootstrap)
     is_behind = any(one.observed not in ("", one.local) for one in answers)
@@ -226,7 +226,7 @@ def _why_open(folder: Path, run: Run | None, *, is_open: bool) -> str:
 
 
 def ask_scorer(folder: Path) -> Scoring | None:
-    """Return what the node that runs in ``folder`` says of its scorer."""
+    """Return the scorer's state as the node that runs in ``folder`` reports it."""
 
     try:
         return scoring_of(read(folder, "/metrics").decode())
@@ -235,7 +235,7 @@ def ask_scorer(folder: Path) -> Scoring | None:
 
 
 def scoring_of(metrics: str) -> Scoring | None:
-    """Return what a node's ``/metrics`` say of its scorer; None if it has none."""
+    """Return the scorer's state from a node's ``/metrics``; None if the node has no scorer."""
     lines = (line.rpartition(" ") for line in metrics.splitlines() if line[:1] != "#")
     values = {name: float(value) for name, _, value in lines}
     for role, queue in (("trainer", "scorer_queue"), ("validator", "queue")):
@@ -310,8 +310,8 @@ def try_folder(folder: Path) -> str:
 
 
 def try_key(path: Path) -> str:
-    """Why the key at ``path`` is none, or must not be there; empty if a node may use it, or
-    make it."""
+    """Reason why the key at ``path`` is invalid or must not be there; empty if a node may use
+    or make it."""
     try:
         check_key_place(path)
         if path.exists():

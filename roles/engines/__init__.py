@@ -1,4 +1,4 @@
-"""Engines: what samples, scores and trains a policy.
+"""Engines, which sample, score and train a policy.
 
 Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of

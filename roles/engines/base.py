@@ -19,7 +19,7 @@ from roles.rl.algorithms import base as algorithms
 
 
 class EngineError(ShoalError):
-    """An engine could not do what was asked; the message says what, and why."""
+    """An engine could not carry out a call. The message says which, and why."""
 
 
 class EngineUnusable(Exception):
@@ -126,7 +126,7 @@ class Completion:
 def with_inserted(
     completion: Completion, inserted: Sequence[tuple[int, ...]], end_tokens: Collection[int]
 ) -> Completion:
-    """Return the completion with what the environment said after each turn but the last.
+    """Return the completion with the environment's answer after each turn but the last.
 
     A turn ends at an end token, so the drawn tokens alone say where turns begin.
 
@@ -189,7 +189,7 @@ class TrainingGroup:
 def seen_by_algorithm(
     group: TrainingGroup, end_tokens: Collection[int], limit: int
 ) -> algorithms.Group:
-    """Return what an algorithm sees of a group of answers of at most ``limit`` tokens."""
+    """Return the algorithm's view of a group of answers of at most ``limit`` tokens."""
     drawn = [one.tokens for one in group.completions]
     return algorithms.Group(
         rewards=group.rewards,
@@ -288,8 +288,8 @@ async def draw_all(
 
 
 def check_numbers(tasks: Sequence[GroupTask], under_way: Collection[int]) -> None:
-    """Raise `EngineError` if a group would be drawn twice at a time, since its answers could
-    not be told apart."""
+    """Raise `EngineError` if a group would be drawn twice at a time, since its answers would be
+    indistinguishable."""
     numbers = [task.group for task in tasks]
     twice = {number for number in numbers if number in under_way or numbers.count(number) > 1}
     if twice:
@@ -321,8 +321,8 @@ class Learner(Protocol):
     """Owns the policy and its optimiser."""
 
     async def open(self, checkpoint: str, base: str = "") -> int:
-        """Continue from the checkpoint file if it exists, else start: at ``base``, the folder
-        of a model, or with drawn weights and a warm-up. Returns the step.
+        """Continue from the checkpoint file if it exists. Else start from ``base``, the folder
+        of a model, or from drawn weights and a warm-up. Returns the step.
 
         A damaged checkpoint is passed over for the one before it; `EngineError` if that is
         damaged too.
@@ -340,7 +340,7 @@ class Learner(Protocol):
         ...
 
     async def adopt(self, weights: str, step: int, base: str = "") -> float:
-        """Continue with a policy that was learnt elsewhere, or whose checkpoint is lost, with a
+        """Continue with a policy that was learnt elsewhere or whose checkpoint is lost, and a
         fresh optimiser. ``base`` as for `open`.
 
         Returns:

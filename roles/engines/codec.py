@@ -79,7 +79,7 @@ def decode_answers(record: bytes) -> Answers:
 
 
 def encode_turns(groups: Sequence[Sequence[Sequence[Turn]]]) -> bytes:
-    """Encode what was inserted in each completion of some groups."""
+    """Encode the environment's insertions in each completion of some groups."""
     return _pack([[_turns(one) for one in completions] for completions in groups])
 
 

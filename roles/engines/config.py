@@ -60,7 +60,7 @@ class Autocast(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits(EnvironmentLimits):
-    """Limits that this machine's owner sets to what any run may ask of it."""
+    """Limits that a machine's owner sets on the demands of any run."""
 
     memory: int = 16 * GIB
     """Bytes that an engine may need, by `memory_needed`: a 0.5 B model with 1,024 new tokens
@@ -291,7 +291,8 @@ def check_node_engine(name: str) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise `ValueError` unless ``name`` is that of a device, whether or not there is one."""
+    """Raise `ValueError` unless ``name`` is a valid device name, whether or not the device
+    exists."""
     if not DEVICES.fullmatch(name):
         raise ValueError(
             f"there is no device {name!r:.40}: choose auto, cpu, cuda, cuda:N, mps"

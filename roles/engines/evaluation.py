@@ -44,7 +44,7 @@ def questions(tasks: Sequence[Task], seed: int) -> list[GroupTask]:
 
 
 def evaluation_sampling(sampling: SamplingTerms, temperature: float) -> Sampling:
-    """Return how the tasks of an evaluation are answered: one completion each."""
+    """Return the sampling of an evaluation: one completion for each task."""
     return Sampling(temperature, sampling.max_new_tokens, 1)
 
 

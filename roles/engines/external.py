@@ -62,7 +62,7 @@ class ExternalLearner:
     """Implements `roles.engines.base.Learner` by a shared folder and the node's own engine."""
 
     def __init__(self, engine: Learner, world: World, config: EngineConfig, run: Run) -> None:
-        """Make a learner; ``engine`` computes what the foreign trainer does not."""
+        """Make a learner. ``engine`` computes everything that the foreign trainer does not."""
         assert config.learner is not None
         self._engine, self._world, self._disk = engine, world, world.disk
         self._config, self._recipe, self._run = config, config.learner, run
@@ -281,7 +281,8 @@ class ExternalLearner:
         return self._is_ready and reported and name_of(WEIGHTS, step) in names
 
     def _out_of_turn(self, names: Sequence[str], step: int) -> tuple[str, list[str]] | None:
-        """Return what is wrong with the steps that were handed in, and the names to remove."""
+        """Return the fault of the steps that were handed in, in words, and the names to
+        remove."""
         versions = exchange.steps_of(WEIGHTS, names)
         for one in versions + exchange.steps_of(REPORT, names):
             if one > step:
@@ -337,7 +338,7 @@ class ExternalLearner:
         await self._durable.insist(partial(self._disk.replace, _at(name), data))
 
     async def _read(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file. Raises `EngineError` if it is none."""
+        """Return the JSON object in a file. Raises `EngineError` for other content."""
         try:
             found = json.loads(await self._disk.read(_at(name), 0, MAX_JSON + 1))
         except (ValueError, RecursionError, FileNotFoundError, StorageError) as error:

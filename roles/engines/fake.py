@@ -110,8 +110,8 @@ def first_policy(config: EngineConfig) -> FakePolicy:
 
 
 def _as_stored(number: float) -> float:
-    """Return ``number`` as it is read back from a file, so that continuing does not differ from
-    running on."""
+    """Return ``number`` rounded as in a file, so that a resumed run equals an uninterrupted
+    one."""
     value: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return value
 
@@ -176,7 +176,7 @@ class FakeEngine:
             self._under_way.append(groups)
 
     async def advance(self) -> list[Group]:
-        """Return all groups that were submitted at one time."""
+        """Return all groups that were submitted together."""
         if not self._under_way:
             return []
         groups = self._under_way[0]
@@ -277,8 +277,8 @@ class FakeEngine:
 
 
 def _opened_seal(sealed: bytes) -> bytes:
-    """Return what follows the SHA-256 in ``sealed``. Raises `EngineError` if a bit of it has
-    changed."""
+    """Return the content behind the SHA-256 in ``sealed``. Raises `EngineError` if a bit of it
+    has changed."""
     if hashlib.sha256(sealed[32:]).digest() != sealed[:32]:
         raise EngineError("its content does not have the digest that it was written with")
     return sealed[32:]

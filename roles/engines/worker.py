@@ -157,8 +157,8 @@ class EngineServer:
     def advance(
         self, answer: str, seconds: float
     ) -> tuple[bool, list[object], RecordFile | None]:
-        """Return whether there is room, the rows that wait for an answer, and the file of what
-        has ended, if anything has."""
+        """Decode for a while. Return whether there is room, the rows that wait for an answer,
+        and the file of ended groups, if any."""
         with ExitStack() as failing:
             failing.callback(self.drop)
             self._ended += self._engine.advance(seconds)

@@ -1,4 +1,4 @@
-"""Environments: where tasks come from, and who checks the answers.
+"""Environments, which make tasks and check answers.
 
 Read `base` first: what an environment has to be, and `text`, the same for authors of questions
 in text. `mix` combines all environments that a run names. A role sees them through `client`,

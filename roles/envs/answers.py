@@ -112,7 +112,8 @@ def spoken(text: str) -> str:
 
 
 def open_thought(text: str) -> str:
-    """Return the mark by which a thought begins in a text and does not end; else nothing."""
+    """Return the opening mark of a thought that the text does not end; empty if there is
+    none."""
     last = ""
     for mark in _THOUGHT.finditer(text):
         last = "" if _ends(mark) else mark[0]
@@ -124,10 +125,10 @@ def _ends(mark: re.Match[str]) -> bool:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what the last box of a text holds; None if there is no box.
+    r"""Return the content of the last box of a text; None if there is no box.
 
-    Boxes are ``\boxed{...}``, ``\fbox{...}`` and ``\boxed 5``. A box within a box is a part of
-    what the outer one holds. A last box that does not end holds nothing, and no earlier box
+    Boxes are ``\boxed{...}``, ``\fbox{...}`` and ``\boxed 5``. A box within a box is part of
+    the outer box's content. A last box that does not end holds nothing, and no earlier box
     counts in its place.
     """
     boxes = _boxes(text)
@@ -184,7 +185,7 @@ def unboxed(text: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """Return what the last box of the spoken text holds, or else its last line."""
+    """Return the content of the last box of the spoken text, or else the last line."""
     said = spoken(text)
     boxed = last_box(said)
     return (said.strip().splitlines() or [""])[-1] if boxed is None else boxed
@@ -218,7 +219,8 @@ def spelled(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """Return what texts share that differ in spelling, blanks, style and capitals alone."""
+    """Return a key that is equal for texts that differ only in spelling, blanks, style and
+    capitals."""
     text = _STYLED.sub(r"\1", spelled(unboxed(text)))
     text = re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
     text = re.sub(r"([\^_])\{(\w|\\[A-Za-z]+)\}", r"\1\2", text)
@@ -270,7 +272,7 @@ def are_alike(one: str, other: str) -> bool:
 def is_fragment(part: str, whole: str) -> bool:
     """Return True if a text is a part of another that says less.
 
-    2 is a fragment of 2x. 13 is none of 13.0, and A none of (A).
+    2 is a fragment of 2x. 13 is not one of 13.0, and A is not one of (A).
     """
     if len(part) > len(whole) + _LONGEST:
         return False

@@ -82,8 +82,8 @@ class Ration:
     reasoning-gym may take half a minute for its 32."""
 
     def for_turns(self, most: int) -> Ration:
-        """Return the ration for what is said in completions of ``most`` turns: as much for each
-        turn, of a few of them."""
+        """Return the ration for a completion of ``most`` turns: this ration once for each turn,
+        for eight at most."""
         times = max(1, min(most - 1, 8))
         return replace(self, cpu=times * self.cpu, patience=times * self.patience)
 
@@ -153,9 +153,9 @@ class TurnEnvironment(Environment, Protocol):
     """An environment that answers the model within a completion (`roles.envs.turns`)."""
 
     def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
-        """Return what the model hears after ``tokens``, all that it has drawn, of which the
-        last ends a turn: 1 to ``room`` tokens without an end token, or None for the end of it.
-        The result depends on the arguments only: strangers compute it again."""
+        """Return the environment's answer to ``tokens``, all tokens that the model has drawn,
+        of which the last ends a turn: 1 to ``room`` tokens without an end token, or None to end
+        the completion. The result depends on the arguments only: strangers compute it again."""
         ...
 
 

@@ -182,7 +182,8 @@ class Capsule:
         return self._known[key]
 
     def expect(self, calls: Iterable[tuple[Any, ...]]) -> None:
-        """Make calls that are likely to come in few starts, and keep what came of them."""
+        """Make calls that are likely to come, in few starts of the interpreter, and keep the
+        results."""
         new = [one for one in dict(map(_plain, calls)).items() if one[0] not in self._known]
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
@@ -197,7 +198,7 @@ class Capsule:
         self._known.update(replies)
 
     def _run(self, calls: Sequence[str], fuel: int) -> list[tuple[bool, Any]]:
-        """Return of each call whether it returned, and what, or what it raised."""
+        """Return for each call whether it succeeded, and its result or error."""
         head = f"{self._listed!r},[{','.join(calls)}]".encode()
         given = b"%d\n%b%b" % (len(head), head, self._blob)
         outcome = self._python.run(_DRIVER, given, fuel=fuel, output=OUTPUT)

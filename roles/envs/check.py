@@ -60,7 +60,7 @@ def why_not_repeatable(environment: Any) -> str:
     """Make tasks and rewards twice, of an environment of text, of tokens, or of a mix.
 
     Returns:
-        A sentence if they are not the same, else nothing. What raises, raises for all nodes.
+        A sentence if they differ, else None. An error that repeats is the same for all nodes.
     """
     parts = getattr(environment, "environments", None)  # of a mix
     for part in [environment] if parts is None else parts.values():
@@ -96,8 +96,8 @@ def _difference(environment: Any) -> str:
 def expect(
     environment: Any, answers: Sequence[tuple[Any, Any]], *, talks: bool = False
 ) -> None:
-    """Let an environment that would rather be asked together prepare rewards; ``talks``: and
-    what it answers."""
+    """Let an environment that prefers calls in bulk prepare rewards and, if it ``talks``,
+    answers."""
     if not hasattr(environment, "expect"):
         return
     is_one = not is_turns(environment)
@@ -134,7 +134,7 @@ def _sayings(task: Any) -> tuple[Any, ...]:
 
 
 def _paid(environment: Any, task: Any, said: Any) -> float | str:
-    """Return a reward, or what is raised."""
+    """Return a reward, or the error that it raises."""
 
     def pay() -> float:
         if isinstance(task, TextTask):
@@ -147,7 +147,8 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
 
 
 def _heard(environment: Any, task: Any, said: Any) -> Any:
-    """Return what the model hears behind a turn, or what is raised; None of one turn."""
+    """Return the environment's answer to a turn, or the error that it raises; None in an
+    environment of one turn."""
     if isinstance(environment, TurnEnvironment) and isinstance(task, Task):
         return _outcome(environment, partial(environment.respond, task, said, ROOM))
     if is_turns(environment):
@@ -156,7 +157,7 @@ def _heard(environment: Any, task: Any, said: Any) -> Any:
 
 
 def _outcome(environment: Any, work: Callable[[], Any]) -> Any:
-    """Return what a call of an environment returns, or in words what it raises."""
+    """Return the result of a call of an environment, or its error in words."""
     try:
         return call_contained(environment, "call", work)
     except EnvironmentFailed as error:
@@ -241,7 +242,7 @@ def _form(environment: TextEnvironment, task: TextTask) -> str:
 
 
 def fragments(answer: str) -> list[str]:
-    """Return texts that are written in an answer and say less than it."""
+    """Return parts of an answer that say less than the whole."""
     answer = answer.strip(UNITS)
     parts = (part for pattern in _PIECES for part in pattern.findall(answer))
     ends = (end for at in _places(answer) for end in (answer[:at], answer[at:]))

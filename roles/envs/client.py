@@ -105,8 +105,8 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def hear(self, answers: Answers) -> list[Heard]:
-        """Return what the environment has answered within each completion, in order. A
-        completion may be finished or still growing.
+        """Return the environment's answers within each completion, in order. A completion may
+        be finished or still growing.
 
         Raises:
             EnvironmentFailed: The environment gave no valid reply.
@@ -130,7 +130,7 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
-        """Compute these rewards again, twice, before anybody is blamed for others.
+        """Compute these rewards twice more before anybody is blamed for different rewards.
 
         The first time in reverse, since a reward may depend on what was paid before.
 
@@ -161,9 +161,9 @@ class ContainedEnvironment(Protocol):
 async def read_along(
     environment: ContainedEnvironment, answers: Answers, rewards: Sequence[float]
 ) -> list[Sample]:
-    """Return the readable texts of answers with these rewards, or nothing.
+    """Return the readable texts of answers with these rewards.
 
-    Nothing is returned if tokens have no text or the environment fails: the texts are only for
+    The result is empty if tokens have no text or the environment fails: the texts are only for
     people.
     """
     try:
@@ -264,7 +264,7 @@ class WorkerEnvironment:
             raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
     async def why_not_repeatable(self) -> str:
-        """Return what `roles.envs.check.why_not_repeatable` says in the process.
+        """Return the result of `roles.envs.check.why_not_repeatable` in the process.
 
         Nothing if the process says nothing: what fails, fails again when there is work.
         """
@@ -316,8 +316,8 @@ class WorkerEnvironment:
         )  # fmt: skip
 
     async def _hear_before(self, task: Task, tokens: Sequence[int], why: str) -> list[Heard]:
-        """Return what is said before the last turn, behind which a process ends: an honest
-        completion is over there."""
+        """Return the environment's answers before the last turn, on which its process ended: an
+        honest completion is over there."""
         assert self._setup.turns is not None
         is_end = self._setup.turns.end_tokens.__contains__
         *_, before, _ = 0, 0, *(at for at, token in enumerate(tokens, 1) if is_end(token))
@@ -342,7 +342,7 @@ class WorkerEnvironment:
         return payment
 
     async def try_to_pay(self, answers: Answers) -> Payment:
-        """Pay; what the environment raised on answers is not logged."""
+        """Pay without logging the errors that the environment raised on answers."""
 
         async def nothing(_task: Task, _tokens: Sequence[int], why: str) -> Payment:
             payment = Payment()
@@ -372,9 +372,9 @@ class WorkerEnvironment:
         ask: Callable[[Answers], Awaitable[T]],
         without: Callable[[Task, Sequence[int], str], Awaitable[T]],
     ) -> list[T]:
-        """Ask about a few completions at a time, each time with the patience of a call. Where a
-        process ends over them, ask about each alone: ``without`` says what is found of one that
-        ends a process again, and no other suffers for it.
+        """Ask about a few completions at a time, each time with the patience of a call. If the
+        process dies, ask about each completion alone: ``without`` gives the result of one that
+        kills the process again, and the others are unaffected.
 
         Raises `EnvironmentFailed` beyond `MOST_DEATHS`, or if a call is too slow. The scorer
         bounds the whole (`roles.protocol.scorer.ASKED`).
@@ -439,7 +439,7 @@ class WorkerEnvironment:
 def _twice(
     answers: Answers, rewards: Sequence[float]
 ) -> tuple[tuple[Answers, Sequence[float]], ...]:
-    """Return answers with their rewards, the last first, and then as they are."""
+    """Return answers with their rewards twice: in reverse order, and as they are."""
     backwards = [(task, list(reversed(given))) for task, given in reversed(answers)]
     return (backwards, list(reversed(rewards))), (answers, rewards)
 
@@ -490,7 +490,7 @@ async def open_environment_of(
     trusted: bool = False,
     takes_capsules: bool = True,
 ) -> AsyncIterator[ContainedEnvironment]:
-    """The environments that ``run`` is trained on, as one, for the length of the block.
+    """Open the environments of ``run`` as one, for the length of the block.
 
     ``folder``, of the world's disk, holds the tokenizer of a run with a base, and its capsules;
     its files are those that the run pins. ``trusted``: whether this machine's owner lets

@@ -172,7 +172,7 @@ def run_tests(python: Interpreter, answer: str, tests: Tests) -> list[bool]:
 
 
 def _results(text: str) -> list[str]:
-    """Return what the driver printed, result by result; what else there is ends it."""
+    """Return the results that the driver printed, up to the first other output."""
     found = list[str]()
     while text:
         head, newline, rest = text.partition("\n")
@@ -209,7 +209,7 @@ def _equal(value: Any, expected: Any) -> bool:
 
 
 def read_problems(data: bytes) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the problems of a file, and a sentence about each line that is none."""
+    """Return the problems of a file, and a sentence about each line that is not a problem."""
     problems, bad = list[dict[str, Any]](), list[str]()
     lines = data.splitlines()
     if len(lines) > MAX_LINES:
@@ -282,11 +282,11 @@ def _from_asserts(lines: Sequence[str], setup: str) -> Tests:
 
 
 def convert(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the problem that a row of MBPP, HumanEval, APPS, TACO, LiveCodeBench or GENESYS
-    (SYNTHETIC-1) is.
+    """Convert a row of MBPP, HumanEval, APPS, TACO, LiveCodeBench or GENESYS (SYNTHETIC-1) to a
+    problem.
 
     Raises:
-        ValueError: It is a row of neither.
+        ValueError: The row has none of these formats.
     """
     match row:
         case {"test_list": list(lines), "code": str(code)}:  # MBPP

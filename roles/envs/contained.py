@@ -1,4 +1,4 @@
-"""The border between Shoal and an environment: what it raises, or pays, ends no node.
+"""The border between Shoal and an environment, whose errors and rewards end no node.
 
 An environment is foreign code that is called once for every task and every completion of every
 stranger. A mistake in it must cost no more than the submission that it was found by: no role,
@@ -53,7 +53,7 @@ broken: four submissions."""
 
 
 class EnvironmentFailed(ShoalError):
-    """The run's environment raised where no answer is to blame; the message says where. Its
+    """The run's environment failed, and no answer is to blame. The message says where. Its
     author must mend it: nothing that a node can do helps."""
 
 
@@ -63,7 +63,7 @@ class EnvironmentDied(EnvironmentFailed):
 
 
 class AnswerFailed(ShoalError):
-    """The run's environment raised on an answer, or paid it what is no reward: it earns
+    """The run's environment raised on an answer, or paid an invalid reward. The answer earns
     nothing."""
 
     def __init__(self, message: str, place: str) -> None:
@@ -195,7 +195,7 @@ class Payment:
 
 
 def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
-    """Return what ``work`` does for the call ``what`` of an environment.
+    """Return the result of ``work``, which carries out the call ``what`` of an environment.
 
     Raises:
         AnswerFailed: It raised, and the call is about what a stranger's model said.
@@ -225,8 +225,8 @@ def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
 
 
 class Tally:
-    """Tells the operator of answers that an environment raises on: each place once, and when it
-    has raised on all answers for a while."""
+    """Tells the operator of answers on which an environment raises: once for each place in the
+    code, and once when it has raised on all answers for a while."""
 
     def __init__(self) -> None:
         self._told: dict[str, None] = {}
@@ -234,7 +234,7 @@ class Tally:
         """Answers in a row that it raised on."""
 
     def count(self, payment: Payment) -> None:
-        """Take account of what was paid at a time."""
+        """Count the rewards of one call."""
         if not payment.failures:
             self._in_vain = 0
             return
@@ -264,12 +264,12 @@ class Failures:
         """The last one, for people; empty once the environment has done the same again."""
 
     def tell(self, error: ShoalError, consequence: str) -> None:
-        """Log it, with what becomes of the work that it was met by."""
+        """Log the failure, and the consequence for the work at hand."""
         self.latest = printable(str(error))
         if str(error) not in self._told and len(self._told) < MAX_TOLD:
             self._told[str(error)] = None
             logger.error("%s: %s", error, consequence)
 
     def recover(self) -> None:
-        """Forget the latest failure, since the environment has now done what it failed at."""
+        """Forget the latest failure, since the same call has succeeded now."""
         self.latest = ""

@@ -68,8 +68,8 @@ def examine(name: str, data: Path | None = None, kinds: Mapping[str, float] = {}
     known. None are good.
 
     Args:
-        name: As a run names it.
-        data: The file that it reads.
+        name: Name of the environment in a run file.
+        data: File of questions that the environment reads.
         kinds: Weights of its kinds of tasks; none: its own.
     """
     with Examiner(name, data) as examiner:
@@ -146,7 +146,7 @@ _HERE: Final = str(Path(__file__).parent)
 
 
 class _Watch:
-    """Notes what the environment's own code reaches for."""
+    """Records forbidden accesses of the environment's own code."""
 
     def __init__(self, places: Sequence[str]) -> None:
         self._places, self.reached = tuple(places), dict[str, str]()
@@ -196,7 +196,8 @@ class _Trial:
         self.calls, self.faults = dict[str, str](), dict[str, str]()
 
     def run(self, is_reversed: bool) -> None:
-        """Make tasks, pay, answer; a first call decides what is wrong, a second must repeat."""
+        """Make tasks, pay and answer twice. The first calls find faults, the second must give
+        the same results."""
         seeds = [hashlib.sha256(bytes([n % 256, n // 256])).digest() for n in range(QUESTIONS)]
         ahead = getattr(self._environment, "expect", lambda calls: None)
         ahead(("task", seed, False) for seed in seeds)

@@ -1,4 +1,4 @@
-"""Which formulas may be computed with: a bound on what a stranger's answer costs.
+"""Comparison of formulas, with a bound on the cost of a stranger's answer.
 
 Theory of operation
 -------------------
@@ -145,7 +145,7 @@ rounded to six decimals."""
 
 
 class Formulas:
-    """Equality of formulas, by math-verify; what may cost much is not read."""
+    """Equality of formulas, by math-verify. Formulas that may be costly are not read."""
 
     name = "math"
 
@@ -208,7 +208,7 @@ class Formulas:
         )
 
     def read(self, text: str) -> Any:
-        """Return the tree of a spelled formula, of all of it; None if it is not read."""
+        """Return the tree of a whole spelled formula; None if it cannot be read."""
         if scientific := _SCIENTIFIC.fullmatch(text):
             text = rf"{scientific[1]}\cdot 10^{{{scientific[2]}}}"
         if not re.search(r"[(\[{]", text):
@@ -256,7 +256,8 @@ class Formulas:
 
 
 def _without_words(found: re.Match[str]) -> str:
-    r"""Return nothing of a styled word, and a command that `_UNREAD` knows as it is."""
+    r"""Replacement of a match: empty for a styled word; a command that `_UNREAD` knows
+    stays."""
     return found[0] if _UNREAD.match(found[0]) else ";"
 
 
@@ -379,10 +380,10 @@ _OPERATORS: Final[dict[type, str]] = {
 
 
 def read_arithmetic(text: str, **_: object) -> Any:
-    """A formula of numbers and operators, as sympy's ``parse_expr`` reads it without computing:
-    by Python's grammar, none of whose code is made or run.
+    """Read a formula of numbers and operators as sympy's ``parse_expr`` does without
+    evaluation: by Python's grammar, but without compiling or running code.
 
-    Raises SyntaxError for what is none, as that does.
+    Raises SyntaxError for other text.
     """
     text = text.strip()
     if not may_read(text):

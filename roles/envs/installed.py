@@ -21,8 +21,8 @@ MAX_PACKAGE_BYTES: Final = 256 * 1024 * 1024
 
 
 def module_digest(module: str) -> bytes | None:
-    """sha256 of the source of one module, whose parent packages are imported already; None
-    without one."""
+    """sha256 of the source of one module, whose parent packages are imported already; None if
+    there is no such module."""
     spec = importlib.util.find_spec(module)
     return (
         None

@@ -137,7 +137,7 @@ class MixedEnvironment:
         return hear(environment, task, tokens, self._turns, self._failures.tell)
 
     def expect(self, method: str, answers: Sequence[tuple[Task, Sequence[Any]]]) -> None:
-        """Let environments that would rather be asked together prepare what comes now."""
+        """Let environments that prefer calls in bulk prepare the coming calls."""
         for name, environment in self.environments.items():
             if isinstance(environment, TokenizedEnvironment):
                 own = [pair for pair in answers if pair[0].environment == name]

@@ -109,9 +109,10 @@ class LengthTargets:
         return replace(task, messages=tuple(messages), length=length)
 
     def paid(self, reward: float, length: int, tokens: int) -> float:
-        """Return what is left of ``reward``, from 0 to 1, for a completion of ``tokens``.
+        """Return ``reward``, from 0 to 1, less the length penalty for ``tokens``.
 
-        Another number is the environment's fault, and returned for its caller to see.
+        A number outside of 0 to 1 is the environment's fault, and is returned unchanged for the
+        caller to see.
         """
         if not 0.0 <= reward <= 1.0:
             return reward
@@ -364,7 +365,7 @@ class TokenizedEnvironment:
             ) from error
 
     def _words(self, task: Task, tokens: Sequence[int]) -> Any:
-        """Return what an author's reward gets of a completion."""
+        """Return the completion's text as an author's ``reward`` gets it."""
         return self._turns(task, tokens)[0]
 
     def _turns(self, task: Task, tokens: Sequence[int]) -> list[str]:
@@ -414,11 +415,11 @@ class TokenizedEnvironment:
         return self._tokenized(self._environment.task(seed, held_out=held_out), number)
 
     def _tokenized(self, task: TextTask, number: int) -> Task:
-        """Return a task of text as one of tokens.
+        """Convert a task of text to a task of tokens.
 
         Raises:
             PromptTooLong: Its prompt leaves no room for a completion.
-            ValueError: The prompt is none of the model's.
+            ValueError: The template makes no prompt, or one with tokens that the model lacks.
         """
         model = self._model
         if self._lengths is not None:

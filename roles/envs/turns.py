@@ -1,4 +1,4 @@
-"""Completions of several turns: what the environment says between them, and what that proves.
+"""Completions of several turns: the environment's answers between them, and their digests.
 
 Only drawn tokens travel. A turn ends at an end token, so the drawn tokens say where turns end;
 what stands between them follows from the task and what was drawn before, and whoever replays a
@@ -27,7 +27,7 @@ def hear(
     limits: TurnLimits,
     tell: Callable[[ShoalError, str], None],
 ) -> Heard:
-    """Ask the environment what it says behind each turn of a completion, whole or under way.
+    """Return the environment's answer to each turn of a completion, finished or growing.
 
     It is not asked behind the last turn or token that the run allows: the completion is over.
     What it raises goes to ``tell``, with what follows from it.

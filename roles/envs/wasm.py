@@ -121,8 +121,8 @@ class Interpreter:
     def __init__(
         self, kind: str = "cpython", folder: Path | None = None, target: str = ""
     ) -> None:
-        """Open the compiled module of ``folder``, or compile it, which takes 1 to 16 CPU s;
-        for ``target``, such as wasmtime's own interpreter ``pulley64``, always.
+        """Open the compiled module in ``folder``, or compile it, which takes 1 to 16 CPU s. It
+        is always compiled for a ``target`` such as wasmtime's own interpreter ``pulley64``.
 
         Raises:
             ConfigError: wasmtime or the interpreter are not installed as they are pinned.
@@ -156,11 +156,11 @@ class Interpreter:
         """Run a program to its end or to a bound.
 
         Args:
-            program: Its text.
-            stdin: What it reads.
-            fuel: What it may use up.
-            output: Bytes that it may print.
-            arguments: Behind the program, as ``sys.argv[1:]``.
+            program: Text of the program.
+            stdin: Text on standard input.
+            fuel: Bound on the fuel.
+            output: Bound on the bytes of output.
+            arguments: Arguments of the program, its ``sys.argv[1:]``.
         """
         argv = [*self.kind.arguments, program, *arguments]
         if any("\0" in one for one in argv) or not _is_text(argv):
@@ -223,7 +223,7 @@ class _World:
         self._looks = 0
 
     def define(self, wasmtime: Any, linker: Any) -> None:
-        """Take the place of what WASI has of its own."""
+        """Replace WASI's own functions by the program's host functions."""
         i32, i64 = wasmtime.ValType.i32(), wasmtime.ValType.i64()
         calls: dict[str, tuple[list[Any], Callable[..., int]]] = {
             "fd_write": ([i32] * 4, self._write),
@@ -345,7 +345,7 @@ def modules_folder() -> Path:
 
 
 def use_modules(folder: str) -> None:
-    """Look for compiled modules there, in this process and those that it starts."""
+    """Use the compiled modules in this folder, in this process and its children."""
     os.environ[MODULES] = folder
 
 

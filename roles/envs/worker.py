@@ -52,7 +52,7 @@ class EnvironmentServer:
         return [task_to_wire(task) for task in evaluation_of(self._environment)]
 
     def repeats(self) -> str:
-        """Return why the environment does not repeat itself; empty if it does."""
+        """Return the reason why the environment is not repeatable; empty if it is."""
         begin_call(self._long)
         return why_not_repeatable(self._environment)
 
@@ -62,7 +62,7 @@ class EnvironmentServer:
         ]
 
     def hear(self, answers: list[Any]) -> list[object]:
-        """Return what the environment says within each completion."""
+        """Return the environment's answers within each completion."""
         return [
             self._environment.hear(*one)
             for one in self._each("respond", answers, self._talking)

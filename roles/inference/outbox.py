@@ -187,7 +187,7 @@ class Outbox:
         return [self._windows[key] for key in sorted(self._windows)]
 
     def unsettled(self, signed: SignedWindow) -> Iterator[int]:
-        """Yield the indices of a window's places that are still here."""
+        """Yield the indices of a window's unsettled places."""
         window = signed.window
         return (index for index in window.places if (window.version, index) in self._places)
 
@@ -242,8 +242,8 @@ class Outbox:
         """Read a place of a window back.
 
         Raises:
-            StorageError: The disk does not give it back.
-            BadMessage: What it gives back is not what the window binds.
+            StorageError: The disk cannot be read.
+            BadMessage: The stored place is not the one that the window binds.
         """
         path = self._place_path((signed.window.version, index))
         _, content = _decode_place_untrusted(await self._world.disk.read(path))

@@ -130,7 +130,7 @@ class InferenceSession:
         return self._durable.waiting + self.engine.writes_waiting
 
     async def work_forever(self) -> None:
-        """Send what an earlier process left, then generate until cancelled."""
+        """Send the work that an earlier process left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
         async with trio.open_nursery() as nursery:
@@ -305,8 +305,8 @@ class InferenceSession:
         return True
 
     async def _next_place(self) -> OpenPlace | None:
-        """Return the place to begin now; None if it has to wait and the engine can go on
-        meanwhile."""
+        """Return the place to begin now; None if none may begin yet and the engine has other
+        work."""
         node, outbox = self.node, self._outbox
         while True:
             if node.shardcast.newest >= self.run.terms.sampling.steps and not self._places:
@@ -395,7 +395,7 @@ class InferenceSession:
         return version
 
     def forget_policy(self) -> None:
-        """Note that the engine is a new one, which holds no policy."""
+        """Note that the engine was replaced and holds no policy."""
         self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:

@@ -55,7 +55,7 @@ class Rate:
     _began: float | None = None
 
     def note(self, count: int, now: float) -> None:
-        """Note that ``count`` more have come since the last call."""
+        """Add ``count`` items that have come since the last call."""
         if self._began is None:
             self._began = now
             return  # what it took is not known
@@ -118,7 +118,7 @@ class InferenceCounts:
         self.uploads += 1
 
     def note_answer(self, answer: Answer) -> None:
-        """Record what the trainer says about this node's standing."""
+        """Record this node's standing from the trainer's answer."""
         self.stood, self.owed = answer.stood, answer.owed
 
     def note_policy(self, version: PolicyVersion) -> None:
@@ -209,7 +209,7 @@ def now_of(
     pending: int = 0,
     wall: float = 0.0,
 ) -> str:
-    """Return what the node does or waits for. If there are several causes, the one that a
+    """Return the node's current activity in words. If there are several causes, the one that a
     person can do most about comes first."""
     kept = "your work is kept" if pending else "nothing is lost"
     away = "" if watch is None else watch.why_idle(kept)

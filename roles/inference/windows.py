@@ -283,7 +283,7 @@ class Windows:
         self._changed.notify_all()
 
     async def _ask(self, signed: SignedWindow) -> Answer | Refused | None:
-        """Make one attempt to commit to a window; None if it should be repeated."""
+        """Make one attempt to commit to a window. Return None if it should be repeated."""
         node, trainer = self._node, run_of(self._node).terms.trainers[0]
 
         def accept(reply: Reply) -> Answer | Refused:
@@ -345,7 +345,7 @@ class Windows:
     async def send(
         self, scorer: PeerId, answer: Answer, submission: Submission
     ) -> SignedVerdict | Refused | None:
-        """Make one attempt to have a place scored; None if it should be repeated."""
+        """Make one attempt to have a place scored. Return None if it should be repeated."""
 
         def accept(reply: Reply) -> SignedVerdict | Refused:
             if isinstance(reply, Refused):
@@ -367,8 +367,8 @@ class Windows:
     async def _contest(
         self, trainer: PeerId, submission: Submission, verdict: SignedVerdict
     ) -> None:
-        """Tell the trainer of a validator's rejection, and bring the place if it wants to look
-        at it."""
+        """Contest a validator's rejection at the trainer, and send the place if the trainer
+        requests it."""
         backoff = Backoff(self._node.world, "contest")
         request = ContestRequest(verdict, submission.signed)
         content = submission.to_bytes()

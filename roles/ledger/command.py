@@ -130,7 +130,7 @@ def _when(wall: int) -> str:
 
 
 def _worded(entry: Entry) -> tuple[Wording, str]:
-    """Return an entry in words, and why it is not valid; the reason is empty if it is."""
+    """Return an entry in words, and the reason why it is invalid; empty if it is valid."""
     try:
         worded = wording_untrusted(entry, verify)
         return Wording(worded.about, printable(worded.text)), ""

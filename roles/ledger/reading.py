@@ -34,7 +34,7 @@ _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The folder of a ledger, and what was found in it."""
+    """The folder of a ledger, and the findings of its inspection."""
 
     path: Path
     found: Inspection
@@ -106,8 +106,8 @@ def _check_total(paths: Iterable[Path], place: Path) -> None:
 def read_ledger(folder: Path, take: Callable[[Entry], object] | None = None) -> Read:
     """Read the ledger in a node's folder, or in that folder itself.
 
-    Raises `ConfigError` if there is none. With ``take`` the entries are not kept: it is called
-    with each.
+    Raises `ConfigError` if there is no ledger. With ``take``, each entry is passed to it and
+    not kept.
     """
     for place in (folder / LEDGER, folder):
         try:

@@ -22,7 +22,7 @@ from p2p.machine import open_world
 from p2p.node.config import NodeConfig
 from p2p.shardcast.index import MAX_INDEX, digest_of
 from p2p.shardcast.manifest import MAX_MANIFEST
-from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
+from p2p.shardcast.store import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
 from proofs.checks import Verdict
@@ -80,7 +80,7 @@ class Repeated:
 
 
 class _Missing(Exception):
-    """Raised if something that a replay needs is missing; the message says what."""
+    """A file that a replay needs is missing. The message names it."""
 
 
 class Sources:

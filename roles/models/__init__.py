@@ -1,4 +1,4 @@
-"""Models as Hugging Face folders: what one is, what of it is pinned, and its text as tokens.
+"""Models as Hugging Face folders: their files, their pins, and text as tokens.
 
 Read `config` first: ``config.json``, whose families we compute, and the shape that it stands
 for. `bundle` pins a folder, compares it with

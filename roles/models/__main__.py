@@ -19,7 +19,7 @@ from roles.models import fetch, inspect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch a base model, or say what a model's folder holds.
+    """Fetch a base model, or describe a model's folder.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """

@@ -105,9 +105,9 @@ def check_folder(folder: Path, pins: Sequence[FilePin]) -> None:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The folder's configuration, but for a head of its own that the weights hold although
-    ``config.json`` ties it to the embedding: the model that was trained is the one with that
-    head. Raises `BadModel`."""
+    """Return the folder's configuration. If the weights hold a head although ``config.json``
+    ties it to the embedding, the configuration has this head, with which the model was trained.
+    Raises `BadModel`."""
     path = folder / CONFIG
     try:
         config = read_config_untrusted(read_bounded(path, MAX_CONFIG))

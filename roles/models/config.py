@@ -255,8 +255,8 @@ def _read_native_untrusted(table: Mapping[str, Any], family: Family) -> ModelCon
 
 
 def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> ModelConfig:
-    """Return the sizes of what transformers computes; the engine holds them against what
-    transformers makes of the file."""
+    """Return the sizes of a model that transformers computes. The engine compares them with the
+    configuration that transformers reads from the file."""
     defaults = HOSTED[architecture]
     _check_rotary_untrusted(table)
     for key in ("rope_scaling", "rope_parameters"):
@@ -393,7 +393,8 @@ def _family_untrusted(table: Mapping[str, Any]) -> tuple[Family | None, str]:
 
 
 def _features(table: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
-    """Return the keys that our decoder does not follow, with what they may say all the same."""
+    """Return the keys that our decoder does not support, with the values at which they have no
+    effect."""
     neutral = {**_NEUTRAL, "attention_bias": (_BIASED[family],)}
     if family is Family.LLAMA or table.get("use_sliding_window"):
         # Qwen's files name a window and say beside it that it is not used
@@ -407,7 +408,7 @@ def _features(table: Mapping[str, Any], family: Family) -> dict[str, tuple[objec
 def _refuse_untrusted(
     table: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]
 ) -> None:
-    """Check that no key asks for what we do not compute.
+    """Check that no key asks for an unsupported feature.
 
     Raises:
         BadMessage: A key does. The message names the first.

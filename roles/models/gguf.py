@@ -55,7 +55,7 @@ Progress = Callable[[int, int], None]
 
 
 def convert(source: Path, folder: Path, template: str, progress: Progress) -> None:
-    """Write into ``folder`` what transformers and vLLM load; ``template`` is the chat template.
+    """Write a folder that transformers and vLLM load; ``template`` is the chat template.
 
     Tensor by tensor: the embedding in fp32 is the most that is held. Raises `BadModel` if the
     file holds another architecture or tokenizer.

@@ -1,4 +1,4 @@
-"""``shoal models inspect DIR``: what a model's folder holds, and whether it can be used."""
+"""``shoal models inspect DIR``: the facts of a model's folder, and whether it can be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Look through the folder and say what it is. Every file is read."""
+    """Inspect a model's folder and print its facts. Every file is read."""
     config = read_config(options.folder)
     pins = pin_folder(options.folder)
     check_weights(options.folder, config)

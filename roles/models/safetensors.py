@@ -68,8 +68,8 @@ def encode(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """Return what precedes the data of tensors with these dtypes and shapes, which follows in
-    the same order: for files that are written tensor by tensor."""
+    """Return the header of a safetensors file whose tensors have these dtypes and shapes, in
+    this order. It is for files that are written tensor by tensor."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
@@ -146,7 +146,7 @@ def _header_untrusted(text: bytes) -> dict[str, Any]:
 
 
 def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """(begin, end, dtype, shape) of one tensor: of those that begin at one place the empty come
+    """Return (begin, end, dtype, shape) of one tensor. The tuples sort by place, empty tensors
     first."""
     if not isinstance(value, dict):
         raise BadMessage(f"the tensor {name!r:.80} has no description")

@@ -246,7 +246,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"it may not read {attribute!r} of a {type(obj).__name__}")
 
     def wrap_str_format(self, value: Any) -> None:
-        """Return None: no text has ``format`` here, in any form."""
+        """Return None, so that templates cannot call ``format``."""
 
 
 def _call(method: str, arguments: list[nodes.Expr]) -> nodes.Call:
@@ -301,7 +301,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """transformers' filter: jinja2's own one escapes for HTML."""
+    """The filter of transformers. jinja2's own filter escapes for HTML."""
     if indent is not None and indent > MAX_INDENT:
         raise SecurityError(f"tojson may indent by {MAX_INDENT} at most")
     return json.dumps(

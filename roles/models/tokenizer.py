@@ -146,7 +146,8 @@ class Tokenizer:
         return tuple(self._encoding(text).ids)
 
     def encode_behind(self, before: str, text: str) -> tuple[int, ...]:
-        """Return the tokens that ``text`` has after ``before``. Alone it may have others."""
+        """Return the tokens of ``text`` when it follows ``before``, which may differ from its
+        tokens alone."""
         whole = self._encoding(before + text)
         return tuple(
             token
@@ -161,8 +162,8 @@ class Tokenizer:
         return _contained(encode, "tokenizer.json cannot encode a text")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens`` as it stands behind other words; special tokens, and ids that
-        are none, say nothing.
+        """Return the text of ``tokens`` as it stands behind other words. Special tokens and
+        invalid ids are left out.
 
         Alone it may be another: tokenizers of SentencePiece drop the first blank of a text.
         """
@@ -183,8 +184,8 @@ class Tokenizer:
         return {**said, CHAT_TEMPLATE: self._turn_ends()}
 
     def line_ends(self) -> tuple[int, ...]:
-        """The tokens that say a line break and nothing else, wherever they stand; none if the
-        tokenizer takes line breaks for blanks.
+        """Tokens whose text is a line break alone, wherever they stand; none if the tokenizer
+        treats line breaks as blanks.
 
         What a lone line break encodes to is something else: tokenizers of SentencePiece put a
         blank before it, and to each answer that begins with a blank its token would be an end.
@@ -198,7 +199,7 @@ class Tokenizer:
         )
 
     def tail(self, end_tokens: Collection[int]) -> Tail:
-        """Return how the template goes on when somebody answers the assistant.
+        """Return the template's text around an answer to the assistant.
 
         Raises:
             BadModel: What it puts around the answer depends on what was said before, or does
@@ -266,10 +267,10 @@ class Tokenizer:
         return _contained(decode, "tokenizer.json cannot decode an answer")
 
     def require(self, tokens: Iterable[int]) -> None:
-        """Check that the tokenizer has all of ``tokens``, which a run names as its ends.
+        """Check that the tokenizer has all of ``tokens``, the run's end tokens.
 
         Raises:
-            BadModel: It lacks one.
+            BadModel: The tokenizer lacks one of them.
         """
         for token in tokens:
             if token not in self._ids:
@@ -338,8 +339,8 @@ def _core_untrusted(data: bytes, path: Path) -> tokenizers.Tokenizer:
 
 
 def _contained(work: Callable[[], T], failure: str) -> T:
-    """Raise `BadModel` for what the library raises: plain `Exception`, and, where a file of
-    nonsense breaks an assertion in Rust, a `BaseException` of its own."""
+    """Turn the library's errors in the block into `BadModel`: plain `Exception`, and the
+    library's own `BaseException` if a file breaks an assertion in Rust."""
     try:
         return work()
     except BaseException as error:

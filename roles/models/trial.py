@@ -68,9 +68,9 @@ Question = tuple[Sequence[tuple[str, str]], str, str]
 def try_tokenizer(
     folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
 ) -> TokenizerFacts:
-    """Open the folder's tokenizer and template, and say what they are. Raises `BadModel` unless
-    they can be opened here and have all of ``end_tokens``; `MissingDependency` without the
-    packages for it. ``questions`` are put into its words."""
+    """Open the folder's tokenizer and template, and return their facts. Raises `BadModel`
+    unless they can be opened here and have all of ``end_tokens``; `MissingDependency` without
+    the packages for it. ``questions`` are put into its words."""
     importlib.import_module("roles.models.tokenizer")
     nowhere = "/nowhere"  # no node's folder has to be hidden
     confined = Confinement(readable=_places(folder), memory=MEMORY)
@@ -126,7 +126,8 @@ def _places(folder: Path) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Try what standard input names, and print its facts, or a sentence; the exit code."""
+    """Try the folder that standard input names, and print its facts or an error. Return the
+    exit code."""
     folder, end_tokens, questions, seconds = json.load(sys.stdin)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -143,7 +144,8 @@ def main() -> int:
 
 
 def to_ascii(text: str) -> str:
-    """Fit for any terminal: names in a stranger's file may hold what has no encoding."""
+    """Return text that any terminal can show: names in a stranger's file may have characters
+    without an encoding."""
     return text.encode("ascii", "backslashreplace").decode()
 
 

@@ -1,5 +1,5 @@
-"""Make a run of one's own, play it, and say who is in it: ``shoal run init DIR``, then
-``shoal run start DIR``, is all that one needs on one machine."""
+"""``shoal run``: make a run of your own (``init DIR``), play it on this machine (``start
+DIR``), and say who is in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from roles.own.pending import pending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a run of your own, play it, report it; sign run files.
+    """Make a run of your own, play it, and report it; sign run files.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
@@ -182,7 +182,8 @@ def _limits(run: Run) -> str:
 
 
 def _trust(trust: TrustTerms) -> str:
-    """Return what a newcomer owes, and what is looked at later."""
+    """Return the terms of trust in words: places that a newcomer owes, and checks
+    afterwards."""
     return (
         f"trust       a newcomer's first {trust.probation} places are scored whole; later what"
         f" is learnt from, and {trust.share:.0%} of the rest"

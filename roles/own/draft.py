@@ -1,4 +1,4 @@
-"""The draft of a run: what its owner writes, and the terms that it stands for.
+"""The draft of a run, which its owner writes, and its conversion to terms.
 
 A draft is the TOML form of `Terms`. What can be found out may be left out: the digests of
 environments and files, shape and context of a base, numbers of limits, the day of expiry. The
@@ -107,13 +107,13 @@ def digest_of(path: Path) -> str:
 
 
 def read_draft(table: Table, where: str, now: float, folder: Path = Path()) -> Terms:
-    """Return the terms that a draft stands for.
+    """Convert a draft to the terms of a run.
 
     Args:
-        table: What the draft says.
-        where: Its file, which opens every error.
+        table: Table of the draft.
+        where: File of the draft, which begins every error.
         now: Wall time.
-        folder: Where the draft lies: its files of questions are named from there.
+        folder: Folder of the draft, from which its files of questions are named.
 
     Raises:
         ConfigError: Something is wrong; the sentence names the key.
@@ -191,7 +191,7 @@ def _draws_answers(table: Table) -> bool:
 
 
 def _environments(table: Table) -> list[dict[str, object]]:
-    """Return the table of each environment; a name alone is one, too."""
+    """Return the table of each environment, of which a draft may have the name only."""
     found = table.get("environments", ())
     if not isinstance(found, list | tuple):
         return []
@@ -207,8 +207,8 @@ def data_files(table: Table, folder: Path, of: Sequence[object] = ()) -> list[Pa
 
 
 def data_file(named: str, folder: Path) -> Path:
-    """Return the file that a draft in ``folder`` means: of this name in ``data/``, where
-    ``shoal run init`` copies it or makes JSON lines of it, or else as it is written."""
+    """Return the file that a draft in ``folder`` names: the one in ``data/``, where ``shoal run
+    init`` puts copies and JSON lines, or else the path as written."""
     copy = folder / "data" / Path(named).name
     there = (one for one in (copy, copy.parent / f"{copy.stem}.jsonl") if one.exists())
     return next(there, folder / expanded(Path(named)))
@@ -246,12 +246,12 @@ def check_environments(terms: Terms, files: Iterable[Path]) -> None:
     """Make the environments of a run, and try them as ``shoal envs check`` does.
 
     Args:
-        terms: Those of the run.
-        files: What they read.
+        terms: Terms of the run.
+        files: Files that the environments read.
 
     Raises:
-        ConfigError: One cannot be made, its file has bad lines, or it has a fault: no node
-            could use it.
+        ConfigError: An environment cannot be made, its file has bad lines, or it has a fault:
+            no node could use it.
     """
     places = {file.name: file for file in files}
     for pin in terms.environments:
@@ -272,8 +272,7 @@ def check_environments(terms: Terms, files: Iterable[Path]) -> None:
 
 
 def _based(table: Mapping[str, object], where: str) -> dict[str, object]:
-    """Return the table of a model with the pins, and whatever else can be read, of the folder
-    that ``base`` names."""
+    """Return the table of a model with pins and values from the folder that ``base`` names."""
     base = table["base"]
     if not isinstance(base, str):
         raise ConfigError(f"{where}: base must be the path of a folder")
@@ -295,7 +294,7 @@ def _based(table: Mapping[str, object], where: str) -> dict[str, object]:
 
 
 def _limits(terms: Table, dtype: object, where: str) -> dict[str, object]:
-    """Return the numbers of a preset, and what the draft changes of them.
+    """Return the numbers of a preset, with the draft's changes.
 
     In bfloat16 the limits of float32 reject all honest work. Beside a calibration all are
     named: a preset is not what it measured.
@@ -326,7 +325,7 @@ def _calibration(table: object, where: str) -> object:
 
 
 def check_calibrated(terms: Terms) -> None:
-    """Check that the limits were measured, if the run must have measured ones.
+    """Check that the limits were measured, if the run needs measured limits.
 
     In float32 honest errors are rounding errors, whatever the model, and the preset is
     measured. In bfloat16 they depend on model, task and engines.
@@ -384,7 +383,7 @@ def read_source(text: str) -> Source:
 
 
 def capsule(file: Path) -> tuple[str, Path]:
-    """Return the name that a run has for the environment in a ``.capsule``, and its file."""
+    """Return the name under which a run refers to a ``.capsule``, and its file."""
     return CAPSULES + file.name.removesuffix(CAPSULE_SUFFIX), expanded(file)
 
 
@@ -500,8 +499,8 @@ def _environment(source: Source, kind: ModelKind) -> dict[str, object]:
 
 
 def fit(kind: ModelKind, environments: Sequence[str], talks: bool = False) -> SamplingTerms:
-    """Return the sampling of a kind of model, with room for these environments' answers;
-    ``talks``: one that is not Shoal's answers the model."""
+    """Return the sampling for a kind of model, with room for these environments' answers.
+    ``talks`` is True if a foreign environment answers the model."""
     spoken = [TURNS[name] for name in environments if name in TURNS] or [(1, 0)]
     spoken += [OTHER_TURNS] if talks else []
     turns, heard = max(spoken)[0], max(words for _, words in spoken)

@@ -71,8 +71,8 @@ def sign_edition(
 ) -> Run:
     """Return the edition that `write_edition` may write to ``out``.
 
-    Terms that were signed before are given the end that they had then: it is the same document.
-    Others get the next epoch if ``is_next``.
+    Terms that were signed before keep their end, so that the document is the same. Other terms
+    get the next epoch if ``is_next``.
 
     Raises:
         SignedBefore: Another text of this epoch, or a later edition, was signed before.
@@ -98,8 +98,8 @@ def sign_edition(
 
 
 def draft_of(run: Run, key_file: Path, out: Path) -> str:
-    """Return the digest of the draft that ``run`` stands for; empty if a later edition was
-    signed, whose document is not here.
+    """Return the digest of the draft of ``run``; empty if a later edition was signed whose
+    document is not here.
 
     Raises:
         ConfigError: The record beside the key cannot be read.
@@ -140,7 +140,8 @@ def _newest(run: bytes, signed: list[_Edition], out: Path) -> _Edition | None:
 
 
 def _at(out: Path) -> Iterator[_Edition]:
-    """Yield the edition at ``out``, if there is one: keys of older versions have no record."""
+    """Yield the edition at ``out`` if there is one, for keys of older versions, which have no
+    record."""
     try:
         with out.open("rb") as file:
             yield _Edition.of(decode_run_untrusted(file.read(MAX_RUN + 1)), out)

@@ -103,7 +103,7 @@ TURNS = '''
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try an environment: what right answers and constant texts earn.
+    """Try an environment with right answers and with constant texts.
 
     Returns 0, or 1 if there is a fault, or 2 if the command makes no sense.
     """
@@ -314,7 +314,7 @@ def _open(
 
 
 def _lines(file: Path) -> tuple[bytes, list[str]]:
-    """Return a file of questions as JSON lines, and a sentence about each row that is none."""
+    """Return a file of questions as JSON lines, and a sentence about each invalid row."""
     if not is_other_form(file, ("question", "gold")):
         return read_data(pin_data(str(file)), str(file.parent)), []
     lines, refused = bytearray(), list[str]()

@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _export_adapter(folder: Path, target: Path) -> int:
-    """Write what a trainer with ``[lora]`` has learnt, by its newest checkpoint."""
+    """Write the adapter of a trainer with ``[lora]``, from its newest checkpoint."""
     checkpoints = [
         path
         for node in (folder, *sorted(folder.glob("*")))
@@ -110,7 +110,7 @@ def _write(found: Found, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Link weights, which nobody edits, where the disk is the same; copy what is small."""
+    """Copy the files. Weights, which nobody edits, are linked if they are on the same disk."""
     if source.suffix == WEIGHTS_SUFFIX:
         with suppress(OSError):
             os.link(source.resolve(), target)
@@ -119,7 +119,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _learnt(folder: Path) -> dict[str, Any]:
-    """Return what the trainer has noted of its progress; nothing where it is not here."""
+    """Return the trainer's progress file; empty if it is not here."""
     for node in (folder, *sorted(folder.glob("*"))):
         with suppress(OSError, ValueError):
             found = json.loads((node / PROGRESS).read_bytes().partition(b"\n")[2])

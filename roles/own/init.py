@@ -117,15 +117,15 @@ def make(
     learner: str = "",
     corpora: Mapping[str, Path] = MappingProxyType({}),
 ) -> Run:
-    """Make keys, draft, run file and what each node needs.
+    """Make keys, draft, run file and each node's files.
 
     The run file is written last: without it the folder is not a run's, and the same command
     goes on where it was ended.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         text: The draft, without ids.
-        place: Where the draft's files of questions are named from.
+        place: Folder from which the draft names its files of questions.
         nodes: Inference nodes; in a run of DiLoCo trainers. None: 2 and 3.
         learner: Text of a ``learner.toml``; empty: with the numbers for this kind of model.
         corpora: Where the text of a run that pre-trains lies.
@@ -207,14 +207,14 @@ PEOPLE_HEAD: Final = "# Who is in the run. shoal run start signs it, as it does 
 
 
 def renew(folder: RunFolder) -> str:
-    """Sign the draft of a folder as the next edition if it was changed since the last one, or
-    if that one ends within a day.
+    """Sign the draft of a folder as the next edition if it was changed since the last edition,
+    or if that edition ends within a day.
 
     Returns:
         A sentence that says so; empty if nothing was signed.
 
     Raises:
-        ConfigError: The draft makes no run, or is another run's.
+        ConfigError: The draft is invalid, or is another run's.
     """
     if not (folder.draft.exists() and folder.owner.exists() and folder.document.exists()):
         return ""  # the owner's files may be on another machine
@@ -253,7 +253,7 @@ def renew(folder: RunFolder) -> str:
 
 
 def _lay_capsules(folder: RunFolder, terms: Terms) -> None:
-    """Put the capsules where the trainer takes what its policies carry."""
+    """Put the capsules into the folder from which the trainer adds files to its policies."""
     for pin in terms.environments:
         if pin.is_capsule and pin.data is not None:
             for trainer in folder.trainers:
@@ -261,9 +261,9 @@ def _lay_capsules(folder: RunFolder, terms: Terms) -> None:
 
 
 def _copy_data(folder: RunFolder, files: Iterable[Path], questions: Sequence[Path]) -> None:
-    """Copy what environments read to the folder, ``questions`` in Parquet and chats as JSON
-    lines: a run pins them, and a file that somebody goes on editing elsewhere would not be the
-    pinned one any more."""
+    """Copy the environments' files to the folder, with ``questions`` in Parquet or chats
+    converted to JSON lines. The run pins the copies, since the originals may be edited later.
+    """
     taken: dict[Path, Path] = {}
     for file in files:
         if file.exists() and not file.is_file():  # a device has no end
@@ -285,8 +285,7 @@ def _copy_data(folder: RunFolder, files: Iterable[Path], questions: Sequence[Pat
 
 
 def _converted(corpora: Mapping[str, Path], folder: RunFolder) -> Mapping[str, Path]:
-    """Return where the text of each corpus lies, after JSON lines are made of what is Parquet
-    or chats."""
+    """Return the path of each corpus, after converting Parquet and chats to JSON lines."""
     places = dict(corpora)
     for name, place in corpora.items():
         if is_other_form(place, ("text",)):
@@ -297,7 +296,7 @@ def _converted(corpora: Mapping[str, Path], folder: RunFolder) -> Mapping[str, P
 
 
 def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
-    """Return the text of the trainer's ``learner.toml``, which was checked as the trainer does.
+    """Return the text of the trainer's ``learner.toml``, checked as a trainer checks it.
 
     Raises:
         ConfigError: The trainer would not take it.
@@ -347,7 +346,7 @@ def _config(folder: RunFolder, run: Run, corpora: Mapping[str, Path]) -> str:
 
 
 def describe(folder: RunFolder, run: Run) -> Iterator[str]:
-    """Yield the lines that say what was made and what comes next."""
+    """Yield the lines that describe the new run and the next steps."""
     model = run.terms.model
     kind = kind_of(model.shape.parameters, has_base=bool(model.base))
     tasks = ", ".join(pin.name for pin in run.terms.environments)

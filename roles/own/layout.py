@@ -31,12 +31,13 @@ class RunFolder:
         self.data = path / "data"  # the files of questions that environments read
 
     def config_of(self, name: str) -> Path:
-        """Return the configuration of one node: its own ``NAME.toml``, or that of all."""
+        """Return the configuration file of one node: its own ``NAME.toml``, or the common
+        one."""
         own = self.path / f"{name}.toml"
         return own if own.exists() else self.config
 
     def node(self, name: str) -> Path:
-        """Return what a node keeps: ``--data``."""
+        """Return the folder of a node, its ``--data``."""
         return self.path / name
 
     def cast(self) -> Mapping[str, str]:
@@ -61,7 +62,7 @@ def lay_base(source: Path, target: Path, run: Run) -> None:
 
 
 def link_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
-    """Put files of ``source``, all or those named, into ``target``: links where it can be."""
+    """Put all or the named files of ``source`` into ``target``, as links if possible."""
     target.mkdir(parents=True, exist_ok=True)
     for name in names or [path.name for path in source.iterdir() if path.is_file()]:
         (target / name).unlink(missing_ok=True)

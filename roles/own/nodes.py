@@ -80,7 +80,7 @@ class NodeProcess:
                 heard()
 
     async def wait_greeting(self) -> Status:
-        """Return what the process said first.
+        """Return the first line of status that the process printed.
 
         Raises:
             NodeFailed: It says nothing for `START_SECONDS`.
@@ -149,7 +149,7 @@ class LocalNodes:
             await child.wait_greeting()
 
     async def start_child(self, name: str) -> NodeProcess:
-        """Start, or start again, one of the cast."""
+        """Start a node of the cast, or start it again."""
         child = self.children[name]
         arguments = [
             "--role", self.cast[name], "--data", str(child.folder), "--listen",

@@ -13,10 +13,10 @@ from roles.own.layout import RunFolder
 
 
 def pending(folder: RunFolder, learner: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what was changed, ``draft`` or ``learner``, with a sentence.
+    """Yield each changed file, ``draft`` or ``learner``, with a sentence about it.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         learner: Digest of the numbers that the trainer learns by; empty if it is not known.
     """
     files = (folder.draft, folder.people, folder.document, folder.learner)
@@ -61,7 +61,7 @@ def _pending(path: Path, learner: str, stamp: tuple[int, ...]) -> list[tuple[str
 
 
 def status_main(argv: Sequence[str]) -> int:
-    """Say what the node in a folder does now."""
+    """Print the current activity of the node in a folder."""
     return commands.status_main(
         argv, lambda data: list(pending(RunFolder(data.absolute().parent)))
     )

@@ -103,7 +103,7 @@ def _open(folder: RunFolder) -> Run:
 
 
 def _learner(folder: RunFolder, run: Run) -> LearnerConfig | None:
-    """Return how the trainer of a folder learns; None if its run pre-trains.
+    """Return the learning settings of a folder's trainer; None if its run pre-trains.
 
     Raises:
         ConfigError: Its trainer would refuse the ``learner.toml``.
@@ -153,7 +153,7 @@ def newest(folder: RunFolder, run: Run) -> Iterator[str]:
 
 
 def results(run: Run, status: SwarmStatus) -> Iterator[str]:
-    """Yield what came of a run until now."""
+    """Yield the results of a run so far, in lines for people."""
     figures: dict[str, Any] = status.figures()
     step = status.trainer.get("step")
     if step is None:

@@ -47,7 +47,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _found(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what each node says or has left (`Snapshots.whole`), by its folder's name."""
+    """Yield each node's page, live or as it was left on disk (`Snapshots.whole`), with its
+    folder's name."""
     for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir())):
         whole = None
         if (place / SOCKET).exists():
@@ -77,8 +78,8 @@ def _kept(path: Path) -> dict[str, Any] | None:
 
 
 def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one page of what several nodes say, a trainer's first. What a node says of itself
-    counts before what others have heard of it."""
+    """Merge the pages of several nodes into one, a trainer's first. A node's own report counts
+    before reports of others about it."""
     wholes.sort(key=lambda one: (not one["picture"]["roles"].get("trainer"), -one["wall"]))
     first, *others = wholes
     picture = first["picture"]
@@ -101,7 +102,7 @@ def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _says(whole: dict[str, Any], is_live: bool) -> str:
-    """Return how far the run is and what it has learnt, in a sentence."""
+    """Return a sentence about the run's step and its rewards."""
     picture, gains, done = whole["picture"], list[str](), ""
     for panel in whole["panels"]:
         shown = picture["roles"].get(panel["role"], {})

@@ -1,5 +1,5 @@
-"""A run that pre-trains by DiLoCo, as people see it: a line a trainer, the loss on what is held
-out, what the model writes, and what it cost."""
+"""View of a run that pre-trains by DiLoCo: a line for each trainer, the held-out loss, a text
+of the model, and the traffic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rounds:
         await finish(nodes, look)
 
     def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         rounds = nodes.run.terms.diloco.outer_steps
         drawn = draw(healths_of(nodes), seconds, rounds, gone_of(nodes))
         editions = nodes.status.editions
@@ -62,7 +62,7 @@ class Rounds:
                 yield ("sample", one["step"]), text
 
     def figures(self, nodes: LocalNodes) -> dict[str, Any]:
-        """Return what came of it."""
+        """Return the figures of the result."""
         return figures(healths_of(nodes), names_of(nodes))
 
 
@@ -103,7 +103,7 @@ def gone_of(nodes: LocalNodes) -> list[str]:
 
 
 def healths_of(nodes: LocalNodes) -> dict[str, Health]:
-    """Return what each trainer last said of its part; empty until it has read the run."""
+    """Return the last health of each trainer's role; empty until it has read the run."""
     found = {}
     for name in (name for name, role in nodes.cast.items() if role == TRAINER):
         status = nodes.children[name].status
@@ -118,8 +118,8 @@ def furthest(healths: Mapping[str, Health]) -> Health:
 
 
 def rounds_of(healths: Mapping[str, Health]) -> list[dict[str, Any]]:
-    """Return the figures of each round, by the first trainer that has measured it, or knows
-    it."""
+    """Return the figures of each round, from the first trainer that has measured or heard
+    them."""
     found: dict[int, dict[str, Any]] = {}
     for health in healths.values():
         for one in health.get("rounds", ()):
@@ -130,7 +130,7 @@ def rounds_of(healths: Mapping[str, Health]) -> list[dict[str, Any]]:
 
 
 def figures(healths: Mapping[str, Health], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what came of it, from what the trainers said of themselves."""
+    """Return the figures of the result, from the trainers' healths."""
     last, rounds = furthest(healths), rounds_of(healths)
     digests: dict[int, set[str]] = {}
     for health in healths.values():
@@ -166,7 +166,7 @@ def _parallel(trainers: int, weights: int, steps: int) -> int:
 
 
 def results(figures: Mapping[str, Any], rounds: int) -> Iterator[str]:
-    """Yield what came of it, for people."""
+    """Yield the result in lines for people."""
     yield (
         f"{figures['rounds']} of {rounds} rounds, {figures['tokens']:,} tokens,"
         f" {figures['weights']:,} weights"
@@ -198,8 +198,8 @@ def _written(text: str) -> str:
 
 
 def draw(healths: Mapping[str, Health], seconds: float, rounds: int, gone: list[str]) -> Lines:
-    """Return the whole view: a line a trainer, and what the model writes. Of data parallel's
-    traffic each trainer sends the share in the column *of DP*."""
+    """Return the whole view: a line for each trainer, and a text that the model writes. Of data
+    parallel's traffic each trainer sends the share in the column *of DP*."""
     last = furthest(healths)
     step, losses = int(last.get("step", -1)), [
         one["loss"] for one in rounds_of(healths) if one["loss"] is not None

@@ -177,7 +177,7 @@ def measure(learner: TorchLearner, held: Sequence[TrainingGroup]) -> float:
 def read_lessons(
     path: Path, base: Path, end: int, most: int
 ) -> tuple[list[TrainingGroup], list[TrainingGroup]]:
-    """Return what is taught and what is held out: a group of one for each answer of each chat.
+    """Return the lessons and the held-out lessons: a group of one for each answer of each chat.
 
     Raises:
         ConfigError: A row is no chat, or too few are left.

@@ -43,16 +43,17 @@ class Show(Protocol):
     async def act(
         self, nodes: LocalNodes, look: Callable[[], None], say: Callable[[str], None]
     ) -> None:
-        """Start the nodes, and return when they have done what is shown. Call ``look`` at each
-        news of theirs."""
+        """Start the nodes, and return when the show is over. Call ``look`` at each news of a
+        node."""
         ...
 
     def draw(self, nodes: LocalNodes, seconds: float) -> RenderableType:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         ...
 
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:
-        """Yield lines for a pipe. Each is printed once, as its key says."""
+        """Yield lines for a pipe with their keys. A line with a known key is not printed
+        again."""
         ...
 
 
@@ -217,7 +218,7 @@ def write_page(snapshots: Snapshots, path: Path | None) -> Path:
 
 
 def view_of(nodes: LocalNodes, command: str) -> SwarmView:
-    """Return all nodes that run, by what they last said, and the guests that they name."""
+    """Return all running nodes with their last status, and the guests that they name."""
     told = {name: one.status for name, one in nodes.children.items() if one.status is not None}
     living = {name: one for name, one in told.items() if nodes.children[name].is_alive}
     ours = {one["peer"] for one in told.values()}

@@ -1,4 +1,4 @@
-"""The figures of a whole swarm, from what its nodes say of themselves.
+"""The figures of a whole swarm, from the statuses of its nodes.
 
 Commands show them, and simulations measure by them.
 """
@@ -46,7 +46,7 @@ class SwarmStatus:
     """Per submission: groups times completions."""
 
     def role(self, role: str) -> list[Status]:
-        """Return the healths of that role, over all nodes that have it."""
+        """Return the healths of a role on all nodes that have it."""
         return [
             status["roles"][role] for status in self.nodes.values() if role in status["roles"]
         ]
@@ -74,7 +74,7 @@ class SwarmStatus:
         return [one for health in judges for one in health.get("nodes", {}).items()]
 
     def judged(self, peers: Sequence[str], outcome: str) -> int:
-        """Return how many places of these peers had this outcome, over all who judge."""
+        """Return the number of these peers' places with this outcome, over all scorers."""
         return sum(record[outcome] for peer, record in self.judgements if peer in peers)
 
     @property
@@ -125,7 +125,8 @@ class SwarmStatus:
         )
 
     def figures(self) -> dict[str, Any]:
-        """Return what came of the run: rewards, rollouts, bans, and what policies cost."""
+        """Return the figures of the run: rewards, rollouts, bans, and the traffic of
+        policies."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
         origins, leaves = list[Status](), list[Status]()

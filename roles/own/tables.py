@@ -101,7 +101,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _turns(row: Row) -> list[dict[str, str]]:
     """Return the conversation of a row. Raises ValueError with the end of a sentence that
-    begins with the row, as all below."""
+    begins with the row, as all functions below do."""
     if row.get("messages") is not None:
         return _messages(row["messages"], "messages")
     for asked, said in (("prompt", "completion"), ("question", "answer")):
@@ -151,7 +151,7 @@ def as_chat(row: Row) -> Row:
 
 def as_question(row: Row) -> Row:
     """Return a row as a question and its answer. A row that has text under these names stays as
-    it is: who reads the file judges it."""
+    it is; the reader of the file checks it."""
     if ours := [name for name in ("question", "answer", "gold") if row.get(name) is not None]:
         for name in ours:
             _text(row[name], name)
@@ -195,11 +195,11 @@ def convert(
     Args:
         source: A file of rows, or a folder of Parquet files.
         target: Replaced when all of it is written.
-        form: Makes a row of ours, or raises ValueError.
-        most: Bytes of the result, at most.
+        form: Converts a row to ours, or raises ValueError.
+        most: Maximum bytes of the result.
 
     Raises:
-        ConfigError: A row is bad, there is none, or there are too many.
+        ConfigError: A row is bad, or there are no rows or too many.
     """
     part, size, count = target.with_name(f"{target.name}.part"), 0, 0
     digest = hashlib.sha256()

@@ -1,4 +1,5 @@
-"""A run of text, tried before it is signed: here is found what would keep its nodes from work.
+"""Trial of a run of text before it is signed, to find faults that would keep its nodes from
+working.
 
 One task of each environment goes its whole way: chat template, tokenizer, engine, reward. What
 is tried is what nodes do, with the same processes; a model that cannot be asked, or whose right
@@ -140,7 +141,7 @@ def _merges(texts: Sequence[object], tokens: Sequence[Sequence[int]]) -> bool:
 
 
 async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ...]]:
-    """Return what the base itself answers, or nothing where this machine cannot compute it."""
+    """Return the answer of the base itself; empty if this machine cannot compute it."""
     model = run.terms.model
     needs = 4 * model.shape.parameters + GIB
     lack = ""

@@ -1,5 +1,5 @@
-"""A run that learns from rewards, as people see it: one line a node, the learning curve, what
-the validator thought."""
+"""View of a run that learns from rewards: one line for each node, the learning curve, and
+verdicts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Learning:
         await nodes.wait_done(seen)
 
     def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
-        """Return what a terminal shows now."""
+        """Return the lines that a terminal shows now."""
         return draw(nodes.status, seconds, self)
 
     def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:
@@ -120,9 +120,7 @@ def plain(show: Learning, tokens: Sequence[int]) -> str:
 
 
 def sample_line(trainer: Any, show: Learning) -> str:
-    """Return one answer of the last step, if this show's answers are for reading; else
-    nothing.
-    """
+    """Return one answer of the last step; empty if this show's answers are not for reading."""
     sample = trainer.get("sample")
     if not show.answers or sample is None:
         return ""

@@ -39,8 +39,8 @@ class DrawHistory:
         self._limits: Limits | None = None
 
     def judge(self, worker: PeerId, pool: Sequence[Evidence], limits: Limits) -> Judgement:
-        """Judge an accepted submission together with those before it, and remember it if it
-        stays accepted."""
+        """Judge an accepted submission together with the worker's earlier ones, and remember it
+        if it stays accepted."""
         if limits != self._limits:
             self._records.clear()
             self._limits = limits

@@ -35,9 +35,9 @@ async def receive_frame(
     """Return the first frame on ``stream`` and what was read beyond it.
 
     Args:
-        stream: A peer's.
+        stream: Stream of a peer.
         most: Bytes of the longest frame.
-        begun: What was read of it before.
+        begun: Bytes that were read before.
         first_byte: Seconds that the first byte may take.
         seconds: Seconds that all of it may take.
 
@@ -75,16 +75,16 @@ async def receive_content(
     """Return the content that follows a request, as one frame of ``length`` bytes.
 
     Args:
-        stream: A peer's.
-        begun: What was read of it with the request.
+        stream: Stream of a peer.
+        begun: Bytes that were read with the request.
         length: Bytes that the peer has announced.
-        seat: Counts what has come; its owner may take it away.
+        seat: Seat of the stream, which counts the bytes and may be taken away.
 
     Returns:
         None if the seat is lost, or the content takes too long.
 
     Raises:
-        BadMessage: It has another length, or is cut off.
+        BadMessage: The content has another length, or is cut off.
     """
     holder = stream if isinstance(stream, Holds) else None
     data, whole = bytearray(begun), length

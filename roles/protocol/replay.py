@@ -57,12 +57,13 @@ def turns_of(tokens: Sequence[int], heard: Heard, ends: Container[int]) -> tuple
     """Return the turns of a complete completion.
 
     Args:
-        tokens: All that were drawn; their shape was checked.
-        heard: What the environment says of them (`roles.envs.turns.hear`).
+        tokens: All drawn tokens; their shape was checked.
+        heard: The environment's answers to them (`roles.envs.turns.hear`).
         ends: The tokens that end a turn.
 
     Raises:
-        BadMessage: It goes on where the environment has ended it, or the other way round.
+        BadMessage: The completion goes on where the environment has ended it, or ends where it
+            has not.
     """
     inner = [at for at, token in enumerate(tokens[:-1], 1) if token in ends]
     inserted = [words for words in heard if words]

@@ -51,17 +51,17 @@ async def ask(
     max_reply: int = MAX_REPLY,
     raises_unsupported: bool = False,
 ) -> T | None:
-    """Make one attempt at a request; None when it should be repeated.
+    """Make one attempt at a request. Return None if it should be repeated.
 
     Whatever a peer does, it does not end this node.
 
     Args:
         node: This node.
-        peer: Who is asked.
+        peer: Peer to ask.
         asked: The request.
-        accept: Returns what the caller makes of the reply, or raises `BadMessage`.
-        content: Goes out if the first reply sends for it, and has a reply of its own.
-        note_upload: Called then.
+        accept: Converts the reply for the caller, or raises `BadMessage`.
+        content: Content to send if the first reply requests it; it has a reply of its own.
+        note_upload: Called when content was sent.
         max_reply: Bytes of a reply.
         raises_unsupported: Raise `ProtocolNotSupported` if that is what is wrong.
     """

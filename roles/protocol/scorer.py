@@ -221,8 +221,8 @@ class Scorer:
             node: Holds the policies.
             engine: Scores; its weights are replaced.
             environment: Makes the tasks and pays the rewards.
-            survives_engine: Whether another engine takes the place of one that has died. A
-                learner's engine takes the learner with it: then `work_forever` raises.
+            survives_engine: True if a dead engine is replaced. If False, as for a learner's
+                engine, `work_forever` raises.
         """
         self._node = node
         self._engine = engine
@@ -275,14 +275,14 @@ class Scorer:
         choose: Choice = replay_all,
         blames: Doubt | None = None,
     ) -> Ruling:
-        """Wait for a place's turn and return what is found of it.
+        """Wait for a place's turn and return the scorer's result.
 
         Whoever calls this for a peer does so in a task of its own: a peer that goes away must
         not leave an engine in the middle of a call.
 
         Args:
             submission: Signed and bound; its groups are still encoded.
-            choose: Which groups the model is run over.
+            choose: Chooses the groups to replay with the model.
             blames: See `check_place`.
         """
         job = _Job(submission, choose, blames, self._node.world.now())
@@ -446,13 +446,13 @@ async def check_place(
     """Check the shape, rewards and draws of a place, in this order.
 
     Args:
-        run: By whose terms it is judged.
-        environment: Makes the tasks and pays.
+        run: Run whose terms apply.
+        environment: Environment that makes the tasks and pays.
         score: Runs the model.
-        submission: What is checked.
-        choose: Which groups the model is run over.
-        blames: Where somebody takes the blame for other rewards than these, the environment is
-            asked again first: one that does not repeat itself is at fault, and nobody else.
+        submission: Submission to check.
+        choose: Chooses the groups to replay with the model.
+        blames: True if somebody is blamed for different rewards. Then the environment is asked
+            again first, and is at fault itself if it does not repeat its rewards.
         decode: Decodes the content off the loop; None: here.
 
     Raises:
@@ -535,7 +535,7 @@ def _judge_all(pool: Sequence[Evidence], limits: Limits) -> Judgement:
 async def _read_groups(
     run: Run, order: DrawOrder, submission: Submission, decode: Decode | None
 ) -> tuple[Group, ...] | Ruling:
-    """Return the groups of a place, or the ruling that its content is no answer."""
+    """Return the groups of a place, or the ruling that its content is invalid."""
     content, index = submission.content, submission.commitment.index
     try:
         groups = decode_groups_untrusted(content) if decode is None else await decode(content)

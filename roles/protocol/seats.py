@@ -128,8 +128,8 @@ class Seats:
 
     @contextmanager
     def seat(self, peer: PeerId) -> Iterator[bool]:
-        """Give ``peer`` a seat for the length of the block, which cannot be evicted; yields
-        False if there is none."""
+        """Give ``peer`` a seat for the length of the block, which cannot be evicted. Yield
+        False if no seat is free."""
         if self._own.get(peer, 0) >= self._per_peer or len(self._taken) >= self._in_all:
             yield False
             return

@@ -95,8 +95,8 @@ class RoleStanding:
         return ""
 
     def _why_not_admitted(self, run: Run) -> str:
-        """Return what a worker lacks: its name on the list or an invite, or the run's work
-        stamp."""
+        """Return the reason why a worker is not admitted: it lacks an entry on the list, an
+        invite, or the run's work stamp."""
         own, book = self._node.peer_id, self._node.book
         why_not = book.why_not(own, Capability.GENERATE)
         if why_not:

@@ -1,4 +1,4 @@
-"""Presence and activity of the run's trainer, and what became of this node's work.
+"""Presence and activity of the run's trainer, and the fates of this node's work.
 
 Theory of operation
 -------------------
@@ -136,7 +136,7 @@ class TrainerWatch:
         return f"; {DOINGS[self.account.doing]}"
 
     def why_no_policy(self) -> str:
-        """Return what a node without any policy waits for, in a sentence."""
+        """Return a sentence that says why a node has no policy yet."""
         if self.account is None or self.account.doing is TrainerDoing.OVER:
             return "waiting for the first policy"
         return f"waiting for the first policy: {DOINGS[self.account.doing]}"
@@ -154,7 +154,7 @@ class TrainerWatch:
 
     def why_other_version(self) -> str:
         """Return a sentence that says that the trainer does not speak the work protocol, and
-        which of the two needs another version."""
+        which side needs another version."""
         trainer = run_of(self._node).terms.trainers[0]
         members = self._node.membership.members()
         said = next((one.version for one in members if one.peer == trainer), "")

@@ -243,7 +243,7 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def write_learner(learner: LearnerConfig, reasons: Mapping[str, str] = {}) -> str:
-    """Return the text of a ``learner.toml``, with comments; ``reasons`` are more of them.
+    """Return the text of a ``learner.toml`` with comments, to which ``reasons`` are added.
 
     Options that have their defaults are comments: so another ``algorithm`` finds none of this
     one's in the file.

@@ -173,16 +173,16 @@ def kind_of(parameters: int, *, has_base: bool) -> ModelKind:
 def read_learner(
     table: Mapping[str, object] | None, where: str, run: str, model: Model
 ) -> LearnerConfig:
-    """Return how the trainer of ``run`` learns.
+    """Return the learning settings of the trainer of ``run``.
 
     Args:
-        table: What ``learner.toml`` says; None if there is no such file: then a model with a
-            base learns as its kind does.
+        table: Table of ``learner.toml``; None if there is no such file, so that the recipe for
+            the model's kind applies.
         where: The file, for errors.
 
     Raises:
-        ConfigError: The file is of another run, names what the contract has or what nobody
-            knows, or would ruin the model.
+        ConfigError: The file is of another run, has keys of the contract or unknown keys, or
+            would ruin the model.
     """
     kind = kind_of(model.shape.parameters, has_base=bool(model.base))
     if table is None:

@@ -19,9 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedFile(StorageError):
-    """A file of this node differs from what was written: the disk, or a person, has changed
-    it.
-    """
+    """A file of this node is not as it was written: the disk, or a person, has changed it."""
 
 
 async def keep(disk: Disk, path: str, value: object) -> None:
@@ -47,8 +45,7 @@ async def recall(disk: Disk, path: str) -> Any:
 
 
 async def discard(disk: Disk, path: str, reason: object) -> None:
-    """Remove a file of which nothing can be used, and say so; a next life tries again if the
-    disk refuses."""
+    """Remove a useless file, and log it. If the disk refuses, the next life tries again."""
     logger.warning("%s is damaged and is removed: %s", disk.locate(path), reason)
     try:
         await disk.remove(path)

@@ -62,7 +62,7 @@ def steps_of(kind: str, names: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer: all tokens of its prompt and text, and what is learnt of them."""
+    """One answer: all tokens of its prompt and text, with masks and advantages."""
 
     ids: NDArray[np.uint32]
     mask: NDArray[np.uint8]
@@ -96,7 +96,7 @@ def encode_groups(step: int, groups: Sequence[Sequence[Row]]) -> bytes:
 
 
 def decode_groups(data: bytes) -> list[list[Row]]:
-    """Return what `encode_groups` was given."""
+    """Return the groups that `encode_groups` encoded."""
     table: dict[str, Any] = msgpack.unpackb(data)
     return [
         [

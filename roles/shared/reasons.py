@@ -21,8 +21,8 @@ def tally(counts: dict[str, int], reason: str) -> None:
 
 
 def because(counts: Mapping[str, int]) -> str:
-    """Return `` (most frequent reason, next ...)``, fit for a terminal; empty if there is
-    none.
+    """Return the reasons in brackets, most frequent first, fit for a terminal; empty if there
+    are none.
     """
     often = sorted(counts, key=lambda reason: (-counts[reason], reason))
     shown = [printable(reason) for reason in often[:SHOWN]] + (

@@ -107,9 +107,9 @@ class DilocoMember:
                 await self.session.work_forever()
 
     async def _heed(self, node: Node, session: DilocoSession, members: RunMembers) -> None:
-        """Leave the run while this machine's owner pauses the node or outside its hours, and
-        report that in a log line and a heartbeat. Report, too, if the run does not admit the
-        node. Works until cancelled."""
+        """Leave the run while the machine's owner pauses the node or outside its hours, and
+        report that, or a refused admission, in a log line and a heartbeat. Works until
+        cancelled."""
         me, said, told = node.membership.me, "", ""
         while True:
             unwanted = members.why_not(node.peer_id)

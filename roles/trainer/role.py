@@ -163,7 +163,8 @@ class Trainer:
             await self._learn(node, run)
 
     async def _serve(self, stream: Stream) -> None:
-        """Handle a request by the desk, once the books of earlier processes are read."""
+        """Let the desk handle a request. Refuse it while the state of earlier processes is
+        still being read."""
         session = self.session
         if session is not None and session.desk.is_open:
             await session.desk.serve(stream)

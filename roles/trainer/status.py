@@ -25,14 +25,14 @@ resting in more words."""
 
 
 def doing_of(session: TrainerSession | None) -> TrainerDoing:
-    """Return what the trainer does."""
+    """Return the trainer's current activity."""
     if session is None:
         return TrainerDoing.OPENS
     return TrainerDoing.RESTS if session.why_not else session.doing
 
 
 def now_of(session: TrainerSession | None, steps: int) -> str:
-    """Return what the trainer does or waits for, in a sentence for people."""
+    """Return the trainer's current activity in a sentence for people."""
     doing = doing_of(session)
     if session is None:
         return WORDS[doing]
@@ -104,7 +104,7 @@ def tables_of(learnt: Learnt) -> dict[str, object]:
 
 
 def work_of(session: TrainerSession) -> dict[str, dict[str, Any]]:
-    """Return what became of each worker's work."""
+    """Return the fate of each worker's work."""
     paces, judged, bans = session.workers(), session.desk.stats.records, session.desk.banned
     records = judged.health()
     work = {}

@@ -1,4 +1,4 @@
-"""What keeps TRL from a machine without GPUs, mended: for TRL 1.16 and no later one.
+"""Changes that let TRL 1.16, and no later version, run on a machine without GPUs.
 
 TRL asks CUDA for the name of its device (since 1.15), and its packed attention is a kernel of
 flash-attn3, fetched from the Hub at the first forward (since 1.16). Each release of TRL moves

@@ -32,14 +32,14 @@ POLL: Final = 0.05
 
 
 class SwarmRefused(RuntimeError):
-    """The node cannot go on with this trainer; the sentence says why, and what to do."""
+    """The node cannot go on with this trainer. The message says why, and what to do."""
 
 
 class SwarmRun:
-    """A run whose learner this process is."""
+    """A run for which this process is the learner."""
 
     def __init__(self, folder: str | Path, *, patience: float = math.inf) -> None:
-        """Wait for the node to say what is to do.
+        """Wait until the node has written its task.
 
         Args:
             folder: ``trainer/external`` of the trainer node's data.
@@ -85,7 +85,8 @@ class SwarmRun:
         return None
 
     def begin(self, step: int) -> None:
-        """Say that this trainer has the weights of ``step``, and learns the next one now."""
+        """Tell the node that this trainer has the weights of ``step`` and learns the next step
+        now."""
         self.step = self.written = step
         self.greet()
 
@@ -107,7 +108,7 @@ class SwarmRun:
         self._greeted = life
 
     def groups(self, step: int) -> list[list[Row]] | None:
-        """Return what ``step`` learns from; None if it was not handed out yet.
+        """Return the groups of ``step``; None if they were not handed out yet.
 
         Raises:
             SwarmRefused: The node has another number of answers for it than this trainer's
@@ -125,7 +126,7 @@ class SwarmRun:
         return groups
 
     def wait_groups(self, step: int) -> list[list[Row]]:
-        """Return what ``step`` learns from, once it is handed out."""
+        """Return the groups of ``step``, once they are handed out."""
         while True:
             self.greet()
             groups = self.groups(step)
@@ -142,7 +143,7 @@ class SwarmRun:
         """Write version ``step``, unless it was written before a crash.
 
         Args:
-            step: Of the run.
+            step: Number of the run's step.
             save: Writes all weights as a safetensors file, in ``task["dtype"]``.
         """
         if self.wants(step):
@@ -159,14 +160,15 @@ class SwarmRun:
         self.written = step
 
     def report(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Say how a step went, after its weights: ``loss``, ``k3``, ``entropy``, whatever."""
+        """Report the numbers of a step, such as ``loss``, ``k3`` and ``entropy``, after its
+        weights."""
         taken = self._read(TAKEN)["step"] if (self.folder / TAKEN).exists() else self.first
         if step > taken:
             self._write(name_of(REPORT, step), dict(numbers))
 
     def note_checkpoint(self, step: int, path: str | Path) -> None:
-        """Say that ``path``, a file or folder, holds all that is needed to go on after
-        ``step``; its data is synced here."""
+        """Tell the node that ``path``, a file or folder, is a checkpoint from which to go on
+        after ``step``. Its data is synced first."""
         path = Path(path).absolute()
         for one in (*path.rglob("*"), path, path.parent):
             sync(one)

@@ -1,4 +1,4 @@
-"""What `AsyncGRPOTrainer` of TRL 1.16 is given in place of its vLLM server.
+"""Replacements for the vLLM server of TRL 1.16's `AsyncGRPOTrainer`.
 
 Versions are those of the run and come from the trainer's ``global_step``, which a checkpoint
 keeps: TRL's own count begins again when training is resumed.
@@ -78,7 +78,7 @@ def arguments(run: SwarmRun, *, rows: int | None = None, updates: int = 1) -> di
 
 
 class SwarmRollouts:
-    """A rollout worker: what the run's volunteers have drawn, and the node has scored."""
+    """A rollout worker whose rollouts come from the run's volunteers, scored by the node."""
 
     def __init__(self, run: SwarmRun) -> None:
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
@@ -98,7 +98,7 @@ class SwarmRollouts:
         """TRL's own count, which is not the run's."""
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the feeding. Silence of volunteers is no failure."""
+        """Raise the error that ended the feeding task. Silence of volunteers is no failure."""
         if self._failure is not None:
             raise self._failure
 
@@ -149,7 +149,7 @@ class SwarmWeights:
     def destroy(self) -> None: ...
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Write the version of the step that has just ended, unless it is out."""
+        """Write the version of the step that has just ended, unless it is published already."""
         run = self._run
         dtype = getattr(torch, run.task["dtype"])
         is_wanted = run.wants(run.step)
@@ -167,7 +167,7 @@ class SwarmWeights:
 
 
 class SwarmCallback(TrainerCallback):
-    """Counts the run's steps, and says what was learnt and what is on disk."""
+    """Counts the run's steps, and reports figures and checkpoints to the node."""
 
     def __init__(self, run: SwarmRun) -> None:
         self._run = run
@@ -205,14 +205,15 @@ class SwarmCallback(TrainerCallback):
 
 
 class ExactTrainer(AsyncGRPOTrainer):
-    """An `AsyncGRPOTrainer` that takes from the swarm what its step learns from and no more.
+    """An `AsyncGRPOTrainer` that takes exactly the rollouts of one step from the swarm.
 
     TRL's own loader is one micro-batch ahead: of a step of which every answer was handed out it
     would wait for an answer of the next, and that one is drawn with this step's weights.
     """
 
     def __init__(self, run: SwarmRun, *, callbacks: Any = (), **given: Any) -> None:
-        """``given`` is what `AsyncGRPOTrainer` takes, but for what the swarm is."""
+        """``given`` are the arguments of `AsyncGRPOTrainer`, except those that the swarm
+        replaces."""
         if not torch.cuda.is_available():
             from roles.trl.cpu import run_on_cpu
 

@@ -93,7 +93,7 @@ class Validator:
 
 
 def now_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> str:
-    """Return what the validator does or waits for, in a sentence for people."""
+    """Return the validator's current activity in a sentence for people."""
     if session is None or watch is None:
         return "starting the engine"
     kept = session.undelivered

@@ -156,7 +156,7 @@ class ValidatorSession:
         return self.node.shardcast.newest >= self.run.terms.sampling.steps and not self._jobs
 
     async def work_forever(self) -> None:
-        """Resume what an earlier process left, then score until cancelled."""
+        """Resume the work that an earlier process left, then score until cancelled."""
         records = Records()
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
@@ -267,7 +267,7 @@ class ValidatorSession:
         return None
 
     async def _known_verdict(self, commitment: Commitment) -> Reply | None:
-        """Return the verdict on this place, or wait for the one in work; None if the place is
+        """Return the verdict on this place, waiting if it is in work; None if the place is
         new."""
         key = commitment.digest
         if key in self._jobs:

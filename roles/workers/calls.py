@@ -44,10 +44,10 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what crosses the pipe of ``error``.
+    """Return ``error`` in the form that crosses the pipe.
 
-    Of what the operating system refuses, only a disk that takes no data is a `StorageError`,
-    which is waited for.
+    Of the operating system's errors, only those of a disk that takes no data become a
+    `StorageError`, for which a node waits.
     """
     is_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
     said = str(error)[:MAX_SAID].encode(errors="backslashreplace").decode()
@@ -66,7 +66,7 @@ def decode_request(data: bytes) -> tuple[str, list[Any]]:
 
 
 def encode_reply(value: object) -> bytes:
-    """Encode what a method returned, or a `Failure`."""
+    """Encode the result of a method, or a `Failure`."""
     if isinstance(value, Failure):
         return _pack([False, [value.kind, value.message]])
     return _pack([True, value])

@@ -75,7 +75,7 @@ async def open_remote(
     raises: Sequence[type[ShoalError]] = (),
     confined: Confinement | None = None,
 ) -> AsyncIterator[Remote]:
-    """Run a worker that keeps something, for the length of the block; see `Remote`."""
+    """Run a worker that keeps state, for the length of the block; see `Remote`."""
     async with AsyncExitStack() as stack:
         yield Remote(
             world, argv, stack, name=name, otherwise=otherwise, raises=raises, confined=confined
@@ -97,18 +97,18 @@ class Remote:
         confined: Confinement | None = None,
         keeps: bool = True,
     ) -> None:
-        """Make ready to run ``python -m`` ``argv``.
+        """Prepare to run ``python -m`` ``argv``.
 
         Args:
-            world: Has the processes. Simulations have none.
+            world: Starts the processes. Simulations have none.
             argv: The module, which calls `roles.workers.server.serve`, and its arguments.
-            stack: Its end is that of the process. Nothing else is in it.
-            name: For people.
-            otherwise: The class of a failure that is not among ``raises``.
-            raises: Failures that are raised again as what they are, like ``otherwise``.
-            confined: What the process may reach and use; None: as any program.
-            keeps: Whether the process keeps something from call to call, so that its death is
-                told.
+            stack: Ends the process when it is closed. It must hold nothing else.
+            name: Name of the worker, for messages to people.
+            otherwise: Class for failures whose class is not among ``raises``.
+            raises: Classes of failures that keep their class.
+            confined: Limits of what the process may reach and use; None: no limits.
+            keeps: True if the process keeps state from call to call, so that its death is
+                reported.
         """
         self._world, self._argv, self._name, self._stack = world, argv, name, stack
         self._confined, self._keeps = confined, keeps
@@ -311,7 +311,7 @@ class Remote:
 
 
 def _read_untrusted(data: bytes, read: Callable[[object], T], max_items: int) -> T | Failure:
-    """Return what ``read`` makes of a reply. Raises `BadMessage`."""
+    """Return a reply, read by ``read``. Raises `BadMessage`."""
     reply = decode_reply_untrusted(data, max_items)
     return reply if isinstance(reply, Failure) else read(reply)
 

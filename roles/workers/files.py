@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RecordFile(NamedTuple):
-    """What crosses the pipe in place of records. It arrives as a list: ``RecordFile(*it)``."""
+    """Stands for records on the pipe. It arrives as a list: ``RecordFile(*it)``."""
 
     path: str
     """As the operating system names it."""
@@ -55,7 +55,7 @@ class MappedRecords(Sequence[T], Generic[T]):
     step of 330 MB a learner holds the minibatch that it works on."""
 
     def __init__(self, file: RecordFile, decode: Callable[[bytes], T]) -> None:
-        """Map the file. Raises `StorageError` if it is not as long as it was written."""
+        """Map the file. Raises `StorageError` if its length has changed."""
         self._file, self._decode = file, decode
         self._ends = [0, *itertools.accumulate(file.sizes)]
         self._data: bytes | mmap.mmap = b""
@@ -71,7 +71,7 @@ class MappedRecords(Sequence[T], Generic[T]):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process as the name of the file, which that one maps."""
+        """Pickle the name of the file, which the other process maps."""
         return MappedRecords, (self._file, self._decode)
 
     def __len__(self) -> int:
@@ -98,15 +98,15 @@ class Scratch:
         self._numbers = itertools.count()
 
     async def clear(self) -> None:
-        """Remove what is there: of calls that were cut off, in this life or an earlier one.
-        Raises `StorageError`."""
+        """Remove files of calls that were cut off, in this life or an earlier one. Raises
+        `StorageError`."""
         await self._world.disk.remove(self._folder)
 
     @asynccontextmanager
     async def files(
         self, *contents: Iterable[bytes]
     ) -> AsyncIterator[tuple[str, list[RecordFile]]]:
-        """Write a file of each of ``contents``, for the length of the block, which is one call.
+        """Write each of ``contents`` to a file for the length of the block, which is one call.
 
         Yields the path of a further file, which is not there yet, for what the worker answers.
         It is removed with the others. Raises `StorageError`.
@@ -138,8 +138,9 @@ def _decoded(file: RecordFile, decode: Callable[[bytes], T]) -> list[T]:
 
 
 def _records(file: RecordFile) -> Iterator[bytes]:
-    """Read what a worker has written. It may have put a pipe or a link there, or cut the file
-    off meanwhile, which would end a process that maps it. Raises `StorageError`."""
+    """Read a file that a worker has written. The worker may have put a pipe or a link there, or
+    cut the file off meanwhile, which would end a process that maps it. Raises `StorageError`.
+    """
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as opened:

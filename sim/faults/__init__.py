@@ -3,7 +3,7 @@
 - `plan` (read it first): `Fault`, one thing that goes wrong, as data; plans are drawn, saved,
   loaded
 - `injector`: `FaultInjector`, which lets the faults of plans happen to simulated nodes
-- `overlapping_faults`: what several faults at once make of one line, disk or clock
+- `overlapping_faults`: the joint effect of several faults on one line, disk or clock
 - `shrink`: from a failing plan to the few faults that matter
 - `churn`: machines that come and go, by distributions or as recorded
 

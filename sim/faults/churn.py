@@ -116,11 +116,11 @@ class ChurnModel:
             raise ConfigError("churn: zone_interval and day must be positive")
 
     def return_after(self, now: float, away: float) -> float:
-        """Seconds until a machine comes back that leaves at ``now`` for ``away`` seconds of an
-        average hour.
+        """Return the seconds after which a machine that leaves at ``now`` comes back, if it
+        would be away for ``away`` seconds at the average rate of returns.
 
-        What is away for long sees good hours and bad: the two differ by a third of a day at
-        most.
+        Over a long absence good and bad hours cancel: the result differs from ``away`` by a
+        third of a day at most.
         """
         turn = self.day_swing * self.day / (2 * math.pi)
 

@@ -157,8 +157,8 @@ def _change(
     change: Callable[[T], T],
     put: Callable[[str, T], None],
 ) -> Undo:
-    """Change one property of several nodes until the fault ends, though other faults may change
-    it meanwhile."""
+    """Change one property of several nodes until the fault ends. Other faults may change it
+    meanwhile."""
 
     def once(value: T) -> T:  # a change is known by its identity
         return change(value)

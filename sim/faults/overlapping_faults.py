@@ -16,7 +16,8 @@ Change = Callable[[T], T]
 
 @dataclass(slots=True)
 class _Changed(Generic[T]):
-    """A property of a node: its value without faults, and under the current ones."""
+    """A property of a node: its value without faults, and its value under the current
+    faults."""
 
     whole: T
     changes: list[Change[T]] = field(default_factory=list)
@@ -50,7 +51,8 @@ class OverlappingChanges(Generic[T]):
         return changed.now()
 
     def end(self, name: str, change: Change[T]) -> T:
-        """End a change, which is known by its identity; returns what the others leave."""
+        """End a change, found by its identity. Returns the value under the remaining
+        changes."""
         changed = self._changed[name]
         changed.changes.remove(change)
         if not changed.changes:

@@ -1,4 +1,4 @@
-"""Virtual time: what all simulations rest on, with and without trio.
+"""Virtual time, the base of all simulations, with and without trio.
 
 - `queue` (read it first): `EventQueue`, one heap of callbacks in order of integer nanoseconds
 - `virtual_time`: `SimClock`, which lets trio run on that heap; `run_simulation` and `run_bare`

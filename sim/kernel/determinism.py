@@ -65,7 +65,7 @@ def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
 
 
 def lift_shields(task: trio.lowlevel.Task) -> None:
-    """Let ``task`` be cancelled wherever it waits: for what shields itself for ever."""
+    """Let ``task`` be cancelled wherever it waits, even if it shields itself for ever."""
     for scope in scopes_around(task):
         if scope.shield:
             scope.shield = False

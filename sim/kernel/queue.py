@@ -92,7 +92,7 @@ class SimTimer:
         self.args = args
 
     def cancel(self) -> None:
-        """Forget it; harmless when it has fired."""
+        """Cancel the callback. This does nothing if it has fired."""
         if self.callback is not None:
             self.callback = None
             self.args = ()
@@ -142,8 +142,8 @@ class EventQueue:
         return timer
 
     def rearrange(self, due: Callable[[int, SimTimer], int]) -> None:
-        """Ask for every event, in order, when it is due from now on. Sorts all: for what is
-        rare."""
+        """Give every event a new time, asking in order. All events are sorted again, so this is
+        for rare changes."""
         heap = [
             (max(due(when, timer), self.now), order, timer)
             for when, order, timer in sorted(self._heap)

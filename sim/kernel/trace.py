@@ -60,8 +60,7 @@ class Trace:
         self._open.clear()
 
     def mute(self) -> None:
-        """Ignore everything from here on: the horizon has come, and winding down is no part of
-        the run."""
+        """Ignore all later events: the run is over, and winding down is no part of it."""
         if not self._muted:
             if self._open:
                 self._close_block()

@@ -157,7 +157,7 @@ class SimClock(trio.abc.Clock):
             self.end(failure)
 
     def _insist(self, failure: SimulationError) -> None:
-        """Winding down does not end by itself: say so, and cancel what shields itself, too."""
+        """Report that winding down does not end by itself, and cancel shielded tasks, too."""
         if self.failure is None:
             self.failure = failure
         elif not self._insisted and type(failure) is not type(self.failure):
@@ -277,7 +277,8 @@ def release_deadlines(held: list[tuple[trio.CancelScope, float]], now: float) ->
 
 
 def _where(task: trio.lowlevel.Task) -> str | None:
-    """Return what `task` waits in; None if it is trio's own or only waits for its children."""
+    """Return the place where `task` waits; None if it is trio's own or only waits for its
+    children."""
     frames = [frame.f_code.co_qualname for frame, _ in task.iter_await_frames()]
     if task.name.startswith(("<", "trio._core")) or any(
         name.endswith("_nested_child_finished") for name in frames
@@ -342,7 +343,8 @@ def run_simulation(
 def run_bare(
     main: Callable[[Simulation], T], *, seed: int, options: SimOptions | None = None
 ) -> Outcome[T]:
-    """Run ``main`` without trio (L0): it fills ``simulation.queue`` and runs it itself."""
+    """Run ``main`` without trio (L0). ``main`` fills ``simulation.queue`` and runs it
+    itself."""
     simulation = Simulation(seed, options or SimOptions())
     started = time.process_time()
     with raised_gc_thresholds():

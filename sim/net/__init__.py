@@ -1,4 +1,4 @@
-"""The simulated internet: what happens to bytes between two machines.
+"""The simulated internet, which carries bytes between machines.
 
 - `link` (read it first): what an access line does to bytes, and how well that meets real lines
 - `fabric`: `Fabric`, all machines (`Endpoint`) and the wires between them; cuts, holds and

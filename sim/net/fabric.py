@@ -1,4 +1,4 @@
-"""The simulated internet: endpoints, the wires between them, and what may go wrong there.
+"""The simulated internet: endpoints, the wires between them, and their faults.
 
 Theory of operation
 -------------------
@@ -65,10 +65,11 @@ class LocalHost(Protocol):
         """Return True if it talks to ``peer`` at all."""
 
     def give_up(self, wire: Wire) -> None:
-        """Close the connection over ``wire``: its other side has been silent for too long."""
+        """Close the connection over ``wire``, whose other side has been silent for too long."""
 
     def crash(self) -> None:
-        """End its process: nothing that its tasks still do may reach another machine."""
+        """End the machine's process. Later actions of its tasks must not reach another
+        machine."""
 
 
 class LocalListener(Protocol):
@@ -133,8 +134,8 @@ class Endpoint:
         return f"{20 + self.index // 250}.{self.index % 250}.0.1"
 
     def admits(self, machine: int, port: int, now: int) -> bool:
-        """Return True if its router lets in what comes from there to the port at which it
-        listens."""
+        """Return True if the machine's router lets in packets from that place to the listening
+        port."""
         kind = self.spec.nat
         return not kind or (
             kind != "symmetric"
@@ -195,7 +196,7 @@ class Wire:
         self.on_broken: list[Callable[[], None]] = [_ignore, _ignore]
 
     def close(self, side: int) -> None:
-        """Close ``side``: it hears nothing more, and the other side learns of the end in
+        """Close ``side``. It receives nothing more, and the other side learns of the end in
         order.
         """
         inward, outward = self.directions[1 - side], self.directions[side]
@@ -347,9 +348,7 @@ class Fabric:
         deliver: Callable[..., None],
         args: tuple[Any, ...],
     ) -> None:
-        """Bring a transfer that has reached the receiver's line through it, or keep it while it
-        is held.
-        """
+        """Pass a transfer through the receiver's line, or keep it while it is held."""
         if not direction.open:
             return
         if direction.held is not None:
@@ -399,7 +398,7 @@ class Fabric:
         return cut
 
     def repair(self, cut: Cut) -> None:
-        """Let traffic through again; what waited arrives now, in order."""
+        """Let traffic through again. Held traffic arrives now, in order."""
         self._cuts.pop(cut, None)
         for wire in self._wires():
             for direction in wire.directions:
@@ -508,4 +507,4 @@ def _default_latency(one: Endpoint, other: Endpoint) -> float:
 
 
 def _ignore() -> None:
-    """Do nothing, in place of a stream or a host that has not asked to be told."""
+    """Do nothing. It stands for the callback of a stream or host that has none."""

@@ -1,4 +1,4 @@
-"""Access links: what a node's line does to its bytes.
+"""Access links: the delays of bytes on a node's line.
 
 Per piece of 64 KiB and direction one FIFO: a piece leaves when the pieces before it have left,
 travels, and queues again at the receiver's line (store and forward). 3 % of every bulk piece is

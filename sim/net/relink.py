@@ -13,8 +13,7 @@ from sim.net.link import LinkSpec
 
 
 def relink(queue: EventQueue, endpoint: Endpoint, spec: LinkSpec) -> None:
-    """Change a machine's line. What has not left it yet, or not come through it, goes at the
-    new pace."""
+    """Change a machine's line. Bytes that still wait for the line go at the new pace."""
     now, up_before, down_before = queue.now, endpoint.up_cost, endpoint.down_cost
     endpoint.set_link(spec)
     up, down = _ratio(endpoint.up_cost, up_before), _ratio(endpoint.down_cost, down_before)

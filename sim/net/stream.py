@@ -15,7 +15,7 @@ import trio
 
 from p2p.concurrency import ConflictDetector
 from p2p.door import check, check_number
-from p2p.transport.wakeup import Wakeup
+from p2p.transport.connection import Wakeup
 from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 

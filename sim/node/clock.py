@@ -53,7 +53,7 @@ class MachineClock:
         return self._since + nanoseconds((deadline - self._local) / self.model.rate) + 1
 
     def set_model(self, model: ClockModel) -> None:
-        """Run like this from now on. What sleeps already wakes as it was going to."""
+        """Use this model from now on. Running sleeps end as planned."""
         if model.rate != self.model.rate:
             self._local, self._since = self.now(), self._queue.now
             self.is_true = False

@@ -163,7 +163,7 @@ class End:
         return tampered(src, message)
 
     def take_message(self, protocol: ProtocolId, message: bytes, late: bool = False) -> None:
-        """Take a message off the wire; ``late`` if it has fallen behind others since."""
+        """Take a message off the wire. ``late`` is True if it was overtaken."""
         lags = self.other.direction.src.lags or (
             self._extras is not None and self._extras.behind
         )

@@ -1,4 +1,4 @@
-"""Files in memory, with what a crash takes away.
+"""Files in memory, of which a crash takes unsynced writes.
 
 Theory of operation
 -------------------

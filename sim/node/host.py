@@ -276,8 +276,8 @@ class SimHost:
     def _finish_dial(
         self, peer: PeerId, dial: _PendingDial, machine: Endpoint | None, timeout: int
     ) -> None:
-        """Say what became of a dial. ``timeout`` is the nanosecond after which it has failed,
-        whether the other process was paused or this one."""
+        """Report the outcome of a dial. ``timeout`` is the nanosecond after which it has
+        failed, whether the other process was paused or this one."""
         if self._dials.get(peer) is not dial:
             return
         is_late = self._queue.now > timeout
@@ -394,7 +394,7 @@ class SimHost:
         self._dials.clear()
 
     def crash(self) -> None:
-        """End the process: nothing that its tasks still do reaches a peer."""
+        """End the process. Later actions of its tasks reach no peer."""
         self._closed = True
         for end in self._ends.values():
             end.wire.on_broken[end.side] = end.shut

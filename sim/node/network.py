@@ -69,7 +69,7 @@ class WireStream(SimStream):
 
 
 class RoutedStream(WireStream):
-    """A stream between IP addresses (a `p2p.transport.wakeup.AddressedStream`)."""
+    """A stream between IP addresses (a `p2p.transport.connection.AddressedStream`)."""
 
     def __init__(self, fabric: Fabric, wire: Wire, side: int, remote_addr: Multiaddr) -> None:
         super().__init__(fabric, wire, side)

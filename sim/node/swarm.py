@@ -1,4 +1,4 @@
-"""Named nodes that run, die and come back: what scenarios are played with.
+"""Named nodes that run, die and come back, the cast of all scenarios.
 
 A node is a machine (name, address, line, disk, clock, key) that lives several lives. Each life
 is one task tree in a cancel scope of its own, with a fresh `SimWorld` over the same disk and
@@ -113,7 +113,7 @@ class SimNode:
         ended.set()
 
     def begin_life(self) -> None:
-        """Make the world of the next life; `Swarm.restart` runs it."""
+        """Make the world of the next life, which `Swarm.restart` runs."""
         self.life += 1
         self.died = None
         self.world = SimWorld(
@@ -125,7 +125,7 @@ class SimNode:
         self._task = None
 
     def pause(self, until: int) -> None:
-        """Stop the current life until a nanosecond: what `Swarm.pause` does to this node."""
+        """Stop the current life until a nanosecond, for `Swarm.pause`."""
         owner, queue = self.world.owner, self._swarm.simulation.queue
         longer = until - max(queue.now, owner.paused_until)
         if not self.alive or longer <= 0:
@@ -146,17 +146,13 @@ class SimNode:
             release_deadlines(held, queue.now / 1e9)
 
     def end_life(self, *, silent: bool, torn: Random | None) -> None:
-        """End the current life: what `Swarm.kill` does to this node."""
+        """End the current life, for `Swarm.kill`."""
         self.died = self._swarm.simulation.now
         self.world.owner.alive = False
         self._scope.cancel()
         self._swarm.fabric.kill(self.endpoint, silent=silent)
         self.disk.crash(torn)
         self.world.release_blocking()
-
-    async def wait_ended(self) -> None:
-        """Return when the tasks of the current life are gone."""
-        await self._ended.wait()
 
 
 class _Named:
@@ -267,8 +263,8 @@ class Swarm:
                 gc.collect()
 
     def restart(self, name: str, *, wipe: bool = False) -> SimNode:
-        """Begin a new life on the disk of the last one, or on an empty one. Kills what still
-        runs."""
+        """Begin a new life on the last life's disk, or on an empty disk. Kills a life that
+        still runs."""
         self.kill(name)
         node = self.nodes[name]
         if wipe:

@@ -78,8 +78,8 @@ class SimWorld:
         await self.sleep_until(self.now() + seconds)
 
     async def wait_io(self, seconds: float) -> None:
-        """Return when the machine has done what takes it ``seconds``; after a pause of the
-        process, behind its timers."""
+        """Return after ``seconds`` of the machine's work; after a pause of the process, behind
+        its timers."""
         await self._wait_until(self.now() + seconds, IO)
 
     async def sleep_until(self, deadline: float) -> None:
@@ -126,7 +126,7 @@ class SimWorld:
         return self.rng("entropy").randbytes(count)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """Run ``function`` now and deliver what came out ``cost`` seconds later, also if the
+        """Run ``function`` now and deliver its result ``cost`` seconds later, also if the
         caller is cancelled.
 
         Only the end of the node, or of the simulation, cuts the wait short.
@@ -157,8 +157,7 @@ class SimWorld:
         trio.lowlevel.reschedule(task)
 
     def release_blocking(self) -> None:
-        """Let go of every task in `run_blocking`: the node has died, and they must end with
-        it."""
+        """End every task in `run_blocking`, because the node has died."""
         for task in list(self._blocking):
             self._unblock(task)
 
@@ -175,13 +174,13 @@ class SimWorld:
         return Containment(reason="a simulation has no processes")
 
     def trace(self, name: str, **fields: object) -> None:
-        """Hash what happened into the trace."""
+        """Hash an event into the trace."""
         details = [item for key, value in fields.items() for item in (key, plain(value))]
         self.simulation.trace.record((self._queue.now, self.name, name, *details))
 
     def buggify(self, name: str) -> bool:
-        """Return True to misbehave on purpose: in active runs, at active sites, by the node's
-        dice."""
+        """Return True to misbehave on purpose: at random, in active runs and at active
+        sites."""
         return self.simulation.buggify(name, self.rng)
 
     def sometimes(self, name: str, condition: bool) -> None:

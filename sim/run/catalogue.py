@@ -1,4 +1,4 @@
-"""The scenarios that come with the simulator, by what they are about, and what one run costs.
+"""The scenarios that come with the simulator, by theme, and the cost of one run.
 
 Costs are CPU seconds of one run with its own settings and seed 1, on a core of 2.8 GHz, rounded
 up to 1, 2 or 5 times a power of ten: which of them to start before lunch, and no more.

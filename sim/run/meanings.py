@@ -125,7 +125,7 @@ SENTENCES: Final = (
 
 
 def in_a_sentence(result: Result) -> str:
-    """Return what came of a run."""
+    """Return the outcome of a run in a sentence."""
     known = {"nodes": result.nodes, **result.metrics}
     if not known.get("deaths", 1):
         known.pop("death_seconds_p99", None)

@@ -1,4 +1,4 @@
-"""One HTML file that shows what a run or a sweep did: nothing to fetch, nothing to serve.
+"""One self-contained HTML file that shows a run or a sweep.
 
 The browser draws it as it draws a node's page (`p2p.node.dashboard.page`): the element
 ``report`` has its sentences, charts and tables, ``data`` is the JSON that ``--json`` writes.
@@ -267,7 +267,7 @@ def _counted(title: str, values: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _measured(result: Result) -> dict[str, Any]:
-    """Every metric, those first of which something is expected."""
+    """Return every metric, first those with an expectation."""
     rows: dict[str, list[Any]] = {}
     for entry in result.expectations:
         name, sign, _ = str(entry["name"]).split()

@@ -47,7 +47,7 @@ class Result:
         return all(entry["ok"] for entry in self.expectations)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without what only reports show."""
+        """Return plain values, without those that only reports show."""
         values = asdict(self)
         del values["series"], values["distributions"], values["lives"]
         return values

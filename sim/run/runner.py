@@ -42,8 +42,8 @@ def run_scenario(
     started: Callable[[Simulation], None] | None = None,
     plan: list[Fault] | None = None,
 ) -> Result:
-    """Run one scenario with one seed. Raises what the simulation raises, at level 3 what the
-    lab does.
+    """Run one scenario with one seed. Raises the errors of the simulation, or at level 3 those
+    of the lab.
 
     ``started`` is given the simulation before anything happens, ``progress`` now and then on
     the way; ``plan`` is filled with the faults, also those drawn from the seed, and is there if

@@ -1,4 +1,4 @@
-"""A scenario: what happens to how many nodes, as one TOML file that every level runs.
+"""A scenario: nodes, lines and faults in one TOML file, which every level runs.
 
 ```toml
 caption = "Half of the nodes come and go; who is alive must stay known."
@@ -69,10 +69,10 @@ class Levelled(Protocol):
 
 @runtime_checkable
 class Parametrised(Protocol):
-    """A workload that says which ``[parameters]`` it reads, so that a misspelt one is found
-    before the run.
+    """A workload that names the ``[parameters]`` that it reads, so that a misspelt parameter is
+    found before the run.
 
-    Of others it is found at the end: what a whole run has not read has no effect.
+    In other workloads it is found at the end, as a parameter that was never read.
     """
 
     parameters: ClassVar[Sequence[str]]

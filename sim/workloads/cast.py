@@ -40,7 +40,8 @@ class Cast:
         self._size = 0
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Push, let the others come, and wait until all have it or the time is over."""
+        """Push, let the pullers come, and wait until all have the content or the time is
+        over."""
         self._size = int(scenario.parameter("policy_bytes", 8_000_000))
         arrive = scenario.parameter("arrive", 0.0)
         dice = swarm.rng("arrivals")

@@ -1,4 +1,4 @@
-"""Does every node know which others are alive, while machines come and go? (L1)
+"""Membership under churn: each node's knowledge of which others are alive. (L1)
 
 Membership alone, over the simulated host.
 """
@@ -59,7 +59,7 @@ class MembershipChurn:
         self._returned: list[float] = []
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Play churn over ``scenario.duration`` and measure what the survivors know."""
+        """Play churn over ``scenario.duration`` and measure the survivors' knowledge."""
         churn = self._open_churn(swarm, scenario)
         sessions = scenario.parameters.get("sessions")
         if isinstance(sessions, str):
@@ -242,7 +242,7 @@ class DeathWatch:
             self._delays[round(1000 * (now - dying[0]))] += 1
 
     def blind(self, name: str) -> None:
-        """Note that a node's process has ended: it holds no peer any more."""
+        """Note that a node's process has ended, so that it has no peer in view any more."""
         for _, waiting in self._dying.values():
             waiting.pop(name, None)
 
@@ -255,9 +255,7 @@ class DeathWatch:
         )
 
     def returned(self, peer: PeerId) -> None:
-        """Note that the peer lives again: holders that have not noticed its death need not any
-        more.
-        """
+        """Note that the peer lives again, so that nobody has to notice its death any more."""
         self._dying.pop(peer, None)
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
@@ -276,14 +274,14 @@ class DeathWatch:
         }
 
     def delays(self, most: int) -> list[float]:
-        """Seconds from a death until one holder knew, for each or, if they are more than
-        ``most``, a part."""
+        """Return the seconds from a death until a holder knew, for each pair, or for a sample
+        of ``most``."""
         every = 1 + self._delays.total() // most
         return [delay / 1000 for delay in islice(self._delays.elements(), 0, None, every)]
 
 
 def _after(share: float, delays: Counter[int]) -> float:
-    """Return the seconds after which ``share`` of those who held a dead peer knew."""
+    """Return the seconds after which ``share`` of the holders of dead peers knew."""
     left = share * delays.total()
     for delay, count in sorted(delays.items()):
         left -= count

@@ -122,7 +122,7 @@ class Editions:
             await self._edition(node, dht, dice.choice(node.siblings))
 
     async def _edition(self, node: SimNode, dht: Dht, of: SimNode) -> int:
-        """The edition of a peer's record that ``node`` finds; 0 if none."""
+        """Return the edition of a peer's record that ``node`` finds; 0 if none."""
         found = await dht.get(NAMESPACE, of.peer_id.digest)
         self._read += 1
         for record in found:
@@ -131,7 +131,8 @@ class Editions:
         return max(mine, default=0)
 
     def _judge(self, node: SimNode, of: SimNode, record: Record) -> None:
-        """Count what cannot be: another name's, never said, or two things under one number."""
+        """Count impossible records: of another name, never published, or two under one
+        number."""
         first = self._signed.setdefault((record.publisher, record.seqno), record.value)
         if (
             (record.publisher, record.value) not in self._said
@@ -143,7 +144,7 @@ class Editions:
     async def _read_all(
         self, node: SimNode, honest: list[SimNode], answers: list[tuple[int, int]]
     ) -> None:
-        """Add how many records of others ``node`` finds, and how many of these are the
+        """Count the records of others that ``node`` finds, and how many of them are the
         newest."""
         dht = self._open[node.name]
         editions = {

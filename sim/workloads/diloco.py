@@ -59,7 +59,7 @@ class NanBlob(Blob):
 
 
 class NanServer(PieceServer):
-    """Gives others pieces that its own sums do not read."""
+    """Serves pieces that its own sums do not use."""
 
     def __init__(self, world: World, may: Callable[[PeerId], bool]) -> None:
         super().__init__(world, may)
@@ -112,7 +112,7 @@ class TwoStories(DilocoSession):
 
 
 class LyingServer(PieceServer):
-    """Gives sums that are none, signed as if they were."""
+    """Serves invalid sums, correctly signed."""
 
     history: bytes
     """The history that the session's signatures are bound to."""

@@ -1,4 +1,4 @@
-"""Inner steps that are pretended: what a member's engine does, over a simulated disk."""
+"""Pretended inner steps of a member's engine, over a simulated disk."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class FakeInner(InnerEngine):
         self._inner[span] = self._outer[span] + ahead
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
-        """Take inner steps, each of which goes a hundredth of the way."""
+        """Take inner steps, each of which moves the weights a hundredth of the way."""
         await self._world.sleep(steps * self._config.profile.step_seconds)
         noise = np.random.Generator(np.random.PCG64(window)).standard_normal(
             self.size, np.float32
@@ -97,7 +97,7 @@ class FakeInner(InnerEngine):
         return float(np.mean(np.square(self._inner - self._goal)))
 
     def update(self) -> Values:
-        """Outer minus inner weights; hostile heirs say something else."""
+        """Return outer minus inner weights; hostile subclasses return something else."""
         return self._outer - self._inner
 
     async def encode(self, update: str, step: int) -> tuple[list[bytes], list[float]]:

@@ -170,7 +170,7 @@ def dishonest_host(
 
 
 class _DishonestHost:
-    """A host whose bulk streams lie or drip; everything else is the real one's."""
+    """Wraps a host. Its bulk streams lie or drip; everything else is unchanged."""
 
     def __init__(
         self, host: Host, world: World, participant: Participant, chunk_bytes: int

@@ -82,7 +82,7 @@ class Policies:
         self._sent_before: dict[str, int] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Publish, let it flow, and measure who got what when."""
+        """Publish, let the policies spread, and measure their arrivals."""
         self._scenario = scenario
         self._size = int(scenario.parameter("policy_bytes", 2_000_000))
         self._participants = draw_participants(scenario, swarm.rng("links"))
@@ -154,14 +154,14 @@ class Policies:
         return int(self._scenario.parameter("chunk_bytes", 65_536))
 
     def _configure(self) -> ShardcastConfig:
-        """Production's, but for the length of chunks, and the chunks that each node keeps in
-        memory beside its disk: hundreds of nodes share one process here."""
+        """Return production's configuration, except for the length of chunks and the number of
+        chunks in memory, since hundreds of nodes share one process here."""
         default = ShardcastConfig()
         cache = int(self._scenario.parameter("cache_bytes", default.cache_bytes))
         return replace(default, chunk_bytes=self._chunk_bytes, cache_bytes=cache)
 
     async def _meet(self, node: SimNode, host: Host) -> None:
-        """Dial some who are there: they say what is new, and may be asked for it."""
+        """Dial some present nodes, which tell new versions and serve them."""
         there = self._joined(node)
         others = [other for other in there if other.name != ORIGIN] or there
         for other in node.world.rng("meet").sample(others, min(ACQUAINTANCES, len(others))):
@@ -238,8 +238,8 @@ class Policies:
         swarm.simulation.plot("bytes sent by the origin", swarm.nodes[ORIGIN].endpoint.sent)
 
     def _delays(self, receivers: Sequence[SimNode], version: int) -> list[float]:
-        """Seconds until each who was there had ``version`` or a newer one; infinite if
-        never."""
+        """Return the seconds until each present node had ``version`` or a newer version;
+        infinite if never."""
         published = self._published[version]
         delays = []
         for node in receivers:
@@ -322,7 +322,8 @@ class Policies:
         }
 
     def _late(self, receivers: Sequence[SimNode]) -> dict[str, float]:
-        """Return how long late joiners took to get the newest version, and who sent it."""
+        """Return the times in which late joiners got the newest version, and the senders'
+        shares."""
         late = [node for node in receivers if self._participants[node.name].joins > 0]
         if not late:
             return {}
@@ -346,8 +347,8 @@ class Policies:
         }
 
     def _depth(self, swarm: Swarm) -> int:
-        """Hops from the origin to the farthest in the forest of the last roster (as it would be
-        now)."""
+        """Return the hops from the origin to the farthest node in the forest of the last
+        roster."""
         origin = swarm.nodes[ORIGIN]
         roster = Roster.sign(origin.world.signer, RUN, 1, self._roster(origin))
         return depth_of(build_forest(roster, PolicyVersion(max(self._published, default=1))))

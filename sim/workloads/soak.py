@@ -1,4 +1,4 @@
-"""Does any table grow without bound, while whole nodes come and go for weeks? (L1)
+"""Search for tables that grow without bound, while whole nodes come and go for weeks. (L1)
 
 Theory of operation
 -------------------
@@ -44,17 +44,15 @@ from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
-from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
-from roles.rl.recipes import SORTING
+from roles.contract import Run
+from roles.contract.core.file import Delivery
 from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.policies import make_weights
+from sim.workloads.run_file import write_run
 
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
@@ -131,12 +129,11 @@ class Soak:
         self._config = NodeConfig()
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Let the nodes live, sample their tables, and say what grew."""
+        """Let the nodes live, sample their tables, and report tables that grew."""
         self._scenario = scenario
-        self._run, self._config = (
-            _write_run(swarm),
-            _config(scenario.parameter("interval", MAX_INTERVAL)),
-        )
+        delivery = Delivery(chunk_bytes=8 * 1024)
+        self._run = write_run(swarm.simulation.keys, "soak", "n0", "n0", delivery=delivery)
+        self._config = _config(scenario.parameter("interval", MAX_INTERVAL))
         staying = max(2, round(scenario.nodes * STAYING))
         async with trio.open_nursery() as nursery:
             for number in range(scenario.nodes):
@@ -278,7 +275,7 @@ def limit_of(table: Collection[object]) -> int | None:
 
 
 def walk(root: str, start: object, seen: set[int]) -> Iterator[tuple[str, Collection[object]]]:
-    """Yield every table below ``start`` with its path; what ``seen`` holds is not entered
+    """Yield every table below ``start`` with its path. Objects in ``seen`` are not entered
     again."""
     stack: list[tuple[str, object]] = [(root, start)]
     while stack:
@@ -304,7 +301,8 @@ def _is_flat(thing: object) -> bool:
 
 
 def _is_worth_a_look(thing: object) -> bool:
-    """Containers, and objects of our own classes that belong to one node."""
+    """Return True for containers, and for objects of our own classes that belong to one
+    node."""
     if isinstance(thing, (*TABLES, tuple)):
         return True
     kind = type(thing)
@@ -324,21 +322,6 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
             if name not in (far, TALLY) and hasattr(thing, name):
                 yield name, getattr(thing, name)
     yield from getattr(thing, "__dict__", {}).items()
-
-
-def _write_run(swarm: Swarm) -> Run:
-    peer = swarm.simulation.keys.signer("n0").peer_id
-    terms = Terms(
-        name="soak",
-        expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-        trainers=(peer,),
-        validators=(peer,),
-        model=replace(SORTING, engine="fake"),
-        sampling=NO_SAMPLING,
-        delivery=Delivery(chunk_bytes=8 * 1024),
-    )
-    return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
 
 def _config(interval: float) -> NodeConfig:

@@ -10,12 +10,11 @@ import trio
 
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import RealWorld, open_world
-from p2p.transport.connection import Connection, MuxedStream
+from p2p.transport.connection import Connection, MuxedStream, secure
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.noise import NoiseSession, StaticKey
 from p2p.transport.core.yamux import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN, WINDOW_UPDATE
 from p2p.transport.memory import MemoryNetwork, memory_pair
-from p2p.transport.upgrade import secure
 
 __all__ = [
     "ACK",

@@ -21,12 +21,11 @@ from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.disk import FIRST_RETRY, LONGEST_RETRY, DiskHealth
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import PolicyStore
+from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskHealth, PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of

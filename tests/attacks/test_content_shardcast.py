@@ -15,6 +15,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast.bulk import MAX_UNFINISHED, FrameBudget
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
@@ -37,7 +38,6 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
     encode_message,
 )
-from p2p.shardcast.receiver import MAX_UNFINISHED, FrameBudget
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.shardcast_policies import index_of
 from tests.support.shardcast_town import Member, Town, publish
@@ -95,7 +95,7 @@ def test_hello_all_day_is_answered_once_per_connection() -> None:
     course = Course(holds=True)
     effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Hello(-1))]
     assert answers(effects, PolicyNews) == 1
-    course.core.handle(ev.PeerLost(PEERS[0]), course.now)
+    course.core.handle(ev.PeerDown(PEERS[0]), course.now)
     course.core.handle(ev.PeerUp(PEERS[0]), course.now)
     assert answers(course.hear(PEERS[0], Hello(-1)), PolicyNews) == 1
 

@@ -149,7 +149,7 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     liar, honest = contact(key_pair(1)), contact(key_pair(2))
     met(victim, liar)
     met(victim, honest)
-    victim.core._neighbours.disconnected(honest.peer)
+    victim.core._neighbours.up.pop(honest.peer, None)
     elsewhere = Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
     effects = victim.core.handle(Get(1, "test", b"name"), LATER)
     learnt = [each for each in effects if isinstance(each, AddAddrs)]

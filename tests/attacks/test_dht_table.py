@@ -172,7 +172,7 @@ def test_a_held_up_dial_evicts_nobody_and_a_dead_peer_is_forgotten() -> None:
     for node in honest:
         swarm._links.pop((node.peer, victim.peer), None)
         swarm._links.pop((victim.peer, node.peer), None)
-        victim.core._neighbours.disconnected(node.peer)
+        victim.core._neighbours.up.pop(node.peer, None)
     real_send = swarm._send
     swarm._send = lambda node, peer, data: None  # type: ignore[method-assign]  # dials wait for a slot
     swarm.give(victim, Get(2, "test", b"name"))

@@ -21,9 +21,9 @@ from p2p.machine import load_or_create_key, open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm.core.limits import DESCRIPTOR_RESERVE, ResourceLimits
 from p2p.swarm.swarm import open_host
+from p2p.transport.connection import secure
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.tcp import TcpNetwork
-from p2p.transport.upgrade import secure
 
 DESCRIPTORS = DESCRIPTOR_RESERVE + 64
 VICTIM = f"""

@@ -22,9 +22,9 @@ from p2p.swarm import connector
 from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
 from p2p.swarm.core.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.transport.connection import Secured, secure
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.upgrade import Secured, secure
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")

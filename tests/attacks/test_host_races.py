@@ -149,47 +149,6 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
             assert received == [b"hello"]
 
 
-# Lanes.
-
-
-async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns() -> None:
-    """A full lane, the peer's newer connection, then the end of its old one: nothing comes
-    twice.
-    """
-    network, key = MemoryNetwork(), KeyPair(b"\x07" * 32)
-    received: list[int] = []
-    again: list[bytes] = []
-
-    async def never(stream: Stream) -> None:
-        await trio.sleep_forever()
-
-    async with (
-        open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
-        open_host(network=network, listen=(), config=QUIET, key=key) as ghost,
-        open_host(network=network, listen=(), config=QUIET, key=key) as restarted,
-    ):
-        ghost.set_handler(NEWS, never)
-        with restarted.receiving(NEWS, lambda _, message: again.append(message[:1])):
-            await ghost.connect_addr(host.addrs[0])
-            await trio.testing.wait_all_tasks_blocked()
-            while host.send(key.peer_id, NEWS, bytes([len(received)]) + bytes(99_999)):
-                received.append(len(received))
-                await trio.testing.wait_all_tasks_blocked()
-            waiting = sum(len(lane.waiting) for lane in host._outbox._lanes.values())
-            assert waiting > 0
-            await restarted.connect_addr(host.addrs[0])
-            await trio.testing.wait_all_tasks_blocked()
-            old, _ = connections_of(host)
-            lost = host.dropped_messages
-            old.abort()
-            await trio.testing.wait_all_tasks_blocked()
-            assert host.dropped_messages == lost + waiting
-            assert host._outbox._total == 0
-            assert host.send(key.peer_id, NEWS, b"z")
-            await trio.testing.wait_all_tasks_blocked()
-            assert again == [b"z"]
-
-
 # One identity, again and again.
 
 

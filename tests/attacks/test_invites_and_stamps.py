@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from p2p.dht.stamp import make_stamp
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.node.admission import Capability, Credential, find_work
@@ -25,7 +25,6 @@ from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
 from roles.diloco.session import RunMembers
 from tests.support.invites import (
-    CLOSED,
     GENERATE,
     GOSSIP,
     GUEST,
@@ -249,32 +248,3 @@ async def test_a_node_notices_the_end_of_its_own_invite(tmp_path: Path) -> None:
             assert book.lacks_work(own, b"") is lacks
             assert told[0] == times
         nursery.cancel_scope.cancel()
-
-
-async def test_a_use_that_the_disk_refused_is_kept_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a restart the invite had a use more."""
-    book, world = await book_at(tmp_path)
-    replace_, refused = world.disk.replace, [True]
-
-    async def full(path: str, data: bytes) -> None:
-        if refused.pop():
-            refused.append(False)
-            raise StorageError("no space left")
-        refused.append(False)
-        await replace_(path, data)
-
-    monkeypatch.setattr(world.disk, "replace", full)
-    one = invite(uses=2)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(book.guests.keep_forever)
-        for peer in (GUEST.peer_id, OTHER.peer_id):
-            book.see(peer, shown(one, peer))
-            await trio.testing.wait_all_tasks_blocked(0.05)
-        nursery.cancel_scope.cancel()
-    again, _ = await book_at(tmp_path)
-    await again.guests.recall(CLOSED)
-    third = KeyPair(b"3" * 32).peer_id
-    with pytest.raises(BadMessage, match="all 2 uses"):
-        again.see(third, shown(one, third))

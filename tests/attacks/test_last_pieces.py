@@ -21,9 +21,8 @@ import trio.testing
 
 from p2p.host import FrameReceiver, Host, Stream
 from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.shardcast.bulk import BulkReader, Sender, Throttle
 from p2p.shardcast.messages import ChunkHeader
-from p2p.shardcast.receiver import BulkReader
-from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmConfig, open_host

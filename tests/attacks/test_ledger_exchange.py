@@ -11,7 +11,7 @@ import pytest
 from p2p.errors import StorageError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
-from p2p.ledger import ExchangeConfig, Ledger, LedgerExchange, open_exchange
+from p2p.ledger import ExchangeConfig, Ledger, LedgerExchange
 from p2p.ledger.core.exchange import (
     LEDGER_PROTOCOL,
     MAX_ANSWER,
@@ -60,7 +60,8 @@ class Stage:
                 await self.acts[machine.name](machine, host)
                 return
             peers = [one.peer_id for one in others]
-            async with open_exchange(machine.world, host, own, CONFIG, lambda: peers) as one:
+            one = LedgerExchange(machine.world, host, own, CONFIG, lambda: peers)
+            with one.serving():
                 self.exchanges[machine.name] = one
                 one.follow([self.judge])
                 try:

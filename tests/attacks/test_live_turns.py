@@ -17,11 +17,10 @@ from p2p.host import Stream
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
-from p2p.transport.connection import _CROWD, STALLS
+from p2p.transport.connection import _CROWD, STALLS, Turns
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import STREAM_WORK, Event, Mux
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.wakeup import Turns
 from tests.attacks.hostile_mux import (
     DATA,
     ECHO,

@@ -88,32 +88,6 @@ def test_one_node_alone_is_not_surrounded() -> None:
     assert len(kept) >= min(3, len(before))
 
 
-def test_the_lonely_still_find_neighbours_while_requests_flood_all() -> None:
-    swarm = HostileSwarm(40)
-    honest, rng = list(swarm.nodes), Random(2)
-    swarm.run(60)
-    enemies = swarm.enlist(16)
-    swarm.be_polite()
-
-    def ask() -> None:
-        for enemy in enemies:
-            for victim in rng.sample(honest, 2):
-                swarm.tell(
-                    enemy, victim, Neighbor(True, swarm.words(enemy, int(swarm.now * 1000)))
-                )
-
-    swarm.every(2.0, ask)
-    swarm.run(30)
-    for number in range(500, 505):
-        swarm.start(number, bootstrap=number - 500)
-    swarm.run(60)
-    good = {*honest, *(peer_named(number) for number in range(500, 505))}
-    for number in range(500, 505):
-        newcomer = swarm.nodes[peer_named(number)].core
-        assert sum(peer in good for peer in newcomer.neighbours) >= 1
-        assert sum(member.peer in good for member in newcomer.members()) >= 30
-
-
 def test_neighbours_of_our_own_choice_stay_and_the_oldest_are_anchors() -> None:
     swarm = HostileSwarm(30)
     honest = list(swarm.nodes)

@@ -144,18 +144,3 @@ def test_we_show_ours() -> None:
     assert (
         decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"
     )
-
-
-def test_a_clock_that_is_wrong_is_said() -> None:
-    """2,500 s: all refuse us and we refuse all; before, nothing but a counter told of it."""
-    core = make_core(clock=2500.0)
-    for number in range(2, 6):
-        peer = peer_named(number)
-        hear(core, peer, Join(words(peer)))
-    off = core.clock_off
-    assert off is not None
-    assert (off.peers, round(off.seconds)) == (4, 2500)
-    assert "set it by NTP" in str(off)
-    right = make_core()
-    hear(right, peer_named(9), Join(words(peer_named(9))))
-    assert right.clock_off is None

@@ -146,33 +146,6 @@ def test_a_task_that_fails_ends_no_worker(
     assert len(errors) <= len(health), "each role of a node says it once"
 
 
-@pytest.mark.parametrize(
-    ("method", "kind", "sentence"),
-    [
-        ("task", "inference", "drawing under policy 0; the environment fails: task() of"),
-        pytest.param(
-            "reward",
-            "validator",
-            "undecided on the last place, because the environment fails: no",
-            marks=pytest.mark.deep,
-        ),
-    ],
-)
-def test_a_role_that_its_environment_keeps_from_working_says_so(
-    method: str, kind: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It drew nothing, waited "for the next policy" for ever, and only the log knew why."""
-
-    def fail(*_: object, **__: object) -> Any:
-        raise EnvironmentFailed("no such file\x1b") if method == "reward" else OSError("gone")
-
-    monkeypatch.setattr(SortEnvironment, method, fail)
-    health = play({"inference-1": "inference", "inference-2": "inference"}, 30.0, steps=3)
-    role = validator(health) if kind == "validator" else health["inference-1"]["roles"][kind]
-    assert sentence in role["now"]
-    assert role["now"].isprintable()
-
-
 async def test_an_evaluation_that_fails_stops_no_learning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,19 +53,6 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
 
 
 @pytest.mark.deep
-def test_a_pull_without_a_pusher_says_what_to_look_into(tmp_path: Path) -> None:
-    """It said "waiting" for ever, on a network where the push had found no address but
-    127.0.0.1."""
-    source = folder_at(tmp_path / "model")
-    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
-        ticket = push.said("ticket")
-    with cast("pull", ticket["ticket"], "--out", tmp_path / "out", *LOCAL) as pull:
-        told = pull.said("unreachable")
-    assert [told["addr"]] == ticket["addrs"]
-    assert "pusher's own machine" in told["cause"]
-
-
-@pytest.mark.deep
 def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
     source.write_bytes(Random(0).randbytes(12_000_000))

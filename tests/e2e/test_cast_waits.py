@@ -130,30 +130,6 @@ def test_a_fetch_that_waits_for_another_says_so(tmp_path: Path) -> None:
             process.kill()
 
 
-# Files that change
-
-
-@pytest.mark.deep
-def test_a_changed_file_is_one_sentence_of_the_push(tmp_path: Path) -> None:
-    """45 lines had numbers of chunks."""
-    source = pushed(tmp_path / "model", 40_000_000)
-    with push_of(source, tmp_path / "p") as (push, ticket):
-        with (source / "w.bin").open("r+b") as file:
-            # what was packed ahead, at the front, is served from memory
-            for place in range(17_000_000, 40_000_000, 100_000):
-                file.seek(place)
-                file.write(b"changed")
-        with cast("pull", ticket, "--out", tmp_path / "out", *LOCAL) as pull:
-            stuck = pull.said("progress", that=lambda e: "no machine sends" in e["waits_for"])
-            assert "has a file changed there?" in stuck["waits_for"]
-        assert push.all_said("changed") == [
-            {"event": "changed", "path": "w.bin", "what": "changed"}
-        ]
-        push.process.send_signal(signal.SIGINT)
-        assert push.end() == 0
-        assert push.errors() == ""
-
-
 # Names and files that cannot be written
 
 

@@ -15,10 +15,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import trio
@@ -34,9 +33,7 @@ from p2p import (
 from p2p.machine import open_world
 from p2p.node.cli import node_main
 from p2p.node.process import check_key_place
-from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
-from p2p.node.screen import LiveScreen, Terminal
 from roles.contract import open_run
 from roles.demo.command import main as demo_main
 from roles.own.__main__ import main as run_main
@@ -44,7 +41,6 @@ from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.support.processes import ROOT, lines_until, started
 from tests.support.runs import RUN
-from tests.support.stub_node import stub_node
 
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWCKCeqLPSgMnDjyFsJuWqREDtKNHx1JEBiwaMXhCLNTRb"
 
@@ -57,69 +53,6 @@ def play(*command: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
 
 
 # The screen
-
-
-class Told(Terminal):
-    """Remembers the lines, with the seconds at which they came."""
-
-    def __init__(self, world) -> None:
-        super().__init__()
-        self.is_redrawn = False
-        self._now, self.began = world.now, world.now()
-        self.lines: list[tuple[float, str]] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append((round(self._now() - self.began), text))
-
-
-class Worker:
-    """A role that reports."""
-
-    name: ClassVar[str] = "worker"
-
-    def __init__(self) -> None:
-        self.over = False
-
-    def progress(self) -> Progress:
-        return Progress(
-            facts=(Fact("now", "drawing"), Fact("work", "256 made")), over=self.over
-        )
-
-
-async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
-    autojump_clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A joined worker printed its run's owner, and then nothing for ever."""
-    worker = Worker()
-    monkeypatch.setattr("p2p.node.screen.trio.to_thread.run_sync", at_once)
-    async with open_world() as world:
-        told = Told(world)
-        screen = LiveScreen(stub_node(world), [worker], told)
-        with trio.move_on_after(200.5):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(screen.run)
-                await world.sleep(150.5)
-                worker.over = True
-    line = "now drawing   policy 3 (the swarm has 4); 2 peers   work 256 made"
-    assert told.lines == [
-        (0, line),
-        (60, line),
-        (120, line),
-        (
-            151,
-            (
-                "over     the run is over: nothing is left to do, and this node only relays;"
-                " Ctrl-C ends it"
-            ),
-        ),
-        (151, line),
-        (200, f"ended    {line}"),
-    ]
-
-
-async def at_once(write: Callable[[], None], *, abandon_on_cancel: bool) -> None:
-    write()
-    await trio.lowlevel.checkpoint()
 
 
 def test_status_is_json_lines_and_nothing_else(tmp_path: Path) -> None:

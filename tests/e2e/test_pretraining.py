@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -65,32 +64,6 @@ def test_several_texts_count_by_their_size_and_a_draft_says_which_it_reads(
     assert run_main(again) == 2
     assert "say where it lies, with --corpus a=PATH" in capsys.readouterr().err
     assert run_main([*again, *corpora]) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--corpus", "fables"], "--corpus is text to pre-train on: add --diloco"),
-        (["--diloco", "--env", "sort"], "give --corpus PATH instead of --env"),
-        (["--diloco", "--corpus", "nowhere"], "the corpus 'nowhere' is not at"),
-        (["--diloco", "--corpus", "short.txt"], "it needs at least 2, half of them"),
-        (["--diloco", "--corpus", "empty"], "is empty: it needs .md, .py"),
-        (["--diloco", "--corpus", "empty", "--corpus", "x/empty"], "have one name: call one"),
-        (["--diloco", "--draft", "x"], "give the one or the others"),
-    ],
-)
-def test_what_cannot_be_learnt_from_is_one_sentence_and_no_run(
-    arguments: Sequence[str], sentence: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.txt").write_text("short")
-    (tmp_path / "empty").mkdir()
-    assert run_main(["init", "mine", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.deep

@@ -116,15 +116,13 @@ def test_peers_that_are_gone_leave_nothing_that_holds_them(
     now = 0.0
     for event, later in events:
         now += later
-        connected = set(core._mesh.connected_peers())
+        connected = set(core._mesh.topics_of)
         for effect in core.handle(event, now):
             if isinstance(effect, Send):
-                assert effect.peer in connected | set(core._mesh.connected_peers())
+                assert effect.peer in connected | set(core._mesh.topics_of)
             elif isinstance(effect, Validate):
                 core.handle(Validated(effect.id, Validity.ACCEPT), now)
-        assert all(
-            set(mesh) <= set(core._mesh.connected_peers()) for mesh in core.topics.values()
-        )
+        assert all(set(mesh) <= set(core._mesh.topics_of) for mesh in core.topics.values())
     for peer in PEERS:
         core.handle(PeerDown(peer), now)
     mesh, promises = core._mesh, core._promises

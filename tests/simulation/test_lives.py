@@ -142,7 +142,8 @@ def test_the_page_names_every_key_of_a_status(lives: tuple[Lives, Mapping[str, A
     for row in found.group(1).splitlines()[2:]:
         of, keys = row.strip("| ").split(" | ", 1)
         plain = re.sub(r"\([^()]*\)", "", keys)
-        named.setdefault(of.strip("`"), set()).update(re.findall(r"`(\w+)`", plain))
+        for one in of.split(", "):
+            named.setdefault(one.strip("`"), set()).update(re.findall(r"`(\w+)`", plain))
     _, health = lives
     roles = {name: role for one in health.values() for name, role in one["roles"].items()}
     said = {

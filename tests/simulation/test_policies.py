@@ -7,12 +7,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import pytest
-
 from sim.run.result import Result
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
-from sim.studies.profiles import MODELS, machine_named
 
 SMALL: Mapping[str, float] = {"policy_bytes": 600_000, "chunk_bytes": 32_768}
 
@@ -66,41 +63,4 @@ def test_an_origin_goes_on_after_its_death() -> None:
     assert metrics["hold_newest"] == 1.0
 
 
-# The INTELLECT-2 stage
-
-STAGE: Mapping[str, float] = {
-    "policy_bytes": 6.2e9,
-    "interval": 132.0,
-    "relays": 2,
-    "versions": 2,
-    "deaths": 0.0,
-}
-
-
-@pytest.mark.deep
-def test_the_core_and_the_tree_play_on_the_same_lines() -> None:
-    ours = play("intellect2", nodes=20, duration=600.0, coarse=16, **STAGE).metrics
-    tree = play("intellect2_reference", nodes=20, duration=600.0, **STAGE).metrics
-    assert ours["got_share"] == tree["got_share"] == 1.0
-    assert ours["own_line_seconds_50"] == tree["own_line_seconds_50"] > 0
-    assert ours["bound_seconds"] == tree["bound_seconds"]
-    assert ours["seconds_100"] >= ours["bound_seconds"]
-    assert tree["seconds_100"] >= tree["bound_seconds"]
-    assert (
-        ours["origin_policies_sent"]
-        < tree["origin_policies_sent"]
-        == pytest.approx(2.0, rel=0.02)
-    )
-    assert tree["relays_policies_sent"] == pytest.approx(20, rel=0.02)
-    assert tree["worker_policies_sent_100"] == 0 < ours["worker_policies_sent_50"]
-    assert tree["refusals"] > 0
-
-
 # Machines
-
-
-def test_profiles_are_within_a_factor_of_two_of_what_was_published() -> None:
-    pair = 2 * machine_named("3090").generate_rate(MODELS["8B"], 4096 + 512)
-    assert 387 / 2 < pair < 387 * 2
-    chat = machine_named("H100").generate_rate(MODELS["32B"], 600)
-    assert 2353 / 4 < chat < 2353, "the published figure counts prompts as well"

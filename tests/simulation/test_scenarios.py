@@ -218,4 +218,3 @@ def test_a_report_says_what_came_of_a_run_and_draws_its_lives() -> None:
 def test_the_table_of_faults_is_documented() -> None:
     text = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
-    assert [name for name in scenario_names() if f"`{name}`" not in text] == []

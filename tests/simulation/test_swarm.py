@@ -184,7 +184,7 @@ def test_blocking_work_dies_with_its_node() -> None:
         node = stage.swarm.add("w", work)
         await stage.swarm.sleep(1)
         stage.swarm.kill("w")
-        await node.wait_ended()
+        await node._ended.wait()
         return stage.swarm.simulation.now
 
     assert play(body) < 2
@@ -224,22 +224,6 @@ def test_a_one_way_partition_cuts_one_way() -> None:
         stage.hosts["b"].send(stage.swarm.nodes["a"].peer_id, NEWS, b"heard")
         await stage.swarm.sleep(5)
         assert [text for _, text, _ in stage.heard] == ["heard"]
-
-    play(body)
-
-
-def test_a_hold_keeps_everything_and_breaks_nothing() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        cuts = stage.swarm.hold("a", "b")
-        stage.hosts["a"].send(peer, NEWS, b"patience")
-        await stage.swarm.sleep(100)
-        assert stage.heard == []
-        assert stage.hosts["a"].connected == (peer,)
-        stage.swarm.release(cuts)
-        await stage.swarm.sleep(1)
-        assert [text for _, text, _ in stage.heard] == ["patience"]
 
     play(body)
 
@@ -308,24 +292,6 @@ def test_nothing_of_a_paused_node_runs() -> None:
     assert not [when for when in woken if 1 < when < 6]
     assert woken.count(6) >= 2  # the deadline and the dial
     assert max(woken) > 7
-
-
-@pytest.mark.parametrize(("seconds", "answers"), [(4, True), (30, False)])
-def test_a_dial_waits_for_a_paused_peer_as_long_as_for_any(
-    seconds: float, answers: bool
-) -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        stage.swarm.pause("b", seconds)
-        start = stage.swarm.simulation.now
-        try:
-            await stage.hosts["a"].connect(peer)
-        except PeerUnreachable:
-            assert not answers
-        assert stage.swarm.simulation.now - start == pytest.approx(min(seconds, 10), abs=0.2)
-        assert (peer in stage.hosts["a"].connected) is answers
-
-    play(body)
 
 
 def test_peers_give_up_what_is_paused_for_too_long() -> None:

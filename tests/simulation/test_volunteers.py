@@ -47,33 +47,6 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
 
 
 @pytest.mark.deep
-def test_every_rollout_has_one_fate() -> None:
-    metrics = outcome().metrics
-    fates = (
-        "learnt_from", "in_a_step_at_end", "without_spread", "pooled_at_end",
-        "on_probation", "unanswered_at_end", "lost_stale", "rejected",
-    )  # fmt: skip
-    assert (
-        sum(int(metrics[f"rollouts_{fate}"]) for fate in fates) == metrics["rollouts_generated"]
-    )
-    assert all(int(metrics[f"rollouts_{fate}"]) >= 0 for fate in fates)
-    assert metrics["rollouts_rejected"] == 0
-
-
-@pytest.mark.deep
-def test_the_run_makes_progress_with_work_that_is_fresh_enough() -> None:
-    metrics = outcome().metrics
-    assert int(metrics["steps"]) >= 3
-    assert float(metrics["reward_end"]) > float(metrics["reward_start"])
-    assert int(metrics["staleness_max"]) <= 2
-    assert int(metrics["deaths"]) > 0
-    # A patch travels; what one's own line would take is said of the whole policy.
-    assert 0 < float(metrics["broadcast_seconds_50"]) < float(metrics["own_line_seconds_50"])
-    assert float(metrics["from_peers_share"]) > 0.5
-    assert metrics["broadcast_missed_share"] == 0
-
-
-@pytest.mark.deep
 def test_too_many_volunteers_waste_little_once_work_was_lost() -> None:
     """Each made all it could: 59 % of the rollouts went stale, the trainer waited 14 % of the
     time, and a submission was sent eight times. Now it is so until the first work is lost."""

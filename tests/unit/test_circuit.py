@@ -27,8 +27,8 @@ from p2p.circuit.relay import receive_message, relaying
 from p2p.errors import ConfigError, PeerUnreachable, WrongPeer
 from p2p.host import Stream, request, send_frame, serve_requests
 from p2p.identity import KeyPair, PeerId
+from p2p.transport.connection import secure
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.upgrade import secure
 
 OPEN = RelayConfig(strangers=True)
 ECHO = "/test/echo/1.0.0"

@@ -18,9 +18,9 @@ from p2p.errors import PeerUnreachable, WrongPeer
 from p2p.host import request, serve_requests
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.connection import secure
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.upgrade import secure
 from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, open_relay, run, until
 
 PUNCHING = SwarmConfig(punch=True)
@@ -146,7 +146,7 @@ def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_cir
                         assert len(got) < number
                 await came.wait()
             assert got == list(range(count))
-            assert guest.dropped_messages == 0
+            assert guest._outbox.dropped == 0
 
     run(main)
 

@@ -9,12 +9,12 @@ import trio.testing
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.machine import open_world
 from p2p.transport import connection as connection_module
+from p2p.transport.connection import secure
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import memory_pair
-from p2p.transport.upgrade import secure
 from p2p.wire import KI, MIB
 from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
 

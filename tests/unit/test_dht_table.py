@@ -40,7 +40,7 @@ def test_closest_are_the_closest(size: int, seed: int, count: int) -> None:
     table, _ = table_with(size, seed)
     target = Random(seed + 1).getrandbits(160)
     expected = sorted(held(table), key=lambda each: each.number ^ target)[:count]
-    assert table.closest(target, count) == expected
+    assert table.closest(target.to_bytes(20, "big"), count) == expected
 
 
 @given(st.integers(0, 400), st.integers(0, 2**32), st.integers(1, 20))
@@ -65,7 +65,7 @@ def test_everybody_near_us_is_kept() -> None:
     table, heard = table_with(500, 3)
     own = table.node.long_id
     nearest = sorted(heard, key=lambda each: each.number ^ own)[:20]
-    assert table.closest(own, 20) == nearest
+    assert table.closest(own.to_bytes(20, "big"), 20) == nearest
 
 
 def test_ids_on_a_border_go_where_they_belong() -> None:
@@ -99,10 +99,12 @@ def test_a_peer_has_one_place_and_its_newest_addresses() -> None:
     first = contact(rng)
     table.add(first)
     table.add(Contact(first.peer, first.nonce, (Multiaddr.tcp("10.9.9.9", 2),)))
-    assert [str(addr) for addr in table.closest(0, 9)[0].addrs] == ["/ip4/10.9.9.9/tcp/2"]
+    assert [str(addr) for addr in table.closest(bytes(20), 9)[0].addrs] == [
+        "/ip4/10.9.9.9/tcp/2"
+    ]
     moved = Contact(first.peer, rng.randbytes(8), ADDRS)
     table.add(moved)
-    assert table.closest(0, 9) == [moved]
+    assert table.closest(bytes(20), 9) == [moved]
     assert table.contact_of(first.peer) is moved
 
 

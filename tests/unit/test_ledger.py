@@ -106,7 +106,8 @@ async def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> Non
         assert ledger.head == head == Head(2, third.digest)
         assert [entry async for entry in ledger.entries()] == [first, second, third]
         assert [entry.body async for entry in ledger.entries("verdict", start=1)] == [b"three"]
-        assert (len(ledger), ledger.count("verdict"), ledger.count("receipt")) == (3, 2, 1)
+        assert len(ledger) == 3
+        assert len([one async for one in ledger.entries("verdict")]) == 2
         assert await ledger.read(1) == second
         with pytest.raises(IndexError):
             await ledger.read(3)

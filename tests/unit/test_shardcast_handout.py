@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from p2p.identity import KeyPair, PeerId
-from p2p.shardcast.core.handout import TRANSITIONS, GiftEvent, GiftStage, HandOut
+from p2p.shardcast.core.handout import GiftEvent, GiftStage, HandOut
 from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
@@ -43,6 +45,51 @@ def nobody_is_gone(_: PeerId) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    "fail",
+    [lambda handout, _: handout.expire(1.0), lambda handout, bad: handout.lose(bad)],
+    ids=["times out", "is lost"],
+)
+def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
+    fail: Callable[[HandOut, PeerId], None],
+) -> None:
+    """Five books knew parts of a chunk's fate: two chunks that were given again at 0.2 s and
+    confirmed at 0.3 s were given once more when their first root failed later."""
+    handout = homes(1.5e6, chunks=12, peers=6)
+    given = give_all(handout, 0.0)
+    bad, *good = handout.forest.roots
+    assert given[bad] == [0, 6]
+    for peer in good:
+        assert handout.confirm(peer, 2, 99, 0.1)
+    for chunk in given[bad]:
+        assert not handout.ask(chunk, good[0], 0.2, lanes=0), "one may only be impatient"
+        assert handout.ask(chunk, good[1], 0.2, lanes=0)
+    again = give_all(handout, 0.2)
+    assert sorted(chunk for chunks in again.values() for chunk in chunks) == [0, 6]
+    assert bad not in again
+    for peer, chunks in again.items():
+        assert handout.confirm(peer, 2 + len(chunks), 99, 0.3)
+    fail(handout, bad)
+    assert give_all(handout, 1.0) == {}
+    assert handout.exhausted
+
+
+def test_a_root_that_lets_a_deadline_pass_gets_nothing_until_it_has_confirmed_all() -> None:
+    handout = homes(5e6)
+    given = give_all(handout, 0.0)
+    slow, *quick = handout.forest.roots
+    for peer in quick:
+        handout.confirm(peer, len(given[peer]), 999, 0.4)
+    handout.expire(0.5)
+    again = give_all(handout, 0.5)
+    assert set(given[slow]) <= {chunk for chunks in again.values() for chunk in chunks}
+    assert slow not in again
+    handout.confirm(slow, 1, 999, 0.6)
+    assert handout.give(lambda peer: peer == slow, 0.6) is None
+    handout.confirm(slow, len(given[slow]), 999, 0.7)
+    assert handout.give(lambda peer: peer == slow, 0.7) is not None
+
+
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:
     """A hundred peers that pulled at once made three of their four roots lose their stripes."""
     handout = hand_out(forest_of(20, 5e6))
@@ -59,6 +106,32 @@ def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> Non
     assert handout.suspect(chunk, by, 7.4) is None
     assert handout.suspect(chunk, by, 7.9) == root
     assert handout.suspect(chunk, KEYS[40].peer_id, 9.0) is None, "it came later"
+
+
+def test_two_reports_of_two_peers_demote_a_root_and_each_peer_has_one() -> None:
+    handout = homes(5e6)
+    given = give_all(handout, 0.0)
+    root, other, *peers = handout.forest.roots
+    assert not handout.report(root, root)
+    assert not handout.report(root, peers[0])
+    assert not handout.report(root, peers[0])
+    assert not handout.report(other, peers[0]), "it has had its report"
+    assert not handout.report(root, KEYS[40].peer_id), "a stranger"
+    handout.confirm(root, len(given[root]), 999, 0.1)
+    assert handout.report(root, peers[1])
+    for peer in (other, *peers):
+        handout.confirm(peer, len(given[peer]), 999, 0.1)
+    rest = [step[2] for step in iter(lambda: take(handout, 0.2), None)]
+    assert rest[-len(given[root]) :] == given[root], "all that it had, when all else has left"
+
+
+def take(handout: HandOut, now: float) -> tuple[PeerId, int, int] | None:
+    """One chunk given, left and confirmed."""
+    step = handout.give(lambda _: True, now)
+    if step is not None:
+        handout.note_left(step[0], now)
+        handout.confirm(step[0], handout._roots[step[0]].given, 999, now + 0.1)
+    return step
 
 
 def test_an_origin_with_a_busy_line_does_not_answer_for_what_it_is_about_to_give() -> None:
@@ -93,14 +166,46 @@ def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:
     assert not is_fed()
 
 
+def last_given_to_a_slow_root(handout: HandOut, granted: int) -> float:
+    """Play a hand-out in which one root's word takes a second and that of all others a tenth;
+    returns when it was last given a chunk. The others ask for ``granted`` chunks in all."""
+    slow, *quick = handout.forest.roots
+    counts, last, idle = dict.fromkeys(handout.forest.roots, 0), 0.0, 0
+    for tenth in range(10_000):
+        now = tenth / 10
+        for peer in quick if tenth else ():
+            handout.confirm(peer, counts[peer], granted, now)
+        if tenth % 10 == 9:
+            handout.confirm(slow, counts[slow], 999, now)
+        idle += 1
+        while (step := handout.give(lambda _: True, now)) is not None:
+            handout.note_left(step[0], now)
+            counts[step[0]] += 1
+            idle = 0
+            last = now if step[0] == slow else last
+        if idle > 20:
+            break
+    assert sum(counts.values()) > 100
+    return last
+
+
+def test_a_slow_root_is_passed_over_when_it_would_be_the_last_to_confirm() -> None:
+    """It had confirmed all that it owed, and so came first: all waited for its last chunk."""
+    handout = homes(2.5e6, chunks=9000)
+    last = last_given_to_a_slow_root(handout, 99_999)
+    assert handout.exhausted
+    assert 5.0 < last < handout.progress - 0.8, "its word takes a second"
+
+
+def test_a_slow_root_gets_the_rest_if_no_other_asks_for_more() -> None:
+    """Roots that confirm all at once and grant nothing make every honest one a slow one."""
+    handout = homes(2.5e6, chunks=120)
+    assert last_given_to_a_slow_root(handout, 18) == handout.progress
+    assert handout.exhausted
+
+
 @pytest.mark.parametrize("event", GiftEvent)
 def test_what_is_to_be_given_again_is_until_it_is_given(event: GiftEvent) -> None:
-    after = TRANSITIONS.get((GiftStage.AGAIN, event), GiftStage.AGAIN)
-    assert after is (GiftStage.GIVEN if event is GiftEvent.GIVE else GiftStage.AGAIN)
-
-
-@pytest.mark.parametrize("stage", GiftStage)
-def test_a_confirmation_settles_what_a_root_owes_and_nothing_else(stage: GiftStage) -> None:
-    owes = stage in {GiftStage.GIVEN, GiftStage.LATE}
-    after = TRANSITIONS.get((stage, GiftEvent.CONFIRM), stage)
-    assert after is (GiftStage.CONFIRMED if owes else stage)
+    ended, begun = event.value
+    assert event is GiftEvent.GIVE or GiftStage.AGAIN not in ended
+    assert event is not GiftEvent.GIVE or begun is GiftStage.GIVEN

@@ -58,3 +58,19 @@ def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     queue.push(asked[0])
     queue.purge(POLICY)
     assert (queue.owed, queue.backlog) == (1, 0), "what is under way leaves all the same"
+
+
+def test_what_goes_along_a_stripe_passes_what_was_asked_for() -> None:
+    """A peer that came during a hand-out waits for what it asked for: the chunks that it was
+    to pass on stood behind that, and its stripe stood still."""
+    queue = SendQueue()
+    asked = ChunkHeader(POLICY, 1)
+    first, second = (ChunkHeader(POLICY, number, 1, 0) for number in (2, 3))
+    for header in (asked, first, second):
+        queue.push(header)
+    assert (queue.backlog, queue.owed) == (2, 1)
+    sent = []
+    while queue.head is not None:
+        queue.start(0.0)
+        sent.append(queue.finish(0.5))
+    assert sent == [first, second, asked]

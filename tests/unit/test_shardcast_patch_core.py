@@ -131,8 +131,8 @@ def back(swarm: PatchingSwarm, node: Node) -> int:
     node.alive = True
     for other in [swarm.origin, *swarm.peers]:
         if other is not node:
-            swarm.give(node, ev.PeerLost(other.peer))
-            swarm.give(other, ev.PeerLost(node.peer))
+            swarm.give(node, ev.PeerDown(other.peer))
+            swarm.give(other, ev.PeerDown(node.peer))
             swarm.give(node, ev.PeerUp(other.peer))
             swarm.give(other, ev.PeerUp(node.peer))
     swarm.run(swarm.now + 60)

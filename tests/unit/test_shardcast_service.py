@@ -15,7 +15,7 @@ from p2p.shardcast import (
     publisher,
 )
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import StoredPolicy
 from p2p.wire import KI
 from tests.support.shardcast_town import Town, everybody, publish
 

@@ -18,8 +18,7 @@ from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
-from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.stored import StoredPolicy
+from p2p.shardcast.store import PolicyStore, StoredPolicy
 from p2p.wire import KI
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

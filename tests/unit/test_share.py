@@ -14,12 +14,10 @@ import trio.testing
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import open_world
-from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.snapshots import OwnView, in_words
 from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
-from p2p.shardcast import ShardcastConfig
-from p2p.shardcast.sender import Throttle
+from p2p.shardcast.bulk import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
 from roles.contract.core.file import sign_run
@@ -70,30 +68,6 @@ def test_hours_are_this_machines_and_may_pass_midnight(
     hours: str, wall: float, is_open: bool
 ) -> None:
     assert ShareConfig(hours=hours).is_open(wall) is is_open
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("upload = 100", "upload is at least 16384"),
-        ("upload = inf", "at most a TiB"),
-        ('hours = "20-7"', "hours are such as"),
-        ('hours = "24:00-07:00"', "hours are such as"),
-        ('hours = "07:00-07:00"', "hours are such as"),
-        ("disk = -1", "number of bytes"),
-        ("uplaod = 1", "upload"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(tmp_path: Path, table: str, said: str) -> None:
-    path = tmp_path / "node.toml"
-    path.write_text(f"[share]\n{table}\n")
-    with pytest.raises(ConfigError, match=said):
-        load_config(path)
-    path.write_text('[share]\nupload = 1_000_000\nhours = "20:00-07:00"\ndisk = 5_000_000\n')
-    share = load_config(path).share
-    limited = share.limited(ShardcastConfig())
-    assert (limited.upload_rate, limited.download_rate, limited.keep_bytes) == (1e6, 0, 5e6)
-    assert NodeConfig().share.limited(ShardcastConfig()) == ShardcastConfig()
 
 
 async def test_a_paused_role_begins_nothing_finishes_its_work_and_says_so(

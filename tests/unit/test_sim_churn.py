@@ -147,9 +147,7 @@ def test_no_other_failure_is_restarted(wrong: Exception) -> None:
 
 
 def test_membership_survives_full_disks() -> None:
-    """A node that starts on a full disk cannot write its numbers: it ends, and comes back when
-    it can.
-    """
+    """A node that starts on a full disk takes its numbers from the clock."""
     faults = (
         Fault(at=20.0, kind="full_disk", who=("n5", "n6"), seconds=30.0),
         Fault(at=25.0, kind="kill", who=("n5", "n7"), seconds=3.0),
@@ -159,6 +157,5 @@ def test_membership_survives_full_disks() -> None:
         nodes=10, duration=110.0, faults=faults, parameters=parameters, expect=()
     )
     result = run_scenario(scenario, 1)
-    assert result.witnessed["supervision/started a process again"] > 3
     assert result.metrics["coverage"] == 1.0
     assert result.metrics["ghost_share"] == 0.0

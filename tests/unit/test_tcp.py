@@ -15,9 +15,9 @@ import trio.testing
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.transport import tcp
+from p2p.transport.connection import DirectStream, MeteredStream, Wakeup
 from p2p.transport.memory import BACKLOG, MemoryNetwork
 from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
-from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
 from p2p.wire import KI
 
 

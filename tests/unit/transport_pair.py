@@ -10,10 +10,9 @@ import trio
 
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
-from p2p.transport.connection import Connection, MuxedStream
+from p2p.transport.connection import Connection, MuxedStream, Secured, secure
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryStream, memory_pair
-from p2p.transport.upgrade import Secured, secure
 
 ECHO = ProtocolId("/test/echo")
 NOBODY = ProtocolId("/test/nobody")

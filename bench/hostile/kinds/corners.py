@@ -1,6 +1,4 @@
-"""Corners of one connection, taken by hundreds: what is sealed, decrypted, lingering or
-half-closed.
-"""
+"""Hundreds of connections that exhaust sealed, decrypted, lingering or half-closed data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Frames and messages: unfinished ones, floods, bombs, and what is said by identify and
-gossip.
-"""
+"""Unfinished frames, floods and bombs, and hostile messages of identify and gossip."""
 
 from __future__ import annotations
 

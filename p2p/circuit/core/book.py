@@ -172,7 +172,7 @@ class RelayBook:
         return True
 
     def end(self, source: PeerId, target: PeerId, abort: Callable[[], None]) -> None:
-        """Stop counting a circuit, an aborted one too, whichever of a peer's ends first."""
+        """Stop counting a circuit, also an aborted one."""
         held = self._aborts.get(source, [])
         if (target, abort) in held:
             held.remove((target, abort))

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from heapq import heappop, heappush
 from random import Random
 from typing import Final
 
+from p2p.dht.core.lookup import ContactState
 from p2p.dht.messages import MAX_REQUEST_ID
 from p2p.identity import PeerId
 
@@ -31,18 +31,8 @@ ATTEMPTS: Final = 3
 of ten, three in one of a thousand."""
 
 
-class Lateness(Enum):
-    """Lateness of a reply, by the number of attempts that have timed out."""
-
-    LATE = auto()
-    """One attempt has timed out: another contact is asked as well."""
-    LOST = auto()
-    """Two attempts have timed out: the end of a lookup does not wait for the reply."""
-    FAILED = auto()
-    """All attempts have timed out: the call is closed."""
-
-
-_AFTER: Final = (Lateness.LATE, Lateness.LOST, Lateness.FAILED)
+_AFTER: Final = (ContactState.LATE, ContactState.LOST, ContactState.FAILED)
+"""What the contact of a call is after so many attempts that have timed out."""
 
 
 @dataclass(slots=True)
@@ -149,10 +139,10 @@ class Calls:
             self.round_trips.measure(now - call.sent)
         return call
 
-    def expire(self, now: float) -> list[tuple[Call, Lateness]]:
-        """Return the calls that have timed out by ``now``, each with its lateness. All but
-        `FAILED` calls must be sent again."""
-        expired: list[tuple[Call, Lateness]] = []
+    def expire(self, now: float) -> list[tuple[Call, ContactState]]:
+        """Return the calls that have timed out by ``now``, each with its contact's state. All
+        but `FAILED` calls must be sent again."""
+        expired: list[tuple[Call, ContactState]] = []
         while self.next_deadline <= now:
             _, request_id, attempt = heappop(self._due)
             call = self._open[request_id]

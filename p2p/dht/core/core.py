@@ -223,12 +223,12 @@ class DhtCore:
                 self._wall = wall
                 self._tick()
             case PeerUp(peer):
-                self._neighbours.connected(peer)
+                self._neighbours.up[peer] = None
                 few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
                 if few and self._neighbours.claim_ping(peer, now):
                     self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
-                self._neighbours.disconnected(peer)
+                self._neighbours.up.pop(peer, None)
                 if unreachable:
                     self._neighbours.unreachable(peer, now)
                     self._requester.unreachable(peer, now)
@@ -277,7 +277,7 @@ class DhtCore:
     def _take(self, envelope: msg.Envelope) -> None:
         sender, body = envelope.sender, envelope.body
         quotas = self._responder.quotas
-        self._neighbours.connected(sender.peer)
+        self._neighbours.up[sender.peer] = None
         if isinstance(body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store):
             reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:
@@ -293,7 +293,7 @@ class DhtCore:
             if self._refresh_due == math.inf:
                 self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
         else:
-            quotas.charge_message(sender.peer, self._now)  # too late, or never asked
+            quotas.requests.charge(sender.peer, self._now)  # too late, or never asked
 
     def _jitter(self, interval: float) -> float:
         """Return ``interval`` times 0.8 to 1.2, so that nodes started together do not act

@@ -50,7 +50,7 @@ class Neighbours:
         # have healed.
         self._lost: BoundedDict[PeerId, None] = BoundedDict(20)
         # Peers remembered as connected, should the host never say that they are gone.
-        self._connected: BoundedDict[PeerId, None] = BoundedDict(8192)
+        self.up: BoundedDict[PeerId, None] = BoundedDict(8192)
         # Bootstrap peers remembered: four times as many as one join asks
         # (`requester.MAX_SEEDS_ASKED`).
         self._seeds: BoundedDict[PeerId, None] = BoundedDict(64)
@@ -166,14 +166,10 @@ class Neighbours:
                 worth.append(known or contact)
         return worth
 
-    def nearest(self, target: bytes, count: int) -> list[Contact]:
-        """Return the contacts in the table that are nearest to ``target``."""
-        return self.table.closest(int.from_bytes(target, "big"), count)
-
     def is_met(self, peer: PeerId) -> bool:
         """Return True if ``peer`` is in the table or connected. Asking it then is no dial on a
         third party's word."""
-        return peer in self._connected or self.table.contact_of(peer) is not None
+        return peer in self.up or self.table.contact_of(peer) is not None
 
     def note_inbound(self, peer: PeerId, now: float) -> None:
         """Note that ``peer``, which is about to be pinged, came to us by itself."""
@@ -189,19 +185,6 @@ class Neighbours:
         return self._inbound.get(peer, -math.inf) > now - 600.0
 
     # Connections, seeds.
-
-    def connected(self, peer: PeerId) -> None:
-        """Note that there is a connection to ``peer``."""
-        if peer not in self._connected:
-            self._connected[peer] = None
-
-    def disconnected(self, peer: PeerId) -> None:
-        """Note that there is no connection to ``peer``."""
-        self._connected.pop(peer, None)
-
-    def is_connected(self, peer: PeerId) -> bool:
-        """Return True if a message to ``peer`` needs no dial."""
-        return peer in self._connected
 
     def remember_seeds(self, peers: Iterable[PeerId]) -> None:
         """Remember peers to ask again when this node is alone. The operator chose them, so they

@@ -19,12 +19,12 @@ from typing import Final
 
 from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
-from p2p.dht.core.calls import Call, Calls, Lateness
+from p2p.dht.core.calls import Call, Calls
 from p2p.dht.core.events import Effect, Found, Joined, SendIfConnected, Written
 from p2p.dht.core.lookup import ContactState, Lookup, LookupShape
 from p2p.dht.core.neighbours import Neighbours
 from p2p.dht.core.store import RecordStore
-from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.core.validation import RecordValidator
 from p2p.dht.record import Record, decode_record_untrusted
 from p2p.errors import BadMessage
 from p2p.events import AddAddrs, Send
@@ -98,10 +98,7 @@ class GetOperation:
             if (key, blob) in self.validated:
                 found = True
                 continue
-            validity = validator.validate(record, key, wall)
-            if validity is RecordValidity.FORGED:
-                raise BadMessage("a holder returned a forged DHT record")
-            if validity is RecordValidity.VALID:
+            if validator.validate(record, key, wall):
                 if len(self.validated) < MAX_VALIDATED:
                     self.validated[(key, blob)] = None
                 self.take(record)
@@ -316,7 +313,7 @@ class Requester:
     # Calls.
 
     def _call(self, peer: PeerId, request: msg.Request, purpose: Purpose, now: float) -> None:
-        own, is_connected = self._neighbours.own, self._neighbours.is_connected(peer)
+        own, is_connected = self._neighbours.own, peer in self._neighbours.up
         call = self._calls.open(
             peer, purpose, lambda number: msg.encode(number, own, request), now, is_connected
         )
@@ -331,7 +328,7 @@ class Requester:
     def _call_contact(
         self, contact: msg.Contact, request: msg.Request, purpose: Purpose, now: float
     ) -> None:
-        if contact.addrs and not self._neighbours.is_connected(contact.peer):
+        if contact.addrs and contact.peer not in self._neighbours.up:
             self._emit(AddAddrs(contact.peer, contact.addrs, AddrSource.HEARSAY))
         self._call(contact.peer, request, purpose, now)
 
@@ -339,7 +336,7 @@ class Requester:
         self, target: bytes, operation: Operation, shape: LookupShape, now: float
     ) -> None:
         """Begin a lookup with the nearest contacts of the table."""
-        near = self._neighbours.nearest(target, msg.BUCKET_SIZE)
+        near = self._neighbours.table.closest(target, msg.BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
@@ -436,17 +433,14 @@ class Requester:
 
     def expire(self, now: float) -> None:
         """Resend late requests, close overdue calls, and end operations that took too long."""
-        for call, lateness in self._calls.expire(now):
-            if lateness is Lateness.FAILED:
-                self._failed(call, now, certain=self._neighbours.is_connected(call.peer))
+        for call, state in self._calls.expire(now):
+            if state is ContactState.FAILED:
+                self._failed(call, now, certain=call.peer in self._neighbours.up)
                 continue
             self._send(call)
             if isinstance(call.purpose, LookupPurpose):
                 search, contact = call.purpose.search, call.purpose.contact
-                is_late = lateness is Lateness.LATE
-                search.lookup.settle(
-                    contact, ContactState.LATE if is_late else ContactState.LOST
-                )
+                search.lookup.settle(contact, state)
                 self._pump(search, now)
         while self._deadlines and self._deadlines[0][0] <= now:
             due, token = heappop(self._deadlines)
@@ -532,7 +526,7 @@ class Requester:
         table, and ends at once if there are none."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
-            known = self._neighbours.nearest(own, msg.BUCKET_SIZE)
+            known = self._neighbours.table.closest(own, msg.BUCKET_SIZE)
             lookup = self._lookup(own, known, self._join_shape, now)
             operation.search = Search(lookup, operation)
         if operation.search is not None:

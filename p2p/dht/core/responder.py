@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.dht import messages as msg
-from p2p.dht.core.store import RecordStore, StoreResult
-from p2p.dht.core.validation import RecordValidator, RecordValidity
+from p2p.dht.core.store import RecordStore
+from p2p.dht.core.validation import RecordValidator
 from p2p.dht.record import decode_record_untrusted
-from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -47,24 +46,20 @@ class AnswerQuotas:
         # Requests a peer may make at once: it publishes thirty records under three keys, or
         # joins; and a second after that: a lookup asks each node once. Costs us 2 to 4 ms of
         # each second.
-        self._requests = KeyedQuotas(20.0, 200.0)
+        self.requests = KeyedQuotas(20.0, 200.0)
         self._answer_bytes = KeyedQuotas(RATE_BYTES, BURST_BYTES)
         self._shared = {known: RateLimit(ALL_RATE, ALL_BURST) for known in (True, False)}
 
     def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
         """Charge one request and return True if it should be answered. ``known`` is True if the
         peer is in our routing table."""
-        if not self._requests.take(peer, now):
+        if not self.requests.take(peer, now):
             return False
         left = self._shared[known].available(now)
         # Bytes that one peer may get when at most half of the shared bucket is left: a lookup
         # or two. Newcomers are then still answered when many greedy peers ask.
         needed = 0.0 if left > ALL_BURST / 2 else BURST_BYTES - 64.0 * KI
         return left > 0 and self._answer_bytes.level(peer, now) > needed
-
-    def charge_message(self, peer: PeerId, now: float) -> None:
-        """Charge a message that is no request."""
-        self._requests.charge(peer, now)
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
         """Charge an answer of ``size`` bytes."""
@@ -76,7 +71,7 @@ class AnswerQuotas:
 
     def is_flooding(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` has sent so much that its messages are dropped undecoded."""
-        return not self._requests.has(peer, now)
+        return not self.requests.has(peer, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +111,7 @@ class Responder:
         return self.table.contact_of(peer) is not None
 
     def _nearest(self, target: bytes, sender: msg.Contact) -> tuple[msg.Contact, ...]:
-        number = int.from_bytes(target, "big")
-        return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
+        return tuple(self.table.closest(target, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
         """Store a record if it is valid, and return True if this node holds it or a newer one.
@@ -133,10 +127,7 @@ class Responder:
         if not self.store.holds(key, blob, record.publisher):
             if record.publisher != sender and not self._knows(sender):
                 return False
-            validity = self.validator.validate(record, key, wall)
-            if validity is RecordValidity.FORGED:
-                raise BadMessage("a DHT record is forged")
-            if validity is not RecordValidity.VALID:
+            if not self.validator.validate(record, key, wall):
                 return False
         priority = self.validator.priority(record, among_public=self.table.among_public)
-        return self.store.put(key, record, blob, wall, now, priority) is not StoreResult.FULL
+        return self.store.put(key, record, blob, wall, now, priority)

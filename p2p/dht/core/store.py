@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -53,18 +52,6 @@ for 1,024 records, not for each."""
 
 NO_PRIORITY: Final = RecordPriority()
 """Priority of a valid record in a namespace without rules."""
-
-
-class StoreResult(Enum):
-    """Outcome of storing a record."""
-
-    NEW = "new"
-    KNOWN = "known"
-    """This record is already held."""
-    OLDER = "older"
-    """A newer record of this publisher is held."""
-    FULL = "full"
-    """There is no place for the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +100,16 @@ class RecordStore:
         wall: float,
         now: float,
         priority: RecordPriority = NO_PRIORITY,
-    ) -> StoreResult:
-        """Store a valid record until it expires, if there is a place for it, and return the
-        outcome."""
+    ) -> bool:
+        """Store a valid record until it expires, unless a newer one of its publisher is held.
+        Return False if there is no place for it."""
         publisher = record.publisher
         held = self._keys.get(key, {}).get(publisher)
         if held is not None and held.record.rank >= record.rank:
-            return StoreResult.KNOWN if held.blob == blob else StoreResult.OLDER
+            return True
         evicted = self._evicted(key, publisher, priority)
         if evicted is None or (held is None and not self._has_room(key, publisher)):
-            return StoreResult.FULL
+            return False
         for peer in evicted:
             self._drop(key, peer)
         if held is None:
@@ -133,7 +120,7 @@ class RecordStore:
         heappush(self._expiry, (drop_at, key, publisher))
         if len(self._expiry) > 2 * self._count + EVICTED_AT_ONCE:
             self._compact()
-        return StoreResult.NEW
+        return True
 
     def _evicted(
         self, key: bytes, publisher: PeerId, priority: RecordPriority

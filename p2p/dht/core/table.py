@@ -236,10 +236,13 @@ class RoutingTable:
         node = self._by_peer.get(peer)
         return None if node is None else node.contact
 
-    def closest(self, target: int, count: int, exclude: PeerId | None = None) -> list[Contact]:
+    def closest(
+        self, target: bytes, count: int, exclude: PeerId | None = None
+    ) -> list[Contact]:
         """Return the ``count`` nearest contacts to ``target``, nearest first."""
-        distances = sorted([number ^ target for number in self._by_number])[: count + 1]
-        near = [self._by_number[distance ^ target].contact for distance in distances]
+        place = int.from_bytes(target, "big")
+        distances = sorted([number ^ place for number in self._by_number])[: count + 1]
+        near = [self._by_number[distance ^ place].contact for distance in distances]
         return [contact for contact in near if contact.peer != exclude][:count]
 
     def touch(self, target: int, now: float) -> None:

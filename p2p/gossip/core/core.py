@@ -38,7 +38,7 @@ from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.promises import PeerScores, Promises
-from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
+from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, RPC_COST, VERIFY_COST, PeerQuotas
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
@@ -145,7 +145,7 @@ class GossipCore:
     # What the node wants.
 
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
-        for peer in self._mesh.connected_peers():
+        for peer in self._mesh.topics_of:
             self._rpc_to(peer).subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
@@ -169,7 +169,8 @@ class GossipCore:
             self._seen.accept(message.id, now)
             self._cache.put(message)
             self._scores.delivered_first(source)
-            self._quotas.charge_author(author, size_of(message), now)
+            cost = RPC_COST + VERIFY_COST + size_of(message)
+            self._quotas.authors.charge(author, now, cost)
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
             for peer in self._mesh.meshes.get(message.topic, {}):
                 if peer not in (source, author):
@@ -251,7 +252,7 @@ class GossipCore:
             self._penalise(peer, Offence.FORGED, "forged")
             return False
         self._seen.add(message.id, peer, now)
-        if not self._quotas.admit_author(author, now):
+        if self._quotas.authors.level(author, now) <= 0:
             self.counters["author over quota"] += 1
             return True
         self._pending[message.id] = _PendingMessage(message, author, peer, now)
@@ -273,7 +274,7 @@ class GossipCore:
             and self._mesh.has_place_for(topic, peer)
             and self._mesh.set_subscribed(peer, topic, True)
         ):
-            self._mesh.graft(topic, peer)
+            mesh[peer] = None
             return
         self._mesh.add_backoff(topic, peer, now, backoff)
         self._rpc_to(peer).prune.append((topic, round(backoff)))
@@ -348,7 +349,7 @@ class GossipCore:
     def _emit_gossip(self) -> None:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
-        for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
+        for topic in [*self._mesh.meshes, *self._mesh.fanout]:
             # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight
             # times what a peer of ours asks for (`promises.MAX_ASKED`).
             ids = self._cache.gossip_ids(topic)[-1000:]

@@ -69,9 +69,9 @@ class Mesh:
         self._config = config
         self._rng = rng
         self._scores = scores
-        self._topics_of: dict[PeerId, dict[str, None]] = {}
+        self.topics_of: dict[PeerId, dict[str, None]] = {}
         self._subscribers: dict[str, Peers] = {}
-        self._fanout: dict[str, tuple[Peers, float]] = {}
+        self.fanout: dict[str, tuple[Peers, float]] = {}
         self._outbound: Peers = {}
         self._heartbeats = 0
         self._backoff: BoundedDict[tuple[str, PeerId], float] = BoundedDict(MAX_BACKOFFS)
@@ -81,28 +81,24 @@ class Mesh:
     def connected(self, peer: PeerId, dialled: bool) -> None:
         """Add a connected peer, still without subscriptions. ``dialled`` is True if we dialled
         it."""
-        self._topics_of.setdefault(peer, {})
+        self.topics_of.setdefault(peer, {})
         if dialled:
             self._outbound[peer] = None
 
     def disconnected(self, peer: PeerId) -> None:
         """Remove ``peer`` from every table but the backoffs."""
-        for topic in self._topics_of.pop(peer, {}):
+        for topic in self.topics_of.pop(peer, {}):
             self._remove_subscriber(topic, peer)
         self._outbound.pop(peer, None)
 
     def is_connected(self, peer: PeerId) -> bool:
         """Return True if there is a connection to ``peer``."""
-        return peer in self._topics_of
-
-    def connected_peers(self) -> list[PeerId]:
-        """Return the connected peers, with or without subscriptions."""
-        return list(self._topics_of)
+        return peer in self.topics_of
 
     def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:
         """Note that a connected peer subscribes to ``topic`` or leaves it. Return False, and
         note nothing, if it has `MAX_TOPICS_OF_PEER` subscriptions already."""
-        topics = self._topics_of[peer]
+        topics = self.topics_of[peer]
         if not subscribed:
             topics.pop(topic, None)
             self._remove_subscriber(topic, peer)
@@ -123,7 +119,7 @@ class Mesh:
         """Form a mesh for ``topic``, from its fanout first, and return the peers to send
         GRAFT."""
         self.meshes[topic] = {}
-        fanout, _ = self._fanout.pop(topic, ({}, 0.0))
+        fanout, _ = self.fanout.pop(topic, ({}, 0.0))
         known = self.subscribers(topic)
         kept = [peer for peer in fanout if peer in known and self._scores.may_mesh(peer)]
         first = [peer for peer in kept if self._may_graft(topic, peer, now)]
@@ -146,10 +142,6 @@ class Mesh:
         if peer in self._outbound:
             return len(mesh) < config.high
         return len(mesh) - self._count_outbound(mesh) < config.high - config.outbound
-
-    def graft(self, topic: str, peer: PeerId) -> None:
-        """Add a peer to the mesh that has added us to its own mesh."""
-        self.meshes[topic][peer] = None
 
     def prune(self, topic: str, peer: PeerId, now: float, backoff: float) -> None:
         """Remove a peer from the mesh and begin a backoff, whichever side pruned."""
@@ -180,15 +172,15 @@ class Mesh:
         peers, subscribers = self.meshes.get(topic), self.subscribers(topic)
         if peers is None:
             # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
-            known, _ = self._fanout.get(topic, ({}, 0.0))
+            known, _ = self.fanout.get(topic, ({}, 0.0))
             kept = [peer for peer in known if peer in subscribers]
             peers = {peer: None for peer in kept if self._scores.may_mesh(peer)}
             missing = self._config.degree - len(peers)
             peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
             # Topics that we publish to without subscribing, as many as we remember of a peer.
             # For one more the peers are drawn anew at each message.
-            if topic in self._fanout or len(self._fanout) < 64:
-                self._fanout[topic] = (peers, now + FANOUT)
+            if topic in self.fanout or len(self.fanout) < 64:
+                self.fanout[topic] = (peers, now + FANOUT)
         # Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an
         # announcement (17 KiB), 4 of the largest message (256 KiB). A publisher needs its
         # upload for its policies.
@@ -201,20 +193,16 @@ class Mesh:
     def gossip_recipients(self, topic: str) -> list[PeerId]:
         """Return random peers outside the mesh to send IHAVE in this heartbeat: D_lazy, or a
         quarter of them if that is more."""
-        mesh = self.meshes.get(topic) or self._fanout.get(topic, ({}, 0.0))[0]
+        mesh = self.meshes.get(topic) or self.fanout.get(topic, ({}, 0.0))[0]
         outside = len(self.subscribers(topic)) - len(mesh)
         return self._sample(topic, mesh, max(LAZY, outside // 4))
-
-    def fanout_topics(self) -> list[str]:
-        """Return the topics that we publish to without subscribing."""
-        return list(self._fanout)
 
     # The heartbeat: `heartbeat` once, then `maintain` for each topic.
 
     def heartbeat(self, now: float) -> None:
         """Forget expired fanouts and backoffs. This is called once in each heartbeat."""
         self._heartbeats += 1
-        self._fanout = {topic: kept for topic, kept in self._fanout.items() if kept[1] > now}
+        self.fanout = {topic: kept for topic, kept in self.fanout.items() if kept[1] > now}
         ended = now - BACKOFF_SLACK * self._config.interval
         self._backoff.keep(lambda until: until > ended)
 

@@ -1,4 +1,4 @@
-"""Which authors' logs a node keeps, what it asks for and answers, and which authors equivocate.
+"""Exchange of logs: the kept logs, questions, answers, and proofs of equivocation.
 
 Theory of operation
 -------------------

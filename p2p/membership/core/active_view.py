@@ -1,4 +1,4 @@
-"""Which members are our neighbours: HyParView's active view, hardened against strangers.
+"""The neighbours of a node: HyParView's active view, hardened against strangers.
 
 Theory of operation
 -------------------

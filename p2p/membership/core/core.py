@@ -1,4 +1,4 @@
-"""Which part answers for which event: the membership core as a state machine.
+"""The membership core as a state machine, which passes each event to the responsible part.
 
 Theory of operation
 -------------------
@@ -137,11 +137,6 @@ class MembershipCore:
     def neighbours(self) -> tuple[PeerId, ...]:
         """The active view, longest first."""
         return tuple(self._active_view.neighbours)
-
-    @property
-    def has_neighbour(self) -> bool:
-        """True if we have a neighbour."""
-        return bool(self._active_view.neighbours)
 
     @property
     def clock_off(self) -> ev.ClockOff | None:

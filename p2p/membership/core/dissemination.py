@@ -152,10 +152,10 @@ class Dissemination:
         return waiting.signed.seqno >= seqno
 
     def neighbour_heard(self, peer: PeerId, seqno: int, source: PeerId) -> None:
-        """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that it is sent no
-        waiting copy. Without this both ends of most links told each other: 3.3 copies of
-        refutations travelled per node, and 2.3 of suspicions (`accuse_flood`, 40 nodes), since
-        `is_known` marks only the sender of a suspicion."""
+        """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that no waiting copy is
+        sent to it. Without this, both ends of most links send the heartbeat to each other,
+        since `is_known` marks only the sender of a suspicion: 3.3 copies of refutations a node
+        (`accuse_flood`, 40 nodes)."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and not waiting.suspected and waiting.signed.seqno <= seqno:
             waiting.known_by[source] = None
@@ -259,7 +259,8 @@ class Dissemination:
 def _told(
     neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
-    """Return the ``neighbours`` that lack some of the floods, grouped by what they lack."""
+    """Return the ``neighbours`` that lack some of the floods, grouped by the floods that they
+    lack."""
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []

@@ -1,4 +1,4 @@
-"""Quotas of what a peer may make us forward and answer.
+"""Quotas for each peer, of the floods and answers that it may cause.
 
 Theory of operation
 -------------------

@@ -291,8 +291,7 @@ def lent(share: ShareConfig) -> str:
 
 
 def words_of(health: Mapping[str, Any]) -> str:
-    """Return what a node's roles say about their current activity; empty if they say
-    nothing."""
+    """Return the current activity of a node's roles in words; empty if they report none."""
     said = [role["now"] for role in health["roles"].values() if "now" in role]
     return "; ".join(one for one in said if isinstance(one, str))
 

@@ -1,4 +1,4 @@
-"""Says whether a host can be dialled from outside, by what is known of its addresses."""
+"""Judges whether a host can be dialled from outside, from the results for its addresses."""
 
 from __future__ import annotations
 

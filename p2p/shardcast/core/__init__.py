@@ -9,11 +9,11 @@ owns its own state; a part changes another's only by calling a method that says 
 - `download`, per version: which chunks are here, asked for, late, and held by others;
 - `pace`: how long to wait, by how chunks have come;
 - `repair`: what to ask of which holder, when to give up on it, and what to call off;
-- `announcer`: what to tell neighbours, parents, subscribers and children;
-- `upload`: what to send to which peer (stripes, requests, credit), and what the uplink carries;
+- `upload`: what to send to which peer (stripes, requests, credit), what to tell neighbours,
+  parents, subscribers and children, and what the uplink carries;
 - `queue`, per peer: the bulk stream, what is under way and waits on it;
-- `origin`: which of this node's own versions goes out, and which is next;
-- `handout`, per version: which root gets which chunk, and what is given again;
+- `handout`: which of this node's own versions goes out and which is next; per version, which
+  root gets which chunk, and what is given again;
 - `receipts`: what peers report of roots and relays, and what is believed of their lines.
 
 A chunk that comes: `core.offer` says whether it is wanted; `core._chunk_came` settles it with

@@ -31,19 +31,19 @@ from typing import assert_never
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.offence import Offence
 from p2p.own_time import OwnTime
 from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.origin import Origin
+from p2p.shardcast.core.handout import Origin
 from p2p.shardcast.core.peers import Flows, Peers
 from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.upload import Upload
+from p2p.shardcast.core.upload import Announcer, Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
@@ -97,14 +97,7 @@ class ShardcastCore:
         self._upload = Upload(
             local, statements, self._downloads, self._announcer, self._peers, lines
         )
-        self._origin = Origin(
-            local,
-            statements,
-            self._peers.is_gone,
-            lines,
-            stall=config.stall,
-            roster_interval=config.roster_interval,
-        )
+        self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
         self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False
@@ -157,7 +150,7 @@ class ShardcastCore:
                 self._chunk_sent(peer, size)
             case ev.PeerUp(peer):
                 self._peer_up(peer)
-            case ev.PeerLost(peer):
+            case ev.PeerDown(peer):
                 self._peer_lost(peer)
             case ev.Tick():
                 self._tick()
@@ -240,10 +233,7 @@ class ShardcastCore:
                 assert_never(message)
 
     def _holders_say(
-        self,
-        peer: PeerId,
-        message: Ask | Have | Taken | Skipped | Want,
-        download: Download,
+        self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want, download: Download
     ) -> None:
         if isinstance(message, Have | Taken | Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
@@ -441,7 +431,7 @@ class ShardcastCore:
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
-            self._out += self._announcer.tell(download)
+            self._out += self._announcer.tell(download, math.inf)
             self._out.append(ev.Finish(header.policy))
             # The receipt says what each stripe has brought.
             origin = download.manifest.publisher
@@ -452,7 +442,7 @@ class ShardcastCore:
                 self._out.append(ev.Send(origin, receipt))
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
                 self._pull(waiting)
-        elif is_answer or download.pull_only or download.has_urgent:
+        elif is_answer or download.pull_only or download.lateness.urgent:
             self._pull(download)
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
@@ -611,7 +601,7 @@ class ShardcastCore:
         """Refuse all further dealings with ``peer``."""
         self._peers.ban(peer)
         self._peer_lost(peer)
-        self._out.append(ev.Penalise(peer, reason))
+        self._out.append(ev.Penalise(peer, Offence.LIE, reason))
 
     # What goes out
 
@@ -619,8 +609,7 @@ class ShardcastCore:
         self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
-            if self._announcer.is_due(download, self._now):
-                self._out += self._announcer.tell(download)
+            self._out += self._announcer.tell(download, self._now)
             if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)

@@ -31,28 +31,24 @@ class Availability:
     peer for it. Neither needs to be pushed to it; only the former can be asked of it.
     """
 
-    __slots__ = ("_holders", "_takers")
+    __slots__ = ("_takers", "holders")
 
     def __init__(self) -> None:
-        self._holders: dict[PeerId, ChunkSet] = {}
-        self._takers: dict[PeerId, ChunkSet] = {}
-
-    @property
-    def holders(self) -> Mapping[PeerId, ChunkSet]:
+        self.holders: dict[PeerId, ChunkSet] = {}
         """Maps each peer to the chunks that it is known to hold, in the order of first
         contact."""
-        return self._holders
+        self._takers: dict[PeerId, ChunkSet] = {}
 
     def note_held(self, peer: PeerId, chunks: ChunkSet) -> ChunkSet:
         """Record that ``peer`` holds ``chunks``; return those that were not known before.
 
         Beyond `MAX_HOLDERS` no further source is needed. Such a peer still needs no pushing.
         """
-        if peer not in self._holders and len(self._holders) >= MAX_HOLDERS:
+        if peer not in self.holders and len(self.holders) >= MAX_HOLDERS:
             self.note_taken(peer, chunks)
             return EMPTY
-        known = self._holders.get(peer, EMPTY)
-        self._holders[peer] = known | chunks
+        known = self.holders.get(peer, EMPTY)
+        self.holders[peer] = known | chunks
         return chunks - known
 
     def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
@@ -72,11 +68,11 @@ class Availability:
         Otherwise a chunk that only a silent peer claims would be asked of that peer for ever,
         and never of the origin.
         """
-        self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
+        self.holders[peer] = self.holders.get(peer, EMPTY).excluding(chunk)
 
     def needs(self, peer: PeerId, chunk: int) -> bool:
         """Return True if ``peer`` may still need this chunk, as far as this node knows."""
-        return chunk not in self._holders.get(peer, EMPTY) and chunk not in self._takers.get(
+        return chunk not in self.holders.get(peer, EMPTY) and chunk not in self._takers.get(
             peer, EMPTY
         )
 
@@ -87,25 +83,25 @@ class Availability:
         giving them again, and so that the chunks given last before an origin's crash, which few
         hold, count as rare.
         """
-        return 2 * sum(chunk in held for held in self._holders.values()) <= len(self._holders)
+        return 2 * sum(chunk in held for held in self.holders.values()) <= len(self.holders)
 
     def rare(self, count: int) -> ChunkSet:
-        """Return the rare ones among the first ``count`` chunks.
+        """Return the rare chunks among the first ``count``.
 
         All chunks are examined at once: asking 64 holders about each of 64 Ki chunks takes 14
         s, this takes 2 ms.
         """
-        most = len(self._holders) // 2 + 1
+        most = len(self.holders) // 2 + 1
         held_by = [ChunkSet.below(count), *[EMPTY] * most]
         """Entry i has the chunks that at least i holders have."""
-        for held in self._holders.values():
+        for held in self.holders.values():
             for number in range(most, 0, -1):
                 held_by[number] |= held_by[number - 1] & held
         return held_by[0] - held_by[most]
 
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``."""
-        self._holders.pop(peer, None)
+        self.holders.pop(peer, None)
         self._takers.pop(peer, None)
 
 
@@ -261,9 +257,9 @@ class Download:
         """The number of chunks that have not arrived."""
         self.availability = Availability()
         """Chunks that each peer claims to hold or no longer needs."""
-        self.holders = self.availability.holders
+        self.holders: Mapping[PeerId, ChunkSet] = self.availability.holders
         """Maps each peer to the chunks that it is known to hold."""
-        self._lateness = LateChunks(now, stall)
+        self.lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self.requests: dict[int, Request] = {}
         """Maps each requested chunk to its request."""
@@ -367,28 +363,17 @@ class Download:
         due = self.inquire_at
         if self.requests:
             due = min(due, min([request.deadline for request in self.requests.values()]))
-        return min(due, self._lateness.due(self.patience))
+        return min(due, self.lateness.due(self.patience))
 
     def mark_late(self, now: float) -> None:
         """Make chunks urgent that others have had for longer than `patience`."""
-        self._lateness.mark_late(now, self.patience)
+        self.lateness.mark_late(now, self.patience)
 
     def late(self, now: float) -> ChunkSet:
         """Return the missing chunks to pull now."""
         if self.pull_only or now >= self._pace.pushed_at + self._silence:
             return self.missing
-        return self._lateness.urgent & self.missing
-
-    @property
-    def overdue(self) -> ChunkSet:
-        """Chunks that were passed over long ago. The origin is asked for those that no other
-        peer has."""
-        return self._lateness.overdue
-
-    @property
-    def has_urgent(self) -> bool:
-        """True if any chunk is urgent, requested or not."""
-        return bool(self._lateness.urgent)
+        return self.lateness.urgent & self.missing
 
     # What other peers hold
 
@@ -399,21 +384,21 @@ class Download:
             # It has all of them from the start, which says nothing of the forest: a crowd that
             # asked it for the index would take each chunk for late when a neighbour has it.
             return
-        for chunk in news - self.verified - self._lateness.urgent:
-            self._lateness.note_seen(chunk, peer, now)
+        for chunk in news - self.verified - self.lateness.urgent:
+            self.lateness.note_seen(chunk, peer, now)
 
     def note_withheld(self, chunk: int, parent: PeerId) -> None:
         """Record that ``parent`` holds a chunk and will not push it. It can be asked for the
         chunk like any holder."""
         self.availability.note_held(parent, ChunkSet(1 << chunk))
-        self._lateness.note_withheld(chunk)
+        self.lateness.note_withheld(chunk)
 
     def lose(self, peer: PeerId) -> None:
         """Forget `peer`. The chunks that were requested from it become urgent."""
         self.availability.lose(peer)
         for chunk in [c for c, request in self.requests.items() if request.peer == peer]:
             self._give_up(chunk)
-        self._lateness.lose(peer, self._requested)
+        self.lateness.lose(peer, self._requested)
 
     # Requests
 
@@ -438,7 +423,7 @@ class Download:
 
     def _give_up(self, chunk: int) -> None:
         self.reject(chunk)
-        self._lateness.note_urgent(chunk)
+        self.lateness.note_urgent(chunk)
         self.failed = self.failed.including(chunk)
 
     def accept(self, chunk: int, peer: PeerId, now: float, *, pushed: bool) -> None:
@@ -447,9 +432,9 @@ class Download:
         self.reject(chunk)
         self.verified = self.verified.including(chunk)
         self._left -= 1
-        seen = self._lateness.note_arrival(chunk, now)
+        seen = self.lateness.note_arrival(chunk, now)
         if pushed:
-            self._lateness.note_pushed(chunk, self.missing, now)
+            self.lateness.note_pushed(chunk, self.missing, now)
             self._pace.note_lag(now - seen)
         self._pace.note_arrival(now, pushed=pushed)
         self.inquiries = 0

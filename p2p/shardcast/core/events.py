@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2p.equivocation import Equivocation
+from p2p.events import (
+    PeerDown as PeerDown,
+    PeerUp as PeerUp,
+    Penalise as Penalise,
+    Tick as Tick,
+)
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
@@ -76,20 +82,6 @@ class ChunkSent:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerUp:
-    """There is a connection to ``peer``."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """The peer is disconnected, unreachable, or its bulk stream broke."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
     """The policy asked for by `Finish` is durable."""
 
@@ -138,11 +130,6 @@ class Writable:
     """The disk takes data again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time given by the core's `next_deadline` has come."""
-
-
 Event = (
     Publish
     | Regrouped
@@ -151,7 +138,7 @@ Event = (
     | ChunkCame
     | ChunkSent
     | PeerUp
-    | PeerLost
+    | PeerDown
     | Stored
     | Patched
     | PatchFailed
@@ -246,14 +233,6 @@ class Abandon:
     """Remove the chunks of an incomplete policy that is no longer fetched."""
 
     policy: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Penalise:
-    """Drop the connection of a peer that lied or broke the protocol, and lower its score."""
-
-    peer: PeerId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

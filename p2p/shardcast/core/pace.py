@@ -43,7 +43,7 @@ class SmoothedAverage:
 
 
 class Patience:
-    """How long to wait for something, by how long it usually took.
+    """Time to wait for an event, estimated from past waits.
 
     This is the only estimator of "late" in SHARDCAST. It waits for what is usual plus four
     times what samples usually differ from that, at least ``floor`` and at most ``ceiling``
@@ -107,7 +107,7 @@ def longest_wait(chunk_bytes: float, stall: float) -> float:
 
 
 class ChunkPace:
-    """Estimates from one version's arrivals how long to wait for the rest."""
+    """Estimates the time to wait for the rest of a version from its arrivals."""
 
     def __init__(self, chunk_bytes: float, now: float, stall: float) -> None:
         self.progress = now

@@ -1,4 +1,4 @@
-"""Which peers are connected, gone or banned, and how many bytes went to and came from each."""
+"""Connected, gone and banned peers, and the bytes to and from each."""
 
 from __future__ import annotations
 

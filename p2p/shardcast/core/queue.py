@@ -1,4 +1,4 @@
-"""The bulk stream to each peer: what is under way and waits on it, and how much its line holds.
+"""The bulk stream to each peer: chunks under way and waiting, and the capacity of its line.
 
 A line is kept busy by as much as fits on it: its rate times its round trip, and a little to
 choose from when the first of that has arrived. Less, and it idles between a word that a chunk
@@ -27,13 +27,10 @@ chunk; with more, slow roots hoard what fast ones could carry."""
 MAX_CREDIT: Final = 64
 """Most unconfirmed chunks of a root, whatever rate it claims: a third of a second at 50 Mbit/s.
 A root that relays nothing wastes this many chunks, once."""
-UNKNOWN_ROUND_TRIP: Final = 0.1
-"""Seconds that a round trip is taken for before it is measured: within a continent, or across
-one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:
-    """Round trip and credit of the way to one peer and back."""
+    """Round trip and credit of the line to one peer."""
 
     __slots__ = ("_round_trip",)
 
@@ -43,7 +40,9 @@ class Line:
     @property
     def round_trip(self) -> float:
         """Seconds of a round trip; `UNKNOWN_ROUND_TRIP` before the first measurement."""
-        return UNKNOWN_ROUND_TRIP if self._round_trip is None else self._round_trip
+        # Seconds that a round trip is taken for before it is measured: within a continent, or
+        # across one ocean. It decides how many chunks the first roots get ahead.
+        return 0.1 if self._round_trip is None else self._round_trip
 
     def note_round_trip(self, sample: float) -> None:
         """Note a round trip of ``sample`` seconds, which may include waiting."""
@@ -67,10 +66,9 @@ class Lines:
 
     def to(self, peer: PeerId) -> Line:
         """Return the line to `peer`. It is remembered after the peer leaves."""
-        line = self._lines.get(peer)
-        if line is None:
-            line = self._lines[peer] = Line()
-        return line
+        if peer not in self._lines:
+            self._lines[peer] = Line()
+        return self._lines[peer]
 
 
 RECENT: Final = 4

@@ -79,17 +79,10 @@ class StripeCounts:
         self._pushed.pop(policy, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """Reports about a peer by its children."""
-
-    peer: PeerId
-    rates: tuple[float, ...]
-    """Bytes per second that the peer carried, one value for each child that has reported
-    lately."""
-    limit: float | None
-    """Capacity of a peer whose children received too little, as the median over all reports;
-    else None."""
+Carried = tuple[PeerId, tuple[float, ...], float | None]
+"""Reports about a peer by its children: the bytes per second that it carried, one value for
+each child that has reported lately; and its capacity if its children received too little, as
+the median over all reports, else None."""
 
 
 class ReceiptBook:
@@ -119,7 +112,7 @@ class ReceiptBook:
     def judge(
         self, forests: Mapping[int, Forest], given: Mapping[tuple[int, int], int]
     ) -> Iterator[Carried]:
-        """Judge what each peer carried in the forests of these epochs.
+        """Judge the upload of each peer in the forests of these epochs.
 
         ``given`` maps (epoch, stripe) to the number of chunks given. Nothing is judged if no
         receipt is new.
@@ -165,7 +158,7 @@ class ReceiptBook:
             is_late = median_chunks < 0.5 * supply
             is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
-            yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
+            yield peers[place], tuple(itertools.compress(rates, new)), limit
 
 
 _CREDULITY: Final = 4
@@ -224,7 +217,7 @@ class Capacities:
                 standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
-        """Record what the children of `peer` say it carried (`Carried`)."""
+        """Record the upload of `peer` as its children report it (`Carried`)."""
         standing = self._standings.get(peer)
         if standing is None:
             standing = self._standings[peer] = _Standing()

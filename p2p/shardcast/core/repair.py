@@ -1,4 +1,4 @@
-"""Pulls: what a node asks other peers for, and which, when the forest did not bring it.
+"""Pulls: requests to other peers for chunks that the forest did not bring.
 
 Neighbours tell each other, and their parents, what they have. A chunk that others have had for
 longer than it usually takes to get here is asked for, from the holder that would bring it
@@ -27,12 +27,12 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download, Request
 from p2p.shardcast.core.pace import IN_FLIGHT, SLOW_LINK, Patience, longest_wait
 from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
 from p2p.shardcast.core.queue import QUICKEST
 from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.upload import Announcer
 from p2p.shardcast.messages import Ask, Taken, Want
 
 WINDOW: Final = 4
@@ -117,8 +117,8 @@ class Repair:
         """Peers that have delivered a chunk."""
 
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask some other peers what they have. Ask the origin if there are none, or if none
-        helped."""
+        """Ask some other peers for their have-lists. Ask the origin if there are no such peers,
+        or if they did not help."""
         origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
@@ -147,10 +147,8 @@ class Repair:
         )
         if not wanted or download.pull_only:
             return
-        taken = EMPTY
-        for peer, chunks in wanted.items():
-            if peer != download.manifest.publisher:  # which may answer along a stripe
-                taken |= chunks
+        origin = download.manifest.publisher  # it may answer along a stripe
+        taken = reduce(or_, (c for peer, c in wanted.items() if peer != origin), EMPTY)
         for peer in self._announcer.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 
@@ -191,7 +189,7 @@ class Repair:
     def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
         """Return the late chunks to request, grouped by holder."""
         late = download.late(now)
-        if not (late or download.overdue) or download.index is None:
+        if not (late or download.lateness.overdue) or download.index is None:
             return {}
         ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
         room = max(WINDOW, ahead) - len(download.requests)
@@ -205,14 +203,14 @@ class Repair:
             if p != origin and (claim := self._rate(download, p))
         }
         held = self._believable(download, claims)
-        late |= (download.overdue & download.missing) - held
+        late |= (download.lateness.overdue & download.missing) - held
         for peer, chunk in islice(self._deal(download, claims, late), room):
             plan.setdefault(peer, []).append(chunk)
             self._ask(download, peer, chunk, now)
         orphans = (download.missing & late) - held
         if not download.may_ask_origin:
             claimed = reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
-            orphans &= download.failed | download.overdue | claimed
+            orphans &= download.failed | download.lateness.overdue | claimed
         if orphans and (claim := self._rate(download, origin)):
             # It is owed a window at once, and may answer along a stripe.
             most = WINDOW - self._source(download, origin, claim).owed
@@ -267,12 +265,10 @@ class Repair:
         return twice | proven
 
     def _source(self, download: Download, peer: PeerId, claim: float) -> Source:
-        source = self._sources.get(peer)
-        if source is None:
+        if peer not in self._sources:
             size = download.wire_per_chunk
-            source = Source(size / claim, longest_wait(size, self._stall))
-            self._sources[peer] = source
-        return source
+            self._sources[peer] = Source(size / claim, longest_wait(size, self._stall))
+        return self._sources[peer]
 
     def _pick(self, chunks: ChunkSet, count: int) -> Iterator[int]:
         """Return up to ``count`` of ``chunks``, starting at a random place so that askers
@@ -322,8 +318,7 @@ class Repair:
         """Give up the requests whose deadline has passed, and expect less of their sources."""
         overdue = download.expire(now)
         for request in overdue.values():
-            source = self._sources.get(request.peer)
-            if source is not None:
+            if source := self._sources.get(request.peer):
                 source.owed = min(source.owed, download.asked_peers().count(request.peer))
                 source.miss(request, now)
         return self.cancel(download, {chunk: one.peer for chunk, one in overdue.items()})
@@ -331,9 +326,8 @@ class Repair:
     def forget(self, download: Download) -> None:
         """Forget a version that is no longer fetched, and the chunks of it that sources owe."""
         for peer in download.asked_peers():
-            source = self._sources.get(peer)
-            if source is not None:
-                source.release()
+            if peer in self._sources:
+                self._sources[peer].release()
 
     def lose(self, peer: PeerId) -> None:
         self._sources.pop(peer, None)

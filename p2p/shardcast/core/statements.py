@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from p2p.bounded import BoundedDict
@@ -45,20 +45,16 @@ class Statements:
         """Manifests of each publisher: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(8)
-        self._halted: dict[PeerId, Equivocation[Manifest]] = {}
+        self.halted: dict[PeerId, Equivocation[Manifest]] = {}
+        """Maps each publisher that is convicted of equivocation to the proof."""
 
     def is_trusted(self, publisher: PeerId) -> bool:
         """Return True if ``publisher`` may publish and was never found to contradict itself."""
-        return publisher not in self._halted and self._may_publish(publisher)
-
-    @property
-    def halted(self) -> Mapping[PeerId, Equivocation[Manifest]]:
-        """Maps each publisher that is convicted of equivocation to the proof."""
-        return self._halted
+        return publisher not in self.halted and self._may_publish(publisher)
 
     def halt(self, evidence: Equivocation[Manifest]) -> None:
         """Record a proof of equivocation, and accept no further statement of its publisher."""
-        self._halted[evidence.author] = evidence
+        self.halted[evidence.author] = evidence
 
     def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
         """Verify a publisher's signature. Authors that are not trusted publishers cost no

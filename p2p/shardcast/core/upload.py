@@ -1,4 +1,4 @@
-"""Bulk sending: chunks relayed along stripes, and requested chunks.
+"""What goes to peers: chunks along stripes, requested chunks, and announcements of chunks.
 
 Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
 that comes along a stripe is queued for the children in that stripe at once, before it is on
@@ -15,16 +15,16 @@ children keep up: what a relay cannot pass on, another root should get.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
 from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
@@ -43,12 +43,123 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB
 
+MAX_SUBSCRIBERS: Final = 16
+"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
+is replaced."""
 MAX_INDEXES: Final = 16
 """Most times that one peer is sent a version's index, of up to 2.5 MiB: enough for a node that
 restarts all day long, once in each life."""
 SPARE_ANSWERS: Final = 64
 """Number of answers allowed beyond twice the chunks, for have-lists asked for while a swarm is
 stuck."""
+
+
+@dataclass(slots=True)
+class _Notices:
+    """Pending announcements about one version, and the peers beyond the usual that get them."""
+
+    subscribers: dict[PeerId, None] = field(default_factory=dict)
+    new: ChunkSet = EMPTY
+    withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = field(default_factory=dict)
+    """Maps each child to the chunks that it was not pushed, by (roster epoch, stripe)."""
+
+
+class Announcer:
+    """Collects announcements: have-lists for neighbours, parents and subscribers, and `Skipped`
+    for children."""
+
+    def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
+        self._local = local
+        self._statements = statements
+        self._peers = peers
+        self._versions: dict[bytes, _Notices] = {}
+        self._due: dict[bytes, float] = {}
+        """Maps each version with pending announcements to the time at which they are sent."""
+
+    @property
+    def next_deadline(self) -> float:
+        """Time at which the next announcement is due; infinite if none is pending."""
+        return min(self._due.values()) if self._due else math.inf
+
+    def note_new(self, policy: bytes, chunk: int, now: float) -> None:
+        """Note a chunk that has arrived, to be announced."""
+        notices = self._notices(policy)
+        notices.new = notices.new.including(chunk)
+        # Seconds for which chunks are collected before they are announced: a fifth of the
+        # shortest time after which a neighbour acts on them. Example: at 100 chunks a second a
+        # neighbour hears of ten chunks in one message, instead of ten messages.
+        self._due.setdefault(policy, now + 0.1)
+
+    def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
+        """Note that a chunk is not pushed to `child`, which must be told."""
+        chunks = self._notices(header.policy).withheld.setdefault(child, {})
+        stripe = header.epoch, header.stripe
+        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
+        self._due.setdefault(header.policy, now + 0.1)
+
+    def subscribe(self, policy: bytes, peer: PeerId) -> None:
+        """Send ``peer`` the announcements of this version from now on."""
+        subscribers = self._notices(policy).subscribers
+        subscribers.pop(peer, None)
+        subscribers[peer] = None
+        if len(subscribers) > MAX_SUBSCRIBERS:
+            del subscribers[next(iter(subscribers))]
+
+    def _notices(self, policy: bytes) -> _Notices:
+        return self._versions.setdefault(policy, _Notices())
+
+    def tell(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Return the pending announcements if they are due: have-lists, and to children the
+        chunks not pushed to them. Infinite ``now`` makes them due."""
+        if self._due.get(download.name, math.inf) > now:
+            return
+        self._due.pop(download.name, None)
+        notices = self._notices(download.name)
+        new, withheld = notices.new, notices.withheld
+        notices.new, notices.withheld = EMPTY, {}
+        parts, holders, everything = list(new.ranges()), download.holders, download.all
+        for peer in self.audience(download) if parts else ():
+            if holders.get(peer) != everything:
+                for part in parts:
+                    yield ev.Send(peer, Have(download.name, part))
+        for child, stripes in withheld.items():
+            if self._peers.is_gone(child):
+                continue
+            for (epoch, stripe), chunks in stripes.items():
+                for part in chunks.ranges():
+                    yield ev.Send(child, Skipped(download.name, epoch, stripe, part))
+
+    def audience(self, download: Download) -> list[PeerId]:
+        """Return the connected peers that get have-lists: neighbours, subscribers and parents.
+        The origin is left out, since it has everything."""
+        origin = download.manifest.publisher
+        roster = self._statements.roster(origin)
+        peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
+        notices = self._versions.get(download.name)
+        peers.update(notices.subscribers if notices is not None else {})
+        peers.update(dict.fromkeys(self.parents(download)))
+        return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
+
+    def parents(self, download: Download) -> tuple[PeerId, ...]:
+        """Return the peers that push chunks to this node, without the origin. The origin hears
+        neither `Have` nor `Taken`: this node confirms every chunk from it in any case.
+
+        It is not told of haves and takens: what it gives has to be confirmed whatever comes.
+        """
+        roster = self._statements.roster(download.manifest.publisher)
+        if roster is None:
+            return ()
+        forest = build_forest(roster, download.manifest.version)
+        return forest.parents(self._local, self._peers.is_gone)
+
+    def lose(self, peer: PeerId) -> None:
+        for notices in self._versions.values():
+            notices.subscribers.pop(peer, None)
+
+    def forget(self, policy: bytes) -> None:
+        """Forget a version that this node no longer holds."""
+        self._versions.pop(policy, None)
+        self._due.pop(policy, None)
 
 
 class Allowance:
@@ -123,7 +234,7 @@ class Uplink:
         self._since = now
         if not self._under_way:
             # Bytes that may still be on this node when the last chunk of a burst is reported as
-            # gone (`p2p.shardcast.sender.UNSENT`): they are not counted.
+            # gone (`p2p.shardcast.bulk.UNSENT`): they are not counted.
             self._bytes = max(0, self._bytes - 16 * KI)
         # Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what
         # may be unsent when a chunk is reported as gone, so that a sample is off by a few
@@ -314,8 +425,8 @@ class Upload:
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell `peer` what this node holds, now and from now on, and send the index if it is
-        wanted. A peer that asked for more than it can need gets no answer."""
+        """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
+        for more than it can need gets no answer."""
         if not self._allowance(download).take_answer(peer):
             return
         self._announcer.subscribe(download.name, peer)
@@ -343,18 +454,16 @@ class Upload:
             self.push(peer, ChunkHeader(download.name, chunk))
 
     def _allowance(self, download: Download) -> Allowance:
-        allowance = self._allowances.get(download.name)
-        if allowance is None:
-            allowance = self._allowances[download.name] = Allowance(download.count)
-        return allowance
+        if download.name not in self._allowances:
+            self._allowances[download.name] = Allowance(download.count)
+        return self._allowances[download.name]
 
     # The queues
 
     def _queue(self, peer: PeerId) -> SendQueue:
-        queue = self._queues.get(peer)
-        if queue is None:
-            queue = self._queues[peer] = SendQueue()
-        return queue
+        if peer not in self._queues:
+            self._queues[peer] = SendQueue()
+        return self._queues[peer]
 
     def push(self, peer: PeerId, header: ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""

@@ -1,4 +1,4 @@
-"""Which versions this node fetches and holds, and which it passes over.
+"""Versions that this node fetches and holds, and versions that it skips.
 
 A higher version is better, and one publisher leads a run: of two manifests of one version the
 node keeps to the one that it heard of first. At most `MAX_FETCHES` policies are fetched at a
@@ -16,9 +16,9 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet, Selection
-from p2p.shardcast.core.announcer import MAX_SUBSCRIBERS
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
+from p2p.shardcast.core.upload import MAX_SUBSCRIBERS
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
@@ -99,24 +99,16 @@ class Versions:
         """Return the patches that lead a peer from ``version`` to the newest, in case it has
         not heard of the versions between. A peer that holds none needs only the newest, and its
         base if that is an adapter."""
-        adapter = newest.handed_out
+        adapter, held = newest.handed_out, self.downloads.values()
+        theirs = [d for d in held if d.stored and d.manifest.publisher == newest.publisher]
         if adapter.is_adapter:
-            return [
-                d
-                for d in self.downloads.values()
-                if d.stored and not d.is_patch and version < d.manifest.version == adapter.base
-                if d.manifest.publisher == newest.publisher
-            ]
-        return sorted(
-            (
-                d
-                for d in self.downloads.values()
-                if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
-                if NO_POLICY < version < d.manifest.version < newest.version
-                if d.manifest.publisher == newest.publisher
-            ),
-            key=lambda d: d.manifest.version,
-        )
+            anchors = [d for d in theirs if not d.is_patch]
+            return [d for d in anchors if version < d.manifest.version == adapter.base]
+        patches = [d for d in theirs if d.encoding == d.manifest.handed_out and d.is_patch]
+        found = [
+            d for d in patches if NO_POLICY < version < d.manifest.version < newest.version
+        ]
+        return sorted(found, key=lambda d: d.manifest.version)
 
     def may_pull(self, download: Download) -> bool:
         """Return True if chunks of this download may be pulled now. Of the patches, only the

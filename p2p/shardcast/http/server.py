@@ -145,26 +145,22 @@ class _Http1Connection(TCPServer):
         await self.idle_task.stop()
 
 
-def _hypercorn_config(config: EdgeConfig) -> Config:
-    settings = Config()
-    settings.errorlog = logger
-    settings.accesslog = None
-    settings.include_server_header = False
-    settings.keep_alive_timeout = config.idle
-    # Requests of one connection. hypercorn's default of 1,000 cuts off a client that asks for
-    # one chunk a request in the middle of its download.
-    settings.keep_alive_max_requests = 1_000_000
-    # Bytes of a request's head: hypercorn's default, and twice the longest path.
-    settings.h11_max_incomplete_size = 16 * KI
-    return settings
-
-
 class _Server:
     """The open connections of one application."""
 
     def __init__(self, app: App, config: EdgeConfig) -> None:
         self._config = config
-        self._settings = _hypercorn_config(config)
+        settings = Config()
+        settings.errorlog = logger
+        settings.accesslog = None
+        settings.include_server_header = False
+        settings.keep_alive_timeout = config.idle
+        # Requests of one connection. hypercorn's default of 1,000 cuts off a client that asks
+        # for one chunk a request in the middle of its download.
+        settings.keep_alive_max_requests = 1_000_000
+        # Bytes of a request's head: hypercorn's default, and twice the longest path.
+        settings.h11_max_incomplete_size = 16 * KI
+        self._settings = settings
         any_app: Any = app  # hypercorn's types of ASGI are narrower than ASGI's dictionaries
         self._app = wrap_app(any_app, self._settings.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)

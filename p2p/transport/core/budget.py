@@ -1,4 +1,4 @@
-"""One account, without I/O, of what strangers may make this node hold over all its connections.
+"""One account, without I/O, of the bytes that strangers hold on this node over all connections.
 
 Theory of operation
 -------------------

@@ -39,7 +39,7 @@ _GREETING: Final = line(HEADER)
 
 
 class _Negotiation:
-    """What both sides share: lines in and out, and the bytes behind them."""
+    """State that both sides share: lines in and out, and the bytes behind them."""
 
     def __init__(self) -> None:
         self.chosen: ProtocolId | None = None

@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.bounded import BoundedDict
@@ -166,50 +166,29 @@ Event = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class MuxStream:
     """State of a stream, changed by `Mux` and `MuxQueue` only."""
 
-    __slots__ = (
-        "abandoned",
-        "acked",
-        "blocked",
-        "consumed",
-        "deaf",
-        "finished",
-        "late",
-        "queued",
-        "receive_window",
-        "refilled",
-        "remote_finished",
-        "scheduled",
-        "segments",
-        "send_window",
-        "sent_end",
-        "stream_id",
-        "swept",
-        "window",
-    )
-
-    def __init__(self, stream_id: int, now: float) -> None:
-        self.stream_id = stream_id
-        self.refilled = now  # when the application had last read half a window
-        self.send_window = INITIAL_WINDOW
-        self.window = INITIAL_WINDOW  # what the peer may have in flight
-        self.receive_window = INITIAL_WINDOW  # what is left of it
-        self.consumed = 0  # read, but not yet given back
-        # up to five frames, the first 12 bytes of each still blank
-        self.segments: list[bytearray] = []
-        self.queued = 0  # their payload
-        self.scheduled = False
-        self.blocked = False  # a `send` was refused: its task waits
-        self.finished = False  # we said, or will say, FIN
-        self.sent_end = False
-        self.remote_finished = False
-        self.deaf = False  # the application reads no more
-        self.abandoned = False  # to be reset once its end is sent
-        self.late = 0  # bytes that came while deaf
-        self.acked = False
-        self.swept = False  # over for us, and was so at the last sweep
+    stream_id: int
+    refilled: float  # when the application had last read half a window
+    send_window: int = INITIAL_WINDOW
+    window: int = INITIAL_WINDOW  # what the peer may have in flight
+    receive_window: int = INITIAL_WINDOW  # what is left of it
+    consumed: int = 0  # read, but not yet given back
+    # up to five frames, the first 12 bytes of each still blank
+    segments: list[bytearray] = field(default_factory=list)
+    queued: int = 0  # their payload
+    scheduled: bool = False
+    blocked: bool = False  # a `send` was refused: its task waits
+    finished: bool = False  # we said, or will say, FIN
+    sent_end: bool = False
+    remote_finished: bool = False
+    deaf: bool = False  # the application reads no more
+    abandoned: bool = False  # to be reset once its end is sent
+    late: int = 0  # bytes that came while deaf
+    acked: bool = False
+    swept: bool = False  # over for us, and was so at the last sweep
 
 
 class MuxQueue:
@@ -320,7 +299,7 @@ class MuxQueue:
 
     def take(self) -> tuple[bytearray | None, Sequence[MuxStream]]:
         """Return the next piece for the peer, or None, and the streams whose last queued byte
-        it has."""
+        is in it."""
         if not (self.bulk or self.control or self.small):
             return None, ()
         ended: list[MuxStream] = []

@@ -671,8 +671,8 @@ class Run:
             )
 
     def why_restart(self, newer: Run) -> str:
-        """Return what ``newer`` changes that a working role cannot take over; empty if there
-        is nothing. Officers, admission, limits and expiry may change. Engines were opened
+        """Return the changes of ``newer`` that a working role cannot adopt, in words; empty if
+        there are none. Officers, admission, limits and expiry may change. Engines were opened
         and submissions under way were made with the rest: with two versions of it at a time
         honest work would be rejected."""
         fixed = ("environments", "model", "sampling", "delivery", "algorithm", "diloco")

@@ -1,4 +1,5 @@
-"""Majorities: how many votes decide, and what an earlier view may have decided.
+"""Majorities: the number of votes that decide, and outcomes that an earlier view may have
+decided.
 
 A value is decided when a majority of the members before has signed it in one view. A new view
 begins with the promises of a majority to vote in no earlier one. Any two majorities share a
@@ -30,8 +31,9 @@ def is_majority(
 def choose(
     promises: Sequence[Promise], members: Sequence[PeerId], anchor: PeerId | None
 ) -> list[Outcome]:
-    """Return what may have been decided, and so must be proposed again, after the promises of a
-    majority. With none the proposer is free; with two it needs more promises.
+    """Return the outcomes that may have been decided, and so must be proposed again, given the
+    promises of a majority. Without such an outcome the proposer is free; with two it needs more
+    promises.
 
     An outcome may have been decided if those whose newest vote is for it, with all members that
     have not promised, would be a majority: its voters vote for nothing else later, as every

@@ -10,7 +10,7 @@ from roles.diloco.core.messages import Fault, Outcome, Plan, Ready, Record, Roun
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A peer said something."""
+    """A message from a peer arrived."""
 
     peer: PeerId
     message: RoundMessage
@@ -60,7 +60,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """The owner wants it no longer to leave; if it has, it joins at a border."""
+    """The machine's owner wants this member to stay. If it has left, it joins again at the next
+    step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Make this durable before any effect behind it is carried out."""
+    """Make these statements durable before any later effect is carried out."""
 
     step: int
     view: int
@@ -96,7 +97,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Fetch, sum, apply tentatively, and say what came of it: `Reduced` or `ReduceFailed`."""
+    """Fetch, sum, and apply tentatively; the result is `Reduced` or `ReduceFailed`."""
 
     view: int
     plan: Plan
@@ -112,7 +113,7 @@ class Reduce:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Append records to those on disk and put the state of the last in force, computing or
-    fetching what lacks; then `Held`."""
+    fetching missing parts; then `Held`."""
 
     records: tuple[Record, ...]
 
@@ -126,7 +127,7 @@ class Convict:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Too few members are heard for a majority: this one stops, and waits."""
+    """Too few members are heard for a majority, so this member stops and waits."""
 
     heard: int
     members: int

@@ -1,4 +1,4 @@
-"""Which members are heard, leave or want to join, by the reports of most members.
+"""Presence of members: who is heard, leaves or wants to join, by the reports of most members.
 
 Theory of operation
 -------------------
@@ -51,7 +51,7 @@ class Tally:
 
     @classmethod
     def of(cls, reports: Iterable[tuple[PeerId, Report]]) -> Tally:
-        """Count reports by author; what an author says of itself does not count."""
+        """Count reports by author, without what authors report of themselves."""
         made = cls()
         for author, report in reports:
             others = [peer for peer in report.of if peer != author]

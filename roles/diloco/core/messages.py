@@ -332,7 +332,7 @@ class Vote(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Promise(Statement):
-    """Says that this member votes in no view below this one any more, with its newest vote."""
+    """Promises not to vote in an earlier view any more, with this member's newest vote."""
 
     KIND = 3
 

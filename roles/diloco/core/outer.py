@@ -1,4 +1,4 @@
-"""The outer step: what all members hold alike, and how the mean of their updates changes it.
+"""The outer step: the common state of all members, and its change by the mean of their updates.
 
 Theory of operation
 -------------------
@@ -235,12 +235,12 @@ class Arithmetic:
 
         Args:
             first: The number of the first piece.
-            parts: For each contributor, by id, its pieces.
-            norms: For each contributor, the norms that it signed of all its pieces.
-            by: What each contribution counts.
+            parts: Pieces of each contributor, in order of ids.
+            norms: Norms that each contributor signed, of all its pieces.
+            by: Weight of each contribution.
 
         Raises:
-            BadPiece: A contributor signed what is none.
+            BadPiece: A contributor signed an invalid piece.
         """
 
         def judged(index: int, pieces: Sequence[bytes]) -> Iterator[Values]:

@@ -1,4 +1,4 @@
-"""A vector in pieces: who sums which, how a piece is summed, and by which digests it is known.
+"""A vector in pieces: their owners, their sums, and their digests.
 
 Theory of operation
 -------------------
@@ -169,8 +169,8 @@ def owners(pieces: int, rates: Mapping[PeerId, float]) -> list[PeerId]:
 
 
 def usual_norm(norms: Mapping[PeerId, float]) -> float:
-    """Return the median norm; of an even number the lower one, so that one of two cannot raise
-    it.
+    """Return the median norm; the lower one of two middle norms, so that one of two members
+    cannot raise it.
     """
     return statistics.median_low(norms.values())
 
@@ -201,8 +201,8 @@ def sum_piece(
 
 
 def check_part(grid: PieceGrid, index: int, data: bytes, norm: float) -> Values:
-    """Return the values of a contributor's piece. Raise `BadMessage` if it is none, or has not
-    the ``norm`` that its contributor signed."""
+    """Return the values of a contributor's piece. Raise `BadMessage` if it is invalid, or does
+    not have the ``norm`` that its contributor signed."""
     values = grid.decode_untrusted(index, data)
     found = norm_of(values)
     if max(found, norm) < SMALLEST_NORM:

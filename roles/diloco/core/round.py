@@ -247,8 +247,8 @@ class RoundCore:
         self._is_new = False
 
     def _remember(self, kept: ev.Keep) -> None:
-        """Take up what an earlier life has signed. It may have proposed in its view, so that
-        one is left at the first chance."""
+        """Restore the statements that an earlier life has signed. It may have proposed in its
+        view, so this member leaves that view at the first chance."""
         this = self.round
         this.view, this.proposed, this.vote, this.ready, this.accepted = (
             kept.view, kept.proposed, kept.vote, kept.ready, kept.accepted,
@@ -282,11 +282,11 @@ class RoundCore:
         return self._own_time.deadline(self._next_beat)
 
     def live(self, now: float) -> list[PeerId]:
-        """Members that are heard, as most say, this one included."""
+        """Members that most members hear, including this one."""
         return self._live(self._own_time.at(now, self._next_beat))
 
     def joiners(self, now: float) -> list[PeerId]:
-        """Peers that hold the newest state, as most say, and may become members."""
+        """Peers that hold the newest state by most members' reports, and may become members."""
         return self._joiners(self._own_time.at(now, self._next_beat))
 
     def holders(self, step: int, now: float) -> list[PeerId]:
@@ -322,7 +322,7 @@ class RoundCore:
         """Advance by one event and return what to do about it.
 
         Raises:
-            BadMessage: A peer's message is none. Nothing has changed.
+            BadMessage: A peer's message is invalid. Nothing has changed.
         """
         now = self._own_time.at(now, self._next_beat)
         self._out = []
@@ -425,7 +425,8 @@ class RoundCore:
         return True
 
     def _compare(self, past: Round, said: Statement) -> None:
-        """Hold what comes late, of the step before, against what its author said to us."""
+        """Compare late statements of the previous step with those that their author sent
+        before."""
         known = past.said.get(said.slot)
         is_member = said.author in self.records[-2].members
         if isinstance(said, Promise) or not is_member or not self._is_of_grid(said):
@@ -490,7 +491,7 @@ class RoundCore:
         )
 
     def _is_newer(self, promise: Promise) -> bool:
-        """Return True if it is the newest of its author, for a view near ours."""
+        """Return True if the statement is its author's newest, for a view near ours."""
         old = self.round.promises.get(promise.author)
         is_near = promise.view <= self.round.view + MOST_AHEAD
         return is_near and (old is None or old.view < promise.view)
@@ -523,8 +524,8 @@ class RoundCore:
         self._out.append(ev.Commit(tuple(records)))
 
     def _on_fault(self, peer: PeerId, fault: Fault) -> None:
-        """Judge evidence from a member, about one that is or was a member: of anybody else it
-        would prove what harms nobody, and would be kept and sent on for nothing."""
+        """Judge evidence from a member about a present or former member. Evidence about others
+        is ignored, since their faults harm nobody."""
         unproven = self.round.unproven
         if peer not in self.members or fault.culprit not in self._ever:
             return
@@ -708,8 +709,8 @@ class RoundCore:
                 yield vote
 
     def _note_report(self, peer: PeerId, beat: Beat) -> None:
-        """Take down whom a member hears. What one that is ahead says is of members that are
-        not known here."""
+        """Record whom a member hears. Reports of members that are ahead are ignored, since they
+        are about members that are not known here."""
         if beat.heard is None or beat.step > self.record.step:
             self._reports.pop(peer, None)
             return
@@ -737,7 +738,7 @@ class RoundCore:
         return Report(self.members, heard, leaving, joiners)
 
     def _tally(self, now: float) -> Tally:
-        """Return the counts of what this node and all members that it hears report.
+        """Return the tally of the reports of this node and all members that it hears.
 
         They are looked up once an event, and counted anew only if a report has changed.
         """
@@ -805,8 +806,8 @@ class RoundCore:
             this.majority_ready = min(this.majority_ready, now)
 
     def _join_view(self, now: float) -> None:
-        """Go where so many have gone that those who are left decide nothing any more: a
-        majority that can still decide is not to be dragged off by the rest."""
+        """Move to a later view once so many members have moved that the rest cannot decide any
+        more. A majority that can still decide must not be dragged along."""
         ahead = {
             peer: one.view
             for peer, one in self.round.promises.items()
@@ -893,7 +894,7 @@ class RoundCore:
         return Plan(self.record.step + 1, self.record.digest, contributors, tuple(members))
 
     def _accept(self, now: float) -> None:
-        """Take the proposal of our view, or of a later one that its promises open."""
+        """Take the proposal of our view, or of a later view that its promises open."""
         this = self.round
         for view in sorted(this.early):
             proposal = this.early[view]
@@ -970,7 +971,7 @@ class RoundCore:
         )
 
     def _begin(self, proposal: Propose) -> None:
-        """Compute what is proposed, once all contributions' heads are there."""
+        """Compute the proposed outcome, once all contributions' heads are there."""
         this, carried = self.round, proposal.carried
         if carried is not None and this.outcome == carried:
             this.reducing = this.view
@@ -995,7 +996,7 @@ class RoundCore:
         self._out.append(ev.Reduce(this.view, proposal.plan, found, carried, holders))
 
     def _reduced(self, view: int, outcome: Outcome) -> None:
-        """Vote, if that is still what is proposed."""
+        """Vote for the computed outcome, if it is still the proposed one."""
         this = self.round
         if outcome.plan.previous != self.record.digest:
             return

@@ -1,4 +1,4 @@
-"""Which windows of text a member learns from: a permutation of all, dealt out by the record.
+"""The windows of text that a member learns from: a permutation of all, dealt out by the record.
 
 Theory of operation
 -------------------

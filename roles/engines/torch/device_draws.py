@@ -143,7 +143,7 @@ class _Rows:
         return self._race(words)
 
     def _below_the_best(self, rule: DrawRule) -> Any:
-        """Return a function that measures how far tokens are below the most probable one: in
+        """Return a function that measures the distance of tokens to the most probable token: in
         logits (Gumbel) or in probability (CDF)."""
         if rule is DrawRule.GUMBEL:
             return lambda tokens: -self.scaled.gather(1, tokens)

@@ -44,7 +44,7 @@ and more with fewer."""
 
 @dataclass(frozen=True, slots=True)
 class LearningBatch:
-    """Packed groups with what is known of each drawn token."""
+    """Packed groups, and the data of each drawn token."""
 
     packed: PackedBatch
     sampler: Tensor

@@ -101,7 +101,8 @@ class _Pass:
         return 0 if self.cache is None else self.cache.used
 
     def seen_within(self, window: int | None) -> Seen:
-        """Return what positions see of the last ``window``, themselves included."""
+        """Return the mask of positions that see only the last ``window`` positions, themselves
+        included."""
         if window is not None and self.reach <= window:
             window = None
         if window not in self.within:

@@ -131,9 +131,9 @@ class DeviceTopValues(toploc.TopValues):
             self._begun, self._begun_rows = [joined[whole:].clone()], len(joined) - whole
 
     def close_all(self, others: Sequence[toploc.TopValues]) -> None:
-        """Rank the last chunks of all, which may be shorter, in one pass. A call on a GPU costs
-        the same for one chunk as for hundreds: one by one, they took a third of the replay of
-        answers of 24 tokens."""
+        """Rank the last chunks of all completions, which may be shorter, in one pass. A call on
+        a GPU costs the same for one chunk as for hundreds: called for each chunk, it took a
+        third of the replay of answers of 24 tokens."""
         begun = [one for one in others if isinstance(one, DeviceTopValues) and one._begun_rows]
         chunks = rank_chunks([torch.cat(one._begun) for one in begun], self.values)
         for one, last in zip(begun, chunks, strict=True):

@@ -155,7 +155,8 @@ class TorchLearner(TrainedModel):
     def start(self) -> None:
         """Load the first policy: the base, or drawn weights after the warm-up.
 
-        Raises `ConfigError` if the environment teaches none, or has more tokens than the model.
+        Raises `ConfigError` if the environment cannot warm up a model, or has more tokens than
+        the model.
         """
         if self._adapter is not None:
             return
@@ -274,8 +275,8 @@ class TorchLearner(TrainedModel):
             yield (batches[at], True) if at < len(batches) else (batches[start], False)
 
     def save(self, checkpoint: Path | None, weights: Path | None) -> None:
-        """Write everything that `open` needs, and the policy alone; what is None is not
-        written. Of several processes the first one writes."""
+        """Write the checkpoint that `open` needs, and the policy; a path of None is skipped.
+        With several processes the first one writes."""
         model = self._complete() if self._rank.mesh and weights is not None else self.model
         state = self._state() if checkpoint is not None else {}
         if not self._rank.is_first:
@@ -289,7 +290,7 @@ class TorchLearner(TrainedModel):
             write_checkpoint(checkpoint, previous, state)
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """Return the tokens of each completion of each task under this policy. Of several
+        """Return the tokens of each completion of each task under this policy. With several
         processes the first one answers."""
         ends = frozenset(self._config.end_tokens)
         model = self._answering()
@@ -359,8 +360,8 @@ class TorchLearner(TrainedModel):
         return of_all / everything
 
     def _state(self) -> dict[str, Tensor]:
-        """Return all state that decides the next steps; of several processes only the first has
-        it."""
+        """Return all state that decides the next steps. With several processes only the first
+        one has it."""
         tensors = {
             NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),

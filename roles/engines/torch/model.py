@@ -162,7 +162,8 @@ class Cache:
 def _right_aligned(
     parts: Sequence[tuple[Tensor, Tensor | None, int]], like: Tensor, used: int, capacity: int
 ) -> Tensor:
-    """Return one tensor of `Cache.rearrange`."""
+    """Return the cached rows of ``parts`` in one tensor, moved so that all end at column
+    ``used``."""
     count = sum(len(part) if rows is None else len(rows) for part, rows, _ in parts)
     _, heads, _, width = like.shape
     joined = like.new_empty(count, heads, capacity, width)
@@ -280,8 +281,8 @@ class Attention(nn.Module):
         layer: tuple[Tensor, Tensor] | None,
         used: int,
     ) -> Tensor:
-        """Mix (rows, length, width) over what is seen; ``layer`` holds, and takes, keys and
-        values.
+        """Compute attention for (rows, length, width). ``layer`` holds the cached keys and
+        values, and takes the new ones.
         """
         rows, length, _ = x.shape
         query_heads, key_heads, width = self._heads
@@ -390,8 +391,8 @@ def _mixed_by_parts(
 def _mixed_apart(
     queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking, scores: Scores
 ) -> Tensor:
-    """Return the result of attention for packed rows, each a (rows, heads, length, head width),
-    with their sequences beside each other: (rows, length, width)."""
+    """Return attention over packed rows, with each sequence in a row of its own: from (rows,
+    heads, length, head width) to (rows, length, width)."""
     rows, _, length, _ = queries.shape
     sequences, longest = unpacking.places.shape
 

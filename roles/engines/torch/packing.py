@@ -204,7 +204,7 @@ def _longest(rows: Sequence[_Row]) -> int:
 def _seen(
     rows: Sequence[_Row], width: int, segments: list[list[int]], device: torch.device
 ) -> Seen:
-    """Return the cheapest representation of what positions see."""
+    """Return the cheapest representation of the attention mask."""
     if all(len(row.completions) == 1 for row in rows):
         return None
     sequences = sum(len(row.completions) for row in rows)
@@ -238,8 +238,8 @@ def _unpacking(
 
 
 def _mask(segments: Tensor) -> Tensor:
-    """Return what each position sees: (rows, 1, length, length). A pad sees the prompt, itself
-    and the pads before it, since softmax needs at least one position."""
+    """Return the attention mask: (rows, 1, length, length). A pad sees the prompt, itself and
+    the pads before it, since softmax needs at least one position."""
     mine, theirs = segments[:, :, None], segments[:, None, :]
     size, device = segments.shape[1], segments.device
     causal = torch.ones(size, size, dtype=torch.bool, device=device).tril()

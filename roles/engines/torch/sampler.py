@@ -366,8 +366,8 @@ class Sampler:
         return min(at_once(self._device) * ROWS, max(1, CACHE_BYTES // row))
 
     def _let_in(self) -> Tensor:
-        """Read what comes before the next tokens of as many rows that wait as there are places;
-        return the state behind the first token of each.
+        """Read the prompts of as many waiting rows as there are places. Return the state behind
+        the last token of each.
         """
         room = max(0, self._places() - int(self._is_live.sum()))
         resumed = list(itertools.islice(self._resumed.items(), room))
@@ -436,8 +436,7 @@ class Sampler:
         return used + min(longest, max(CACHE_BLOCK, growth))
 
     def _compact(self, live: NDArray[np.intp]) -> None:
-        """Keep only these rows, drop the columns that none of them needs, and make room for
-        more."""
+        """Keep only these rows, drop the columns that no row needs, and make room for more."""
         self._place, self._completion = self._place[live], self._completion[live]
         self._length, self._is_live = self._length[live], self._is_live[live]
         self._pads = self._pads[live]

@@ -1,8 +1,9 @@
-"""A learner's weights over several processes: FSDP2, and the two ways in and out of it.
+"""A learner's weights over several processes, by FSDP2: how tensors get in and out.
 
 Each process keeps some rows of every tensor (of weights, gradients and moments), gathers a
 block's while it computes with it, and adds up its share of the gradients. Every process calls
-the same methods in the same order; `put` needs nobody else, `whole` needs all.
+the same methods in the same order. `put` works in each process alone, `whole` needs all
+processes.
 
 FSDP2 is imported when it is used: that takes as long as torch itself.
 """

@@ -134,7 +134,8 @@ class TrainedModel:
             yield name, weight, optimiser, _MOMENTS[type(optimiser).__name__]
 
     def _moments(self) -> dict[str, Tensor]:
-        """Return the optimisers' state by name; of several processes only the first has it."""
+        """Return the optimisers' state by name. With several processes only the first one has
+        it."""
         tensors = {}
         for name, weight, optimiser, keys in self._kept() if self._updates else ():
             for key in keys:

@@ -236,7 +236,7 @@ class VllmEngine:
         return vllm
 
     def _run(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Read these prompts alone, to the end; the extension keeps what it recorded."""
+        """Run these prompts alone, to the end; the extension keeps its recordings."""
         self._enqueue(range(len(prompts)), prompts, 1)
         while self._vllm.llm_engine.has_unfinished_requests():
             self._vllm.llm_engine.step()

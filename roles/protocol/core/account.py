@@ -52,8 +52,8 @@ NOT_LEARNT: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
-    """Numbers of accepted groups that came to the trainer, by what became of them. Each group
-    is in one of these."""
+    """Numbers of accepted groups that came to the trainer, by their fate. Each group counts
+    once."""
 
     learnt: int = 0
     """Groups that a step has learnt from."""

@@ -97,18 +97,18 @@ def convict(
     finding: Finding | None,
     verify: Verify,
 ) -> Conviction:
-    """Return the proof that these five make.
+    """Return the proof that these five items make together.
 
     Args:
         commitment: The place that was replayed.
         terms: Digest of the terms that the replay judged by.
-        verdict: What the validator signed.
-        submission: What was replayed.
-        finding: What the replay found; None if everything is within limits.
+        verdict: Verdict that the validator signed.
+        submission: Submission that was replayed.
+        finding: Worst finding of the replay; None if everything is within limits.
         verify: Checks the signatures of verdict and window.
 
     Raises:
-        BadMessage: They do not fit each other, or prove nothing. Nobody is accused then.
+        BadMessage: The items do not fit each other, or prove nothing. Nobody is accused then.
     """
     if verdict.commitment != commitment or submission.commitment != commitment:
         raise BadMessage("verdict, content and replay are not about the same place")
@@ -132,12 +132,12 @@ def open_conviction_untrusted(
     """Open a kept proof, for bystanders.
 
     Args:
-        data: What `Conviction.to_bytes` gave.
+        data: Result of `Conviction.to_bytes`.
         terms: Digests of the terms of the run's editions that the bystander knows.
         verify: Checks signatures.
 
     Raises:
-        BadMessage: It is no proof. It convicts nobody then.
+        BadMessage: The data is no proof, and convicts nobody.
     """
     raw_verdict, raw_submission, row = fields_untrusted(
         unpack_untrusted(data), bytes, bytes, (list, type(None)), what="conviction"

@@ -37,8 +37,9 @@ nodes has several entries."""
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """A step of the optimiser, and whose work went into it. Of two entries for one step the
-    later counts: a trainer whose engine died does the steps since its checkpoint again."""
+    """A step of the optimiser, and the authors of the work in it. The later of two entries for
+    one step counts, since a trainer whose engine died repeats the steps since its checkpoint.
+    """
 
     step: int
     part: int = 0
@@ -63,7 +64,8 @@ def learnt_parts(step: int, work: Mapping[PeerId, Work]) -> list[bytes]:
 
 
 def encode_accusation(accused: PeerId, proof: bytes) -> bytes:
-    """Return the ledger form: who is accused, and the digest of the proof."""
+    """Return the ledger's form of an accusation: the accused peer and the digest of the
+    proof."""
     return pack([accused.digest, proof])
 
 

@@ -117,8 +117,8 @@ def decode_commitment_untrusted(data: bytes) -> Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Consecutive places of one worker under one version. Without places it asks only how much
-    is wanted."""
+    """Consecutive places of one worker under one version. A window without places only asks how
+    many places are wanted."""
 
     run: bytes
     terms: bytes

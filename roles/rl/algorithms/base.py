@@ -121,7 +121,7 @@ def normalised(rewards: Sequence[float], epsilon: float) -> NDArray[np.float32]:
 
 
 def ratio(one: Tensor, other: Tensor) -> Tensor:
-    """Return exp(one - other), always a number, and so is its gradient."""
+    """Return exp(one - other), bounded so that value and gradient are finite."""
     return (one - other).clamp(max=FURTHEST).exp()
 
 

@@ -37,8 +37,8 @@ class Dapo:
     """The ratio is clipped to 1 - ``clip_low`` and 1 + ``clip_high``."""
 
     overlong_buffer: int = 0
-    """Tokens before the run's limit in which the penalty grows from 0 to ``overlong_penalty``
-    (Eq. 13); 0 leaves it out."""
+    """Tokens before the run's limit in which the penalty grows to `overlong_penalty`; 0: none.
+    Eq. 13."""
 
     overlong_penalty: float = 1.0
     """Taken off the reward of a completion that reaches the limit."""

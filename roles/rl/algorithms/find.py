@@ -30,11 +30,11 @@ class SharedOptions:
     """
 
     importance_cap: float = 2.0
-    """Cap of the weight exp(old - sampler) by which a token of a stale sampler counts
-    (truncated importance sampling, Yao et al. 2025)."""
+    """Cap of the weight exp(old - sampler) of a stale sampler's token. Truncated importance
+    sampling, Yao et al. 2025."""
 
     kl_sampler: float = 0.0
-    """Weight of k3 to the policy that drew: a pull towards what the samplers do."""
+    """Weight of k3 to the policy that drew, a pull towards the samplers."""
 
     kl_reference: float = 0.0
     """Weight of k3 to the model that the run began with, which the learner keeps beside the

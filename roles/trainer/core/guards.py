@@ -38,7 +38,7 @@ class LearningGuards:
         self._was_wrong = False
 
     def why_wrong(self, report: StepReport) -> str:
-        """Return what is wrong with this step and what to do; empty if nothing is wrong."""
+        """Return a warning about this step, with the remedy; empty if nothing is wrong."""
         self._entropies.append(report.entropy)
         found = list(self._symptoms(report))
         if not found:

@@ -62,7 +62,7 @@ BASE: Final = 1.0
 
 
 class Intellect1:
-    """Sites that join group by group; at the end one vanishes and comes back."""
+    """Sites that join group by group; at the end a site vanishes and comes back."""
 
     parameters: ClassVar[Sequence[str]] = ("size", "rounds", "overlap")
 
@@ -111,7 +111,7 @@ class Intellect1:
         return round_trip(self._sites[one.name], self._sites[other.name]) / 2
 
     def _add(self, swarm: Swarm, count: int) -> None:
-        """Let there be so many sites, on lines that fit their number."""
+        """Add sites up to this number, on lines that fit the number."""
         names = [*self._sites][:count]
         for name in names:
             others = [self._sites[other] for other in names if other != name]
@@ -125,7 +125,7 @@ class Intellect1:
             node.clock.set_model(replace(node.clock.model, slowness=slowness))
 
     async def _pass(self, swarm: Swarm, scenario: Scenario, rounds: int, members: int) -> None:
-        """Wait for so many rounds with so many members, or the end of the scenario."""
+        """Wait for this many rounds with this many members, or the end of the scenario."""
         first: int | None = None
         while first is None or self._newest < first + rounds:
             await swarm.sleep(LOOK)
@@ -142,7 +142,8 @@ class Intellect1:
         return max((step for step, seen in self._seen.items() if seen.members), default=0)
 
     def _computed(self, swarm: Swarm) -> dict[str, tuple[float, float]]:
-        """Seconds computed, and seconds, of each site up to the end of its last turn."""
+        """Return for each site the seconds computed and the seconds passed, up to the end of
+        its last turn."""
         figures = {node.name: self._sessions[node.name].figures for node in swarm.alive}
         return {name: (one.computed, one.present) for name, one in figures.items()}
 

@@ -1,5 +1,5 @@
-"""The order of a ring whose slowest edge is as fast as can be: what PRIME computes at each
-change of its members (toposolve).
+"""The ring whose slowest edge is as fast as possible, as PRIME computes it at each change of
+members (toposolve).
 
 Exact: the cost of the slowest edge is found by bisection over all costs, and a bitmask program
 says whether a ring with no dearer edge exists. A set of possible ends is one integer.

@@ -125,7 +125,7 @@ class Peer:
                 self._swarm.gossip(self, message)
             case ev.Finish(policy):
                 self._finish(policy)
-            case ev.Penalise(peer, reason):
+            case ev.Penalise(peer, _, reason):
                 raise SimulationError(
                     f"{self.site.name} convicts {peer!r}, who is honest: {reason}"
                 )
@@ -210,7 +210,7 @@ class Peer:
     def lose(self, peer: PeerId) -> None:
         """Drop the connection to ``peer``."""
         self._streams.pop(peer, None)
-        self.handle(ev.PeerLost(peer))
+        self.handle(ev.PeerDown(peer))
 
 
 class CoreSwarm:

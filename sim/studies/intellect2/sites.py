@@ -262,7 +262,7 @@ class Sites:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Rollouts that one worker generated, and what became of them."""
+    """Rollouts of one worker, and their fates."""
 
     delivered: list[tuple[float, int, int]]
     """Each delivery as (virtual second, version, rollouts)."""

@@ -124,7 +124,7 @@ class Hub:
         )
 
     async def connect(self, pid: int, number: int, link: LinkSpec) -> None:
-        """Lay the line of machine ``number``, whose namespace process ``pid`` is in, and shape
+        """Connect machine ``number``, whose namespace has process ``pid``, by a line, and shape
         both ends.
 
         Raises `LabError`.

@@ -109,7 +109,7 @@ def check(scenario: Scenario) -> None:
 
 def _reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the error for the caller: an interrupt first, then the first error with a
-    sentence, else all of it."""
+    sentence, else the whole group."""
     for kind in (KeyboardInterrupt, ShoalError, SimulationError):
         for leaf in leaves(group):
             if isinstance(leaf, kind):

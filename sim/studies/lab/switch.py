@@ -1,4 +1,4 @@
-"""A switch between shaped lines that takes its time: what a bridge lacks without netem.
+"""A switch between shaped lines that adds latency, which a bridge cannot do without netem.
 
 As a program, ``switch.py DELAY QUEUE`` says "up" and then answers each line of its input by one
 line. ``NUMBER BYTES_PER_SECOND`` gives a port its downlink; the first time it makes the port,

@@ -74,7 +74,7 @@ class Journal:
         self.roles.setdefault(name, []).extend(roles)
 
     def note_death(self, name: str) -> None:
-        """Note the end of the current life of ``name``; what it was generating is lost."""
+        """Note the end of the current life of ``name``. Its unfinished rollouts are lost."""
         self.cut_short += self.sheets[name].is_doing("generating")
         self.sheets[name].end_life()
         self.lives[name][-1][1] = self._clock()
@@ -84,7 +84,7 @@ class Journal:
         self.arrivals.setdefault(name, []).append((self._clock(), version))
 
     def note(self, name: str, event: str, fields: Mapping[str, Any]) -> None:
-        """Take note of what a role has traced."""
+        """Record a trace of a role."""
         if event == "submitted":
             self.submitted.append((self._clock(), name))
         elif event == "published":
@@ -168,7 +168,7 @@ def _share(journal: Journal, names: list[str], activity: str) -> float:
 
 
 def _use_of_time(journal: Journal) -> Figures:
-    """Shares of the time that machines ran, by what they did."""
+    """Return shares of the machines' running time by activity."""
     found: Figures = {}
     groups: dict[str, tuple[list[str], tuple[str, ...]]] = {
         "trainer": (
@@ -224,7 +224,8 @@ def _delays(journal: Journal, scenario: Scenario) -> Iterator[tuple[str, float]]
 
 
 def _journeys(journal: Journal, scenario: Scenario) -> Figures:
-    """Return how long policies took to reach the volunteers, and what share came from peers."""
+    """Return the times in which policies reached the volunteers, and the share that came from
+    peers."""
     known = list(_delays(journal, scenario))
     delays = sorted(delay for _, delay in known)
     without = [journal.lines[name].spec.down for name, delay in known if delay == math.inf]
@@ -258,10 +259,10 @@ def _journeys(journal: Journal, scenario: Scenario) -> Figures:
 
 
 def _fates(journal: Journal) -> Figures:
-    """Return what became of the rollouts.
+    """Return the fates of the rollouts.
 
-    Too old were those that no judge took, that came too late for the trainer or were dropped
-    from its pool. What a validator accepts is a newcomer's, and nothing is learnt from it.
+    Rollouts were too old if no scorer took them, if they came too late for the trainer, or if
+    its pool dropped them. Validators judge newcomers' rollouts, from which nothing is learnt.
     """
     rows, trainer = journal.plan.rows, journal.trainer
     size = journal.plan.sampling.group_size
@@ -342,10 +343,10 @@ def _learning(journal: Journal, scenario: Scenario) -> Figures:
 
 
 def _work(journal: Journal) -> Figures:
-    """Inference against training: in flops of the whole run, and in hours since the sheets
-    began.
+    """Return the ratio of inference to training: in flops of the whole run, and in hours since
+    the timesheets began.
 
-    Hours are those of devices, each counted by its peak: rented ones, and those that were busy.
+    Hours are counted by device and weighted by peak speed: rented hours, and busy hours.
     """
     plan, trainer = journal.plan, journal.trainer
     token = plan.model.parameters
@@ -370,7 +371,7 @@ def _work(journal: Journal) -> Figures:
 
 
 def _bill(journal: Journal, scenario: Scenario) -> Figures:
-    """Return the cost of the machines since the sheets began, at the scenario's prices."""
+    """Return the cost of the machines since the timesheets began, at the scenario's prices."""
 
     def cost(name: str) -> float:
         machine = journal.machines[name]

@@ -96,7 +96,7 @@ class Freight:
 
 
 class _FreightHost:
-    """A host whose weighed streams take the freight line; everything else is the real one's."""
+    """Wraps a host. Its weighed streams take the freight line; everything else is unchanged."""
 
     def __init__(
         self, freight: Freight, node: SimNode, host: Host, nursery: trio.Nursery
@@ -128,15 +128,15 @@ class _FreightHost:
         del self._streams[heavy]
 
     def note(self, event: PeerEvent) -> None:
-        """Freight for a peer that is gone never lands: the task that waits for it must hear of
-        it."""
+        """Note that a peer has gone. Freight for it never lands, so the task that waits for it
+        is woken."""
         if event.state is PeerState.DISCONNECTED:
             for heavy in [heavy for heavy in self._streams if heavy.peer == event.peer]:
                 heavy.break_off()
 
 
 class _FreightStream(Stream):
-    """A stream whose frames go over the freight line before they go where they belong."""
+    """A stream whose frames pass the freight line before the real stream."""
 
     def __init__(
         self, freight: Freight, stream: Stream, direction: Direction, weigh: Weigh
@@ -196,12 +196,13 @@ class _FreightStream(Stream):
         self._changed.notify_all()
 
     async def send_eof(self) -> None:
-        """Say, behind all freight, that nothing more will come."""
+        """Send the end of the stream behind all freight."""
         await self._wait_room()
         await self._ship(_MARKER, None)
 
     async def follow(self) -> None:
-        """Send what has landed, byte for byte, on the real stream, until its end; a task."""
+        """Forward landed freight, byte for byte, to the real stream until its end. It runs as a
+        task."""
         try:
             while not self._over:
                 while self._landed:
@@ -215,7 +216,7 @@ class _FreightStream(Stream):
             self.break_off()
 
     def break_off(self) -> None:
-        """Drop what is under way, since the other side is gone."""
+        """Drop freight under way, since the other side has gone."""
         self._over = True
         self._changed.notify_all()
 

@@ -285,7 +285,7 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
 
 
 def node_config(scenario: Scenario, plan: Plan) -> NodeConfig:
-    """Production's settings, but for the pace of what only talks and the patience with coarse
+    """Return production's settings, except for slower heartbeats and more patience with coarse
     chunks."""
     config = NodeConfig()
     look = scenario.parameter("look_interval", 1800.0)

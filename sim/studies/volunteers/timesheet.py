@@ -94,8 +94,8 @@ class Timesheet:
         return self._alive + (self._clock() - since if since is not None else 0.0)
 
     def spent(self, activity: str) -> float:
-        """Seconds at ``activity``; `IDLE` is what nothing else accounts for. A trainer repeats
-        replays while it encodes, and may have done more than there was time for one by one."""
+        """Return the seconds at ``activity``. `IDLE` is the rest of the time. A trainer replays
+        while it encodes, so its activities may add up to more than the time."""
         if activity == IDLE:
             known = dict.fromkeys((*self._spent, *self._begun))
             busy = sum(self.spent(other) for other in known if other not in BESIDE)
@@ -107,7 +107,7 @@ class Timesheet:
 
 
 class TimedWorld:
-    """A simulated world that keeps a timesheet; everything else is the real one's."""
+    """Wraps a simulated world and keeps a timesheet; everything else is unchanged."""
 
     def __init__(self, world: SimWorld, sheet: Timesheet, scale: float, note: Note) -> None:
         """Wrap ``world``; each byte of the simulated policy stands for ``scale`` bytes of a

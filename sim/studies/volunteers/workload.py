@@ -91,8 +91,8 @@ class Volunteers:
         self._bootstrap: SimNode
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Let the run go on for ``scenario.duration`` and say what became of all machines' time
-        and work."""
+        """Let the run go on for ``scenario.duration``. Return the use of all machines' time and
+        work."""
         self._scenario, self._plan = scenario, plan_of(scenario)
         plan = self._plan
         validators = [f"{VALIDATOR}{n}" for n in range(plan.validators)]

@@ -1,4 +1,4 @@
-"""Members that attack: what they do, and what the honest keep.
+"""Hostile members: their attacks, and the effect on honest members.
 
 - `workload` (read it first): `HostileWorkload`, the course of every attack, and what is
   measured

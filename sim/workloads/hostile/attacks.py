@@ -224,7 +224,7 @@ class AddressFlush(HostileWorkload):
         return round(found / max(1, pairs), 4)
 
     def figures(self, swarm: Swarm) -> Metrics:
-        """Return the state before the cut, and who is alone after it."""
+        """Return the figures before the cut, and the nodes that are alone after it."""
         least = min(map(self.honest_neighbours, self.honest_names(swarm)))
         return {"reachable_before_cut": self._known, "neighbours_after_cut_least": least}
 
@@ -333,7 +333,7 @@ class GhostMesh(HostileWorkload):
                 await node.world.sleep(rng.uniform(5, 10))
 
     async def run_attack(self, swarm: Swarm) -> None:
-        """Publish from one honest node after the other; look at the meshes."""
+        """Publish from one honest node after the other, and record the meshes."""
         names, rng = self.honest_names(swarm), swarm.rng("publish")
         await swarm.sleep(SUBSCRIBED_AFTER + 6.0)
         number = 0
@@ -351,7 +351,7 @@ class GhostMesh(HostileWorkload):
         await swarm.sleep_until(self.scenario.duration)
 
     def figures(self, swarm: Swarm) -> Metrics:
-        """Return whom publications reached, and the dead share of the meshes."""
+        """Return the reach of publications, and the dead share of the meshes."""
         others = len(self._gossips) - 1
         shares = [len(self._heard.get(data, {})) / others for data in self._published]
         return {

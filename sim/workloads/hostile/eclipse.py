@@ -34,7 +34,7 @@ class Eclipse:
         self._newcomers: dict[PeerId, None] = {}
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Let newcomers in, one a second, and look at what they see."""
+        """Let newcomers in, one a second, and measure their views."""
         evil = round(scenario.nodes * scenario.parameter("coalition_share", 0.2))
         newcomers = int(scenario.parameter("newcomers", 10))
         for number in range(evil):

@@ -201,7 +201,7 @@ class HostileWorkload:
                 shares.append(sum(map(self.is_honest, members)) / max(1, len(members)))
 
     def _is_excused(self, name: str, count: int, swarm: Swarm) -> bool:
-        """Return True if chance left a node with so few, and it has had no time to find
+        """Return True if a node has few neighbours by chance and has had no time to find
         others."""
         if name not in self._unlucky:
             return False

@@ -71,8 +71,8 @@ class HealthLog:
 def seconds_to_whole(
     deployment: Deployment, logs: Mapping[str, HealthLog], alive: Sequence[str], version: int
 ) -> list[float]:
-    """Seconds until each who was there had ``version`` or a newer one, in order; infinite if
-    never."""
+    """Return the seconds until each present node had ``version`` or a newer version, in order;
+    infinite if never."""
     origin = logs[ORIGIN]
     published = origin.published[version]
     delays = []

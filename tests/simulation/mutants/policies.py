@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from p2p.shardcast.bulk import Receiver
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.index import Span
-from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.store import PolicyStore
 from p2p.world import Disk
 from tests.simulation.storms.policies import CHUNK_BYTES

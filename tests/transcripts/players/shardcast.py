@@ -226,7 +226,7 @@ class ShardcastPlayer:
         self.flights = deque(f for f in self.flights if name not in f[:2])
         self.said[name] = "dead"
         for machine in self.others(name):
-            yield from self.give(machine, ev.PeerLost(self.peer(name)), f"{name} is lost")
+            yield from self.give(machine, ev.PeerDown(self.peer(name)), f"{name} is lost")
 
     def restart(self, name: str) -> Iterator[str]:
         machine = self.machines[name]
@@ -309,7 +309,7 @@ class ShardcastPlayer:
                 yield from (
                     line for effect in again for line in self.carry_out(machine, effect)
                 )
-            case ev.Penalise(peer, reason):
+            case ev.Penalise(peer, _, reason):
                 yield f"{self.names[peer]} is banned: {reason}"
             case ev.Halt():
                 yield "the trainer is halted"

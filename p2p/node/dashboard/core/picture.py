@@ -235,12 +235,11 @@ def _flows(known: Mapping[str, NodeView]) -> dict[str, int]:
     """Return the bytes moved, by ``from to``. If both ends have counted, the receiver's count
     is used."""
     flows: dict[str, int] = {}
-    for peer, one in known.items():
-        for other, size in (find(one.health, "flows.to") or {}).items():  # type: ignore[attr-defined]
-            flows[f"{peer} {other}"] = size
-    for peer, one in known.items():
-        for other, size in (find(one.health, "flows.from") or {}).items():  # type: ignore[attr-defined]
-            flows[f"{other} {peer}"] = size
+    for way in ("to", "from"):
+        for peer, one in known.items():
+            moved: Mapping[str, int] = find(one.health, f"flows.{way}") or {}  # type: ignore[assignment]
+            for other, size in moved.items():
+                flows[f"{peer} {other}" if way == "to" else f"{other} {peer}"] = size
     return flows
 
 
@@ -324,7 +323,7 @@ def bounded_text(text: str) -> str:
 
 
 def read(panel: Panel, health: Health) -> Any:
-    """Return what ``panel`` shows of ``health``: a list of values or rows, or None.
+    """Return the values or rows that ``panel`` shows of ``health``, or None.
 
     For a curve this is the newest point; `History` has the whole curve.
     """
