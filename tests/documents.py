@@ -39,9 +39,9 @@ from tests.sweeps import DEEP
 from tests.terminal import COLUMNS, ROWS, STYLE
 
 ROOT: Final = Path(__file__).parent.parent
-PATIENCE: Final = 600
+PATIENCE: Final = 1500
 """Seconds for what a command is to print; a run on a busy machine takes most of them."""
-TRIES: Final = 30
+TRIES: Final = 75
 """How often somebody before a terminal types a command again that asks a node which starts."""
 LANGUAGES: Final = ("console", "js", "python", "toml")
 MARK: Final = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->\n\Z")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.events import events
+from tests.events import events, nodes
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "errors.md"
@@ -52,11 +52,10 @@ def classes() -> Iterator[str]:
     """Name of each public error that an operator or an embedder meets."""
     found: dict[str, tuple[str, ...]] = {}
     for package in ("p2p", "roles", "sim"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
-                    found[node.name] = bases
+        for node in nodes(package):
+            if isinstance(node, ast.ClassDef):
+                bases = tuple(base.id for base in node.bases if isinstance(base, ast.Name))
+                found[node.name] = bases
 
     def is_ours(name: str) -> bool:
         return name in ROOTS or any(map(is_ours, found.get(name, ())))

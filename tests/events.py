@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from p2p.node.process import EVENT
@@ -23,17 +23,29 @@ With `--log-format json` each line of `DIR/log` is an object: `time` (UTC), `lev
 """
 
 
-def events() -> Iterator[tuple[str, str]]:
+@cache
+def nodes(package: str) -> list[ast.ClassDef | ast.Call]:
+    """The classes and the calls in a package."""
+    return [
+        node
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef | ast.Call)
+    ]
+
+
+@cache
+def events() -> list[tuple[str, str]]:
     """Name and level of each message that has a name."""
-    for package in ("p2p", "roles"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                match node:
-                    case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id="logger"), attr=level),
-                        args=[ast.Constant(value=str(text)), *_],
-                    ) if level in LEVELS and (name := EVENT.match(text)):
-                        yield name[0], level.replace("exception", "error")
+    found = []
+    for node in nodes("p2p") + nodes("roles"):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="logger"), attr=level),
+                args=[ast.Constant(value=str(text)), *_],
+            ) if level in LEVELS and (name := EVENT.match(text)):
+                found.append((name[0], level.replace("exception", "error")))
+    return found
 
 
 def table() -> str:

@@ -35,7 +35,7 @@ PANELS: Final = (
                   is_only_metric=True),
             Value(key="owed", label="places owed",
                   about="Places that have to stand before any is learnt from; 0: in standing."),
-            Value(key="version", label="policy in the engine"),
+            Value(key="version", label="policy in the engine", is_only_metric=True),
             Value(key="policies_skipped", label="policies skipped", counts=True,
                   about="Policies that came while the engine was at work."),
             Value(key="retries", label="asked again", counts=True, is_only_metric=True,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the tasks of a run: keep those that a model solves sometimes."""
+    """Keep the tasks of a run that a model solves sometimes."""
     parser = CommandParser(prog="shoal rl", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     sift = commands.add_parser("filter", help="keep lines that some of k answers solve")

@@ -149,9 +149,6 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
             assert received == [b"hello"]
 
 
-# Lanes.
-
-
 # One identity, again and again.
 
 

@@ -84,32 +84,6 @@ def test_a_circuit_outlives_its_reservation_and_a_new_one_does_not_begin() -> No
     run(main)
 
 
-def test_a_greedy_dialer_makes_way_for_a_newcomer() -> None:
-    """It holds all circuits that the relay has, and the newcomer is a stranger too."""
-
-    async def main() -> None:
-        few = RelayConfig(strangers=True, circuits=3)
-        async with AsyncExitStack() as stack:
-            enter = stack.enter_async_context
-            relay, greedy, guest = [
-                await enter(open_host(key=key, strict=True)) for key in KEYS[:3]
-            ]
-            stack.enter_context(relaying(relay.world, relay, KEYS[0], few))
-            place = relay.addrs[0].through
-            for key in KEYS[3:7]:
-                home = await enter(open_host(key=key, listen=[], strict=True))
-                stack.enter_context(home.serving(ECHO, serve_requests(echo)))
-                await home.listen(place)
-            for key in KEYS[3:6]:
-                await greedy.connect_addr(place.with_peer(key.peer_id))
-            await guest.connect_addr(place.with_peer(KEYS[6].peer_id))
-            assert await request(guest, KEYS[6].peer_id, ECHO, b"in") == b"in"
-            await until(greedy, lambda: KEYS[5].peer_id not in greedy.connected)
-            assert KEYS[3].peer_id in greedy.connected
-
-    run(main)
-
-
 def test_an_address_that_observers_invent_is_not_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,17 +7,12 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-import p2p
-from p2p.identity import KeyPair
-from p2p.machine import open_world
-from p2p.transport.memory import MemoryNetwork
 from tests.attacks.hostile_mux import (
     DATA,
     ECHO,
     RST,
     SYN,
     WINDOW_UPDATE,
-    Hostile,
     frame,
     hello,
     open_victims,
@@ -68,40 +63,6 @@ async def test_every_stream_handed_out_ends_with_the_connection() -> None:
             await trio.testing.wait_all_tasks_blocked()
             assert waiting == 0
             nursery.cancel_scope.cancel()
-
-
-async def test_a_host_serves_as_before_when_the_attacker_has_gone() -> None:
-    network = MemoryNetwork()
-    serving = 0
-
-    async def echo(stream: p2p.Stream) -> None:
-        nonlocal serving
-        serving += 1
-        try:
-            while data := await stream.receive_some():
-                await stream.send_all(data)
-        finally:
-            serving -= 1
-
-    async with (
-        open_world(key=KeyPair(b"\x06" * 32)) as world,
-        p2p.open_host(network=network, listen=["/memory/0"], key=KeyPair(b"\x04" * 32)) as host,
-        trio.open_nursery() as nursery,
-    ):
-        host.set_handler(ECHO, echo)
-        hostile = await Hostile.dial(
-            world, network, host.addrs[0].transport, KeyPair(b"\x06" * 32)
-        )
-        nursery.start_soon(hostile.swallow)
-        for start in range(0, 1000, 100):
-            await hostile.send(
-                b"".join(reused(2 * index + 1) for index in range(start, start + 100))
-            )
-        await trio.testing.wait_all_tasks_blocked()
-        await hostile.raw.aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert serving == 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_streams_that_the_peer_never_ends_do_not_block_ours() -> None:

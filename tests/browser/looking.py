@@ -19,8 +19,8 @@ OVERLAPS: Final = """[...document.querySelectorAll(".card, .tiles")]
     a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1
     && b.top < a.bottom - 1).map(([other]) => [text, other]))"""
 """Pairs of cards that lie on each other."""
-SECONDS: Final = 60.0
-"""For a browser to start and draw, on a busy machine."""
+SECONDS: Final = 240.0
+"""For a browser to draw what it waits for: a swarm on a busy machine warms up in 100 s."""
 
 
 class Look:

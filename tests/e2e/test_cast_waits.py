@@ -130,9 +130,6 @@ def test_a_fetch_that_waits_for_another_says_so(tmp_path: Path) -> None:
             process.kill()
 
 
-# Files that change
-
-
 # Names and files that cannot be written
 
 

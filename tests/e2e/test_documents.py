@@ -116,7 +116,7 @@ def test_the_site_lists_every_document_and_their_links_lead_somewhere() -> None:
                 assert place.resolve().with_suffix("") in listed, f"{page}: {target}"
 
 
-WITH_COMMANDS = {"envs", "ledger", "models", "run", "sim"}
+WITH_COMMANDS = {"envs", "ledger", "models", "rl", "run", "sim"}
 """Commands whose first word is another."""
 
 

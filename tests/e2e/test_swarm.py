@@ -12,14 +12,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import trio
 
 from roles.demo.command import prepare
-from roles.demo.shows import SORTING
+from roles.demo.shows import SORTING, RewardDemo
 from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
@@ -29,16 +29,28 @@ from tests.sweeps import DEEP
 
 KILLS = (("inference-1", 2), ("validator", 5), ("trainer", 8)) if DEEP else (("trainer", 2),)
 """Which node is killed under which policy."""
-STEPS = KILLS[-1][1] + (6 if DEEP else 3)
-SMALL = replace(
-    SORTING,
-    tables={**SORTING.tables, "sampling": {"group_size": 8, "submission": 4}},
-    learner={
-        "groups": 8,
-        "minibatches": 2,
-        "evaluate_every": 0,
-        "warm_up": WarmUp(steps=80, rate=4e-3, ramp=20),
-    },
+STEPS = KILLS[-1][1] + (6 if DEEP else 2)
+
+
+class SmallDemo(RewardDemo):
+    """One honest worker less, which is an engine less."""
+
+    cast: ClassVar[dict[str, str]] = {
+        name: role for name, role in SORTING.cast.items() if DEEP or name != "inference-2"
+    }
+
+
+SMALL = SmallDemo(
+    **{
+        **vars(SORTING),
+        "tables": {**SORTING.tables, "sampling": {"group_size": 8, "submission": 4}},
+        "learner": {
+            "groups": 8,
+            "minibatches": 2,
+            "evaluate_every": 0,
+            "warm_up": WarmUp(steps=80, rate=4e-3, ramp=20),
+        },
+    }
 )
 PATIENCE = 400
 """Seconds for the whole play on a busy machine; alone on two cores it takes about 30."""
@@ -119,9 +131,7 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     assert figures["policies"] == STEPS + 1
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
-    assert {
-        name for name in SORTING.cast if not (tmp_path / name / "key").stat().st_mode & 0o077
-    } == set(SORTING.cast)
+    assert not any((tmp_path / name / "key").stat().st_mode & 0o077 for name in SMALL.cast)
 
 
 @pytest.mark.deep

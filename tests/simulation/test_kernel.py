@@ -28,17 +28,6 @@ def with_world(
     return run_simulation(main, seed=1, **options)
 
 
-def test_an_hour_passes_in_no_time() -> None:
-    async def body(world: SimWorld) -> float:
-        await world.sleep(3600)
-        return world.now()
-
-    outcome = with_world(body)
-    assert outcome.value == outcome.virtual_seconds == 3600
-    assert outcome.events <= 2
-    assert outcome.finished
-
-
 def test_random_sleeps_of_both_kinds_end_on_time() -> None:
     async def body(world: SimWorld) -> None:
         rng = world.rng("sleeps")
@@ -49,28 +38,6 @@ def test_random_sleeps_of_both_kinds_end_on_time() -> None:
                 assert deadline <= world.now() < deadline + 1e-8
 
     with_world(body)
-
-
-def test_trio_time_outs_work() -> None:
-    async def body(world: SimWorld) -> float:
-        with trio.move_on_after(3):
-            await trio.sleep_forever()
-        with pytest.raises(trio.TooSlowError), trio.fail_after(4):
-            await world.sleep(100)
-        return world.now()
-
-    assert with_world(body).value == 7
-
-
-def test_the_horizon_cuts_a_run_off() -> None:
-    async def body(world: SimWorld) -> str:
-        await world.sleep(1000)
-        return "never"
-
-    outcome = with_world(body, horizon=10)
-    assert outcome.value is None
-    assert not outcome.finished
-    assert outcome.virtual_seconds == 10
 
 
 def test_events_beyond_the_end_leave_no_trace() -> None:

@@ -119,9 +119,6 @@ def test_missing_capabilities_are_named(lacking: tuple[str, ...]) -> None:
     assert _missing_capabilities("") == list(CAPABILITIES)
 
 
-# What nodes tell
-
-
 # Level 3
 
 

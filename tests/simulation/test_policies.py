@@ -63,7 +63,4 @@ def test_an_origin_goes_on_after_its_death() -> None:
     assert metrics["hold_newest"] == 1.0
 
 
-# The INTELLECT-2 stage
-
-
 # Machines

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bench.ablate import ALL_ON, RULES, SHORT, Rule, switch_off, table
+from bench.ablate import SHORT, Rule, switch_off
 from sim.run.scenario import scenario_names
 
 ALL_OFF = (
@@ -19,19 +19,6 @@ def test_every_rule_is_carried_by_what_is_replaced_and_every_scenario_exists() -
     """In a process of its own, which ends without them."""
     subprocess.run([sys.executable, "-c", ALL_OFF], check=True)
     assert set(SHORT) <= set(scenario_names())
-
-
-def test_the_table_names_the_scenarios_in_which_a_rule_matters() -> None:
-    rows = {
-        (ALL_ON, "lab_uneven"): [(5.0, True), (7.0, True), (6.0, True)],
-        (ALL_ON, "lab_adsl"): [(10.0, True)],
-        ("trial", "lab_uneven"): [(9.0, True), (6.9, True), (6.0, True)],
-        ("trial", "lab_adsl"): [(10.9, True)],
-        ("settle", "lab_adsl"): [(10.0, False)],
-    }
-    lines = table(rows)
-    assert lines[2] == f"| trial | {RULES['trial'].law} | lab_uneven 1.15 |"
-    assert lines[3].endswith("| lab_adsl 1.00 ! |")
 
 
 def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
-
-import p2p
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -63,7 +60,3 @@ def test_under_asyncio_one_sentence_says_trio() -> None:
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "ConfigError: Shoal runs on trio: start with trio.run(main)" in last
-
-
-def test_the_version_is_the_distributions() -> None:
-    assert p2p.__version__ == version("shoal")  # type: ignore[attr-defined]

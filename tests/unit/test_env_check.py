@@ -139,6 +139,7 @@ def test_the_command_says_what_it_finds_and_writes_what_is_good(
     assert main(["check", "math", str(path), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "earns itself     40 of 40 answers\npays a fragment  0\npays a constant  0\n" in said
+    assert "pays 1           \\boxed{0\\pi}\npays 0           39\\pi" in said
     assert "refused 4 lines" in said
     assert MathEnvironment(out.read_bytes()).evaluation()
     golds = write(tmp_path, [{"gold": "5"}] * 16 + [{"gold": ""}])

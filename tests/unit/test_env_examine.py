@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.envs.examine import examine
+from roles.envs.examine import Examiner, examine
 from roles.own.envs import HEAD, ONE_TURN, TURNS, main
 
 GOOD = HEAD.replace("NAME", "tried") + ONE_TURN
@@ -91,9 +91,27 @@ def test_the_template_is_sound(folder: Path, source: str) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["sort", "guess", "arithmetic", "calculator"])
-def test_what_comes_with_shoal_is_sound(name: str) -> None:
-    assert examine(name) == []
+def test_what_comes_with_shoal_is_sound_or_needs_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["arithmetic", "calculator", "guess", "math-exact", "sort"]
+    monkeypatch.setattr("roles.own.envs.environment_names", lambda: names)
+    assert main(["check", "--all", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["verdict"] for row in rows] == ["sound", "sound", "sound", "refused", "sound"]
+    assert "need a file" in rows[3]["why"]
+
+
+@pytest.mark.deep
+def test_families_are_examined_one_by_one() -> None:
+    """Two that check was wrong about: of acre, whose answers are named in each question, and of
+    arc_1d, whose answers are alike in their first 40 characters."""
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    with Examiner("reasoning-gym") as examiner:
+        for family in ("gcd", "acre", "arc_1d"):
+            assert examiner.examine({family: 1.0}) == []
+        assert "in another process" in examiner.examine({"list_functions": 1.0})[0]
+        assert "TypeError" in examiner.examine({"boxnet": 1.0})[0]
 
 
 def test_public_rows_are_converted_and_bad_ones_named(

@@ -13,16 +13,6 @@ def make_disk() -> SimDisk:
     return SimDisk("node")
 
 
-def test_unsynced_files_are_lost_and_synced_ones_survive() -> None:
-    disk = make_disk()
-    disk.write_now("kept", b"1", None)
-    disk.sync_now("kept")
-    disk.write_now("lost", b"2", None)
-    disk.crash()
-    assert disk.paths() == ["kept"]
-    assert disk.used == 1
-
-
 def test_a_crash_takes_back_every_write_since_the_last_fsync() -> None:
     disk = make_disk()
     disk.write_now("f", b"0123456789", None)
@@ -49,14 +39,6 @@ def test_what_was_reserved_is_taken_back_without_a_copy_of_it() -> None:
     assert first[1] == bytes(4096)
     disk.crash()
     assert disk.read_now("weights", 0, None) == b""
-
-
-def test_replace_is_durable_at_once() -> None:
-    disk = make_disk()
-    disk.replace_now("f", b"old")
-    disk.replace_now("f", b"new")
-    disk.crash()
-    assert disk.read_now("f", 0, None) == b"new"
 
 
 def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from sim.errors import SimStuck
 from sim.kernel import queue as queue_module
-from sim.kernel.keys import KeyRing, derive, derived_rng
-from sim.kernel.queue import IO, SECOND, SLEEP, TIMER, EventQueue, Owner, nanoseconds
+from sim.kernel.keys import KeyRing
+from sim.kernel.queue import IO, SLEEP, TIMER, EventQueue, Owner, nanoseconds
 from sim.kernel.trace import BLOCK_EVENTS, EVERYTHING, Trace
 
 
@@ -36,25 +36,6 @@ def test_events_run_in_order_of_time_then_of_asking(times: list[int]) -> None:
     queue.run()
     assert ran == sorted((when, number) for number, when in enumerate(times))
     assert queue.events == len(times)
-
-
-def test_an_event_in_the_past_happens_now() -> None:
-    queue = make_queue()
-    queue.run(until=5)
-    seen: list[int] = []
-    queue.schedule(1, queue.kernel, "late", lambda: seen.append(queue.now))
-    queue.run()
-    assert seen == [5 * SECOND]
-
-
-def test_run_until_stops_before_that_moment() -> None:
-    queue = make_queue()
-    seen: list[str] = []
-    queue.schedule(SECOND, queue.kernel, "event", seen.append, "one")
-    queue.schedule(2 * SECOND, queue.kernel, "event", seen.append, "two")
-    queue.run(until=2)
-    assert seen == ["one"]
-    assert queue.now == 2 * SECOND
 
 
 def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
@@ -138,13 +119,6 @@ def test_one_changed_event_changes_the_hash_from_its_block_on() -> None:
     assert one.blocks[1] != other.blocks[1]
     assert one.digest != other.digest
     assert len(one.kept) == 3 * BLOCK_EVENTS
-
-
-def test_derived_randomness_depends_on_every_label() -> None:
-    assert derive(16, 1, "a", "b") == derive(16, 1, "a", "b")
-    assert derive(16, 1, "a", "b") != derive(16, 1, "ab", "")
-    assert isinstance(derived_rng(1), Random)
-    assert derived_rng(1, "a").random() != derived_rng(2, "a").random()
 
 
 @pytest.mark.parametrize("hashed", [False, True])

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from sim.errors import SimDeadlock, SimStuck
-from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, open_swarm
@@ -50,11 +49,6 @@ async def sleep_for_ever(node: SimNode) -> None:
         await node.world.sleep(60)
 
 
-async def spin(node: SimNode) -> None:
-    while True:
-        await trio.lowlevel.checkpoint()
-
-
 async def wait_and_wait(node: SimNode) -> None:
     for _ in range(10):
         with trio.CancelScope(shield=True):
@@ -74,12 +68,6 @@ def test_cleanup_that_waits_for_nobody_is_a_deadlock_with_names() -> None:
 def test_cleanup_that_takes_too_long_is_stuck_with_names() -> None:
     with pytest.raises(SimStuck, match=r"3600 virtual seconds: n1: keeper waits in SimWorld"):
         play(sleep_for_ever)
-
-
-def test_cleanup_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "SPIN_PASSES", 500)
-    with pytest.raises(SimStuck, match="keeper"):
-        play(spin)
 
 
 def test_what_no_cancellation_ends_is_still_named() -> None:

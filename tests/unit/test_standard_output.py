@@ -43,22 +43,9 @@ def test_standard_output_holds_the_json_alone(
     assert not (elsewhere / "-").exists()
 
 
-def test_a_report_goes_there_too(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["run", *FEW, "--report", "-"])
-    assert capsys.readouterr().out.startswith("<!doctype html>")
-    assert list(elsewhere.iterdir()) == []
-
-
 def test_standard_output_takes_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *FEW, "--json", "-", "--report", "-"]) == 2
     assert "--json and --report cannot both be -" in capsys.readouterr().err
-
-
-def test_replay_writes_there(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["run", *FEW, "--save-plan", "plan.json"])
-    capsys.readouterr()
-    main(["replay", "plan.json", "--json", "-"])
-    assert json.loads(capsys.readouterr().out)["nodes"] == 4
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -142,9 +142,6 @@ async def test_a_crash_ends_a_strict_host() -> None:
     assert caught.group_contains(KeyError, match="our bug")
 
 
-# Limits.
-
-
 # Peers that lie.
 
 

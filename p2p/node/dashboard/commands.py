@@ -184,7 +184,8 @@ def written(value: object, unit: str) -> str:
     if unit == "bytes":
         power = next((p for p in (4, 3, 2, 1) if value >= 1000**p), 0)
         return f"{value / 1000**power:,.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-    text = f"{value:,}" if isinstance(value, int) else f"{value:,.{3 if value < 100 else 0}f}"
+    places = 0 if isinstance(value, int) or value >= 100 else 1 if value >= 10 else 3
+    text = f"{value:,.{places}f}"
     return f"{text} {unit}".rstrip().replace(" seconds", " s")
 
 
@@ -195,7 +196,8 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for peer, row in order:
         roles = printable(", ".join(row["roles"]) or "none")
         path = {"direct": ", direct", "relay": ", through a relay"}.get(row.get("path", ""), "")
-        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}{path}")
+        policy = row["policy"] if row.get("policy", -1) >= 0 else "-"
+        lines.append(f"{peer:<54}{roles:<22}{policy:>7}  {row['state']}{path}")
     return lines
 
 

@@ -82,9 +82,15 @@ _PLAIN_PAGE: Final = (
 )
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Files by Shoal</title>
-<meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto }
-td { overflow-wrap: anywhere; padding: .3rem .5rem } td + td { text-align: right }</style><main>
+<meta name="viewport" content="width=device-width"><style>
+html { background: #f6f5f1; color: #1b1f23; font: 16px/1.5 system-ui, sans-serif }
+body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem } a { color: #0a6b70 }
+table { width: 100%; border-collapse: collapse }
+th, td { text-align: left; padding: .3rem .5rem }
+tr { border-bottom: 1px solid #8884 } td { overflow-wrap: anywhere }
+th + th, td + td { text-align: right; white-space: nowrap }
+@media (prefers-color-scheme: dark) {
+html { background: #101417; color: #e9e7e1 } a { color: #56c7bf } }</style><main>
 """
 
 
@@ -266,7 +272,7 @@ class HttpEdge:
             parts.append(
                 f"<h1>Version {release.version}</h1><p>{len(rows)} files, {whole:,} bytes; <a"
                 f' href="{base}.tar" download>all as one archive</a></p>'
-                f"<table>{''.join(rows)}</table>"
+                f"<table><tr><th>file<th>bytes{''.join(rows)}</table>"
             )
         return (_PAGE + ("".join(parts) or "<h1>No version is here yet</h1>")).encode()
 

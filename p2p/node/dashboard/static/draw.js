@@ -31,6 +31,7 @@ function number(value, unit) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size >= 100) return Math.round(value).toLocaleString("en");
+  if (size >= 10) return value.toFixed(1);
   return size >= 0.1 || value === 0 ? value.toFixed(3) : size < 1e-5 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
 }
 
@@ -113,7 +114,7 @@ class Plot {
       padding: [6, 18, 0, 0],
       scales: {x: {time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low - step, high + step]}, y: yRange},
       axes: [
-        {...axis, size: 24, gap: 4, space: small ? 56 : 80, grid: {show: false}, label: x.label, labelSize: 18, labelGap: 0, labelFont: axis.font, incrs: whole(data[0]),
+        {...axis, size: 24, gap: 4, space: small ? 44 : 80, grid: {show: false}, label: x.label || null, labelSize: 18, labelGap: 0, labelFont: axis.font, incrs: whole(data[0]),
           values: (_, marks) => marks.map((one) => mark(one, x.unit))},
         {...axis, size: (_, texts) => 12 + 7 * Math.max(3, ...(texts || []).map((text) => text.length)), gap: 4, incrs: beside.length ? undefined : whole(data.slice(1).flat()), space: small ? 30 : 44,
           values: (_, marks) => marks.map((one) => mark(one, unit))},
@@ -213,9 +214,9 @@ class Map_ {
       spots.set(peer, [210 + 150 * Math.cos(angle), 165 + 122 * Math.sin(angle)]);
     });
     // 12 pixels on the screen, in units of the drawing
-    const size = this.size = 12 * Math.max(1, 420 / Math.min(470, this.place.clientWidth || 420));
+    const size = this.size = 12.1 * Math.max(1, 420 / Math.min(470, this.place.clientWidth || 420));
     const newest = Math.max(-1, ...shown.map((peer) => peers[peer].policy ?? -1));
-    const svg = node("svg", {viewBox: "0 0 420 350", role: "img", "font-size": size});
+    const svg = node("svg", {viewBox: `0 ${Math.min(0, 22 - 2 * size)} 420 ${350 - Math.min(0, 22 - 2 * size)}`, role: "img", "font-size": size});
     const keys = Object.keys(flows).filter((key) => key.split(" ").every((peer) => spots.has(peer)));
     const most = Math.max(1, ...keys.map((key) => flows[key]));
     let busy = 0;

@@ -170,7 +170,7 @@ const DRAWN = {
     if (nodes.length > 1) {
       card.classList.add("broad");
       const head = el("tr", {}, el("td", {}), ...nodes.map(([peer]) => el("th", {scope: "col", class: "n"}, peerLink(peer))));
-      const rows = values.map(([value, cells]) => el("tr", {}, label(value, "th"), ...cells.map((cell) => el("td", {class: "n"}, said(number(cell, value.unit))))));
+      const rows = values.map(([value, cells]) => el("tr", {}, label(value, "th"), ...cells.map((cell) => el("td", {class: typeof cell === "string" ? "n words" : "n"}, said(number(cell, value.unit))))));
       card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
     } else card.append(el("dl", {class: "figures"}, ...values.map(([value, cells]) => el("div", {}, label(value, "dt"), el("dd", {}, said(number(cells[0], value.unit)))))));
     return true;
@@ -281,7 +281,7 @@ function census(rows) {
 function stateOf(row, newest) {
   if (row.state === "gone") return ["gone", "gone"];
   const lag = row.policy === undefined ? 0 : newest - row.policy;
-  return lag > 0 ? ["behind", lag === 1 ? "one policy behind" : lag + " policies behind"] : ["", row.state === "self" ? "this node" : "up to date"];
+  return lag > 0 ? ["behind", lag === 1 ? "one policy behind" : lag + " policies behind"] : ["", row.state === "self" ? "this node" : newest < 0 ? "alive" : "up to date"];
 }
 
 function peerRow(peer, row, newest) {

@@ -24,7 +24,7 @@ function drawReport() {
   byId("verdict").className = is_ok ? "ok" : "bad";
   const drawn = charts.map((chart) => {
     const place = el("div", {class: "plot", role: "img", "aria-label": chart.about});
-    const card = el("section", {class: "card curve" + (chart.rows ? " first" : "")}, el("h2", {}, chart.title), el("p", {class: "about"}, chart.about));
+    const card = el("section", {class: "card curve" + (chart.rows ? " first" : "")}, el("h2", {}, chart.title.replaceAll("_", " ")), el("p", {class: "about"}, chart.about));
     if (chart.lines.length > 1) card.append(el("p", {class: "now"}, ...chart.lines.map((line, at) => el("span", {class: "c" + at % COLOURS.length}, el("i", {}), el("small", {}, line.label)))));
     card.append(place);
     return [card, new Plot(place), chart];
