@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4324,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
-    "p2p/shardcast": 6867,
+    "p2p/shardcast": 6870,
     "p2p/swarm": 2067,
     "p2p/transport": 2594,
     "proofs": 1023,
