@@ -47,7 +47,9 @@ from roles.rl.recipes import NETWORK, SMALL_MODEL, SORTER
 
 CALLS: Final = 0.125
 """Share of the first turns of a warm-up that ask the calculator."""
-SETTINGS: Final = ("steps", "turns", "max_new_tokens", "group_size", "lag", "temperature")
+SETTINGS: Final = (
+    "steps", "turns", "heard", "max_new_tokens", "group_size", "lag", "temperature",
+)  # fmt: skip
 CALL: Final = re.compile("<calc>.*?</calc>")
 LEARNING: Final = ("rate", "groups", "minibatches")
 TEMPLATE: Final = (
@@ -72,6 +74,8 @@ def run(args: list[str]) -> int:
         kind = float if name in ("rate", "temperature") else int
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
     options = parser.parse_args(args)
+    if options.model is None and options.name not in (*NUMBERS, "calculator"):
+        parser.error(f"{options.name} is of text: add --model, a folder with a model")
     with TemporaryDirectory() as folder:
         return follow(options, options.model or Path(folder))
 
@@ -133,9 +137,9 @@ def read_options(
     usual = fit(kind, [options.name])
     if is_text and options.model is None:
         usual = replace(usual, max_new_tokens=48)
+    if options.turns == 1:
+        chosen["heard"] = 0
     sampling = replace(usual, **{key: chosen[key] for key in SETTINGS if key in chosen})
-    if sampling.turns == 1:
-        sampling = replace(sampling, heard=0)
     learner = replace(
         kind.learner,
         evaluate_tasks=options.questions,

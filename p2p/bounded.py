@@ -2,7 +2,7 @@
 
 `BoundedDict` is for what peers make a node remember, `TokenBucket` for work that is charged
 after it was done, `RateLimit` for work that is refused before it is begun. A table of many rate
-limits that are mostly full is `p2p.membership.core.quotas.KeyedQuotas`.
+limits that are mostly full is `KeyedQuotas`.
 """
 
 from __future__ import annotations

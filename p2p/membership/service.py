@@ -188,7 +188,7 @@ class Membership:
 
     async def wait_neighbour(self) -> None:
         """Return when there is a neighbour."""
-        while not self._core.has_neighbour:
+        while not self._core.neighbours:
             await self._joined.wait()
 
     @contextmanager

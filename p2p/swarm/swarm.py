@@ -356,11 +356,6 @@ class SwarmHost:
         return tuple(self._handlers)
 
     @property
-    def dropped_messages(self) -> int:
-        """Number of messages that `send` took or refused and that never left."""
-        return self._outbox.dropped
-
-    @property
     def budget(self) -> Budget:
         """The account of resources that peers hold on this host."""
         return self._connector.budget

@@ -261,7 +261,7 @@ class _Trial:
             self._watch.on = False
             end_calls()
         spent = time.process_time() - start
-        if spent > (most := SLOW * ration.cpu / BRIEF.cpu):
+        if spent > (most := SLOW if ration is BRIEF else ration.cpu):
             self._find("slow", f"{label} takes {spent:.1f} CPU s, over {most:g}")
         self.calls[label] = hashlib.sha256(came.encode(errors="replace")).hexdigest()[:16]
         return value

@@ -154,10 +154,6 @@ class SimNode:
         self.disk.crash(torn)
         self.world.release_blocking()
 
-    async def wait_ended(self) -> None:
-        """Return when the tasks of the current life are gone."""
-        await self._ended.wait()
-
 
 class _Named:
     """Add the node's name to exceptions that leave it."""

@@ -11,7 +11,7 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
   `soak`, weeks of churn
 - pre-training: `diloco`, sites that come and go, and lie; `inner`, pretended inner steps
 
-`supervision` restarts a process whose disk has failed. How data flows: ``run`` adds nodes to
-the swarm, sleeps until the scenario's duration is over, and returns metrics by name; the
-scenario's ``[[expect]]`` set bounds for them.
+`run_file` signs the run of whole nodes; `supervision` restarts a process whose disk has failed.
+How data flows: ``run`` adds nodes to the swarm, sleeps until the scenario's duration is over,
+and returns metrics by name; the scenario's ``[[expect]]`` set bounds for them.
 """

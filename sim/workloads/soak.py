@@ -44,17 +44,15 @@ from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
-from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
-from roles.rl.recipes import SORTING
+from roles.contract import Run
+from roles.contract.core.file import Delivery
 from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.policies import make_weights
+from sim.workloads.run_file import write_run
 
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
@@ -133,10 +131,9 @@ class Soak:
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Let the nodes live, sample their tables, and report tables that grew."""
         self._scenario = scenario
-        self._run, self._config = (
-            _write_run(swarm),
-            _config(scenario.parameter("interval", MAX_INTERVAL)),
-        )
+        delivery = Delivery(chunk_bytes=8 * 1024)
+        self._run = write_run(swarm.simulation.keys, "soak", "n0", "n0", delivery=delivery)
+        self._config = _config(scenario.parameter("interval", MAX_INTERVAL))
         staying = max(2, round(scenario.nodes * STAYING))
         async with trio.open_nursery() as nursery:
             for number in range(scenario.nodes):
@@ -325,21 +322,6 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
             if name not in (far, TALLY) and hasattr(thing, name):
                 yield name, getattr(thing, name)
     yield from getattr(thing, "__dict__", {}).items()
-
-
-def _write_run(swarm: Swarm) -> Run:
-    peer = swarm.simulation.keys.signer("n0").peer_id
-    terms = Terms(
-        name="soak",
-        expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-        trainers=(peer,),
-        validators=(peer,),
-        model=replace(SORTING, engine="fake"),
-        sampling=NO_SAMPLING,
-        delivery=Delivery(chunk_bytes=8 * 1024),
-    )
-    return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
 
 def _config(interval: float) -> NodeConfig:

@@ -12,23 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
-from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin
+from roles.contract import Run
+from roles.contract.core.file import Delivery
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.trust import TrustTerms
-from roles.envs.base import environment_digest
 from roles.own.status import SwarmStatus
 from roles.rl.learner import FILE, LearnerConfig, write_learner
-from roles.rl.recipes import SORTING
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
+from sim.workloads.run_file import write_run
 from sim.workloads.supervision import supervise
 
 CAST: Final[Mapping[str, str]] = {
@@ -88,7 +86,16 @@ class Spine:
 
     def make_run(self, swarm: Swarm, sampling: SamplingTerms) -> Run:
         """Return the signed run."""
-        return _write_run(swarm, sampling)
+        return write_run(
+            swarm.simulation.keys,
+            "spine",
+            "trainer-1",
+            "validator-1",
+            sampling=sampling,
+            limits=replace(Limits.fp32(), end_probability=1e-12),
+            delivery=Delivery(chunk_bytes=8 * 1024),
+            trust=TRUST,
+        )
 
     def _life(self, role: str) -> NodeMain:
         async def process(machine: SimNode) -> None:
@@ -150,25 +157,6 @@ def _sampling(scenario: Scenario) -> SamplingTerms:
 def _learner(scenario: Scenario) -> LearnerConfig:
     groups = int(scenario.parameter("groups", 8))
     return LearnerConfig(groups=groups, rate=8e-4, evaluate_every=0)
-
-
-def _write_run(swarm: Swarm, sampling: SamplingTerms) -> Run:
-    def peer(name: str) -> PeerId:
-        return swarm.simulation.keys.signer(name).peer_id
-
-    terms = Terms(
-        name="spine",
-        expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-        trainers=(peer("trainer-1"),),
-        validators=(peer("validator-1"),),
-        model=replace(SORTING, engine="fake"),
-        sampling=sampling,
-        limits=replace(Limits.fp32(), end_probability=1e-12),
-        delivery=Delivery(chunk_bytes=8 * 1024),
-        trust=TRUST,
-    )
-    return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
 
 def _config() -> NodeConfig:

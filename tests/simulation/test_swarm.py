@@ -184,7 +184,7 @@ def test_blocking_work_dies_with_its_node() -> None:
         node = stage.swarm.add("w", work)
         await stage.swarm.sleep(1)
         stage.swarm.kill("w")
-        await node.wait_ended()
+        await node._ended.wait()
         return stage.swarm.simulation.now
 
     assert play(body) < 2

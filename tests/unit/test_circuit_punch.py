@@ -146,7 +146,7 @@ def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_cir
                         assert len(got) < number
                 await came.wait()
             assert got == list(range(count))
-            assert guest.dropped_messages == 0
+            assert guest._outbox.dropped == 0
 
     run(main)
 

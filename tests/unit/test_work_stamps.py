@@ -34,14 +34,14 @@ def test_a_stamp_is_checked_by_one_hash_and_is_of_one_run_and_identity() -> None
 
 
 def with_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = spine._write_run
+    real = spine.Spine.make_run
 
-    def write_run(swarm: Swarm, sampling: SamplingTerms) -> Run:
+    def make_run(self: spine.Spine, swarm: Swarm, sampling: SamplingTerms) -> Run:
         rules = AdmissionRules(stamp_bits=BITS)
-        terms = replace(real(swarm, sampling).terms, admission=rules)
+        terms = replace(real(self, swarm, sampling).terms, admission=rules)
         return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
-    monkeypatch.setattr(spine, "_write_run", write_run)
+    monkeypatch.setattr(spine.Spine, "make_run", make_run)
 
 
 class Sparing(Inference):

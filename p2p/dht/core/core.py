@@ -293,7 +293,7 @@ class DhtCore:
             if self._refresh_due == math.inf:
                 self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
         else:
-            quotas.charge_message(sender.peer, self._now)  # too late, or never asked
+            quotas.requests.charge(sender.peer, self._now)  # too late, or never asked
 
     def _jitter(self, interval: float) -> float:
         """Return ``interval`` times 0.8 to 1.2, so that nodes started together do not act

@@ -46,24 +46,20 @@ class AnswerQuotas:
         # Requests a peer may make at once: it publishes thirty records under three keys, or
         # joins; and a second after that: a lookup asks each node once. Costs us 2 to 4 ms of
         # each second.
-        self._requests = KeyedQuotas(20.0, 200.0)
+        self.requests = KeyedQuotas(20.0, 200.0)
         self._answer_bytes = KeyedQuotas(RATE_BYTES, BURST_BYTES)
         self._shared = {known: RateLimit(ALL_RATE, ALL_BURST) for known in (True, False)}
 
     def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
         """Charge one request and return True if it should be answered. ``known`` is True if the
         peer is in our routing table."""
-        if not self._requests.take(peer, now):
+        if not self.requests.take(peer, now):
             return False
         left = self._shared[known].available(now)
         # Bytes that one peer may get when at most half of the shared bucket is left: a lookup
         # or two. Newcomers are then still answered when many greedy peers ask.
         needed = 0.0 if left > ALL_BURST / 2 else BURST_BYTES - 64.0 * KI
         return left > 0 and self._answer_bytes.level(peer, now) > needed
-
-    def charge_message(self, peer: PeerId, now: float) -> None:
-        """Charge a message that is no request."""
-        self._requests.charge(peer, now)
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:
         """Charge an answer of ``size`` bytes."""
@@ -75,7 +71,7 @@ class AnswerQuotas:
 
     def is_flooding(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` has sent so much that its messages are dropped undecoded."""
-        return not self._requests.has(peer, now)
+        return not self.requests.has(peer, now)
 
 
 @dataclass(frozen=True, slots=True)

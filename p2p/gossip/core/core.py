@@ -38,7 +38,7 @@ from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.promises import PeerScores, Promises
-from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
+from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, RPC_COST, VERIFY_COST, PeerQuotas
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
@@ -169,7 +169,8 @@ class GossipCore:
             self._seen.accept(message.id, now)
             self._cache.put(message)
             self._scores.delivered_first(source)
-            self._quotas.charge_author(author, size_of(message), now)
+            cost = RPC_COST + VERIFY_COST + size_of(message)
+            self._quotas.authors.charge(author, now, cost)
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
             for peer in self._mesh.meshes.get(message.topic, {}):
                 if peer not in (source, author):
@@ -251,7 +252,7 @@ class GossipCore:
             self._penalise(peer, Offence.FORGED, "forged")
             return False
         self._seen.add(message.id, peer, now)
-        if not self._quotas.admit_author(author, now):
+        if self._quotas.authors.level(author, now) <= 0:
             self.counters["author over quota"] += 1
             return True
         self._pending[message.id] = _PendingMessage(message, author, peer, now)

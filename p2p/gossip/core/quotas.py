@@ -119,9 +119,9 @@ class PeerQuotas:
         # Accounts kept of peers that left. One that comes back finds its own bucket, so that
         # reconnecting fills none, until 1,024 others have left.
         self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
-        # Authors with a bucket, those whose messages were accepted: as many as a run admits to
-        # a topic.
-        self._authors = KeyedQuotas(AUTHOR_SHARE * config.rate, AUTHOR_SHARE * config.burst)
+        self.authors = KeyedQuotas(AUTHOR_SHARE * config.rate, AUTHOR_SHARE * config.burst)
+        """Quotas of authors, charged for accepted messages. Unaccepted ones are charged to the
+        peers that bring them."""
         self._rate = config.rate
 
     def connected(self, peer: PeerId, now: float) -> None:
@@ -174,12 +174,3 @@ class PeerQuotas:
         # is more than a mesh has; 16 peers at 1.3 % take 21 % of a core.
         self._rate = self._config.rate * min(1.0, 16 / max(1, crowd))
         return persistent
-
-    def admit_author(self, author: PeerId, now: float) -> bool:
-        """Return True if the author's quota allows another message. Accepted messages count
-        against their author, unaccepted ones against the peers that bring them."""
-        return self._authors.level(author, now) > 0
-
-    def charge_author(self, author: PeerId, size: int, now: float) -> None:
-        """Charge the quota of ``author`` for an accepted message of ``size`` bytes."""
-        self._authors.charge(author, now, RPC_COST + VERIFY_COST + size)

@@ -139,11 +139,6 @@ class MembershipCore:
         return tuple(self._active_view.neighbours)
 
     @property
-    def has_neighbour(self) -> bool:
-        """True if we have a neighbour."""
-        return bool(self._active_view.neighbours)
-
-    @property
     def clock_off(self) -> ev.ClockOff | None:
         """Offset of our wall clock from that of other peers; None if ours is right."""
         return self._verifier.clock_off(len(self._members))

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
@@ -79,10 +79,16 @@ class StripeCounts:
         self._pushed.pop(policy, None)
 
 
-Carried = tuple[PeerId, tuple[float, ...], float | None]
-"""Reports about a peer by its children: the bytes per second that it carried, one value for
-each child that has reported lately; and its capacity if its children received too little, as
-the median over all reports, else None."""
+class Carried(NamedTuple):
+    """Reports about a peer by its children."""
+
+    peer: PeerId
+    rates: tuple[float, ...]
+    """Bytes per second that the peer carried, one value for each child that has reported
+    lately."""
+    limit: float | None
+    """Capacity of a peer whose children received too little, as the median over all reports;
+    else None."""
 
 
 class ReceiptBook:
@@ -158,7 +164,7 @@ class ReceiptBook:
             is_late = median_chunks < 0.5 * supply
             is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
-            yield peers[place], tuple(itertools.compress(rates, new)), limit
+            yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
 
 
 _CREDULITY: Final = 4

@@ -25,14 +25,11 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import open_node
 from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
-from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import EnvironmentPin
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
-from roles.rl.recipes import SORTING
+from roles.contract import Run
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
+from sim.workloads.run_file import write_run
 
 RELAY: Final = "relay"
 OFFICERS: Final = ("trainer", "validator")
@@ -55,7 +52,7 @@ class Squatters:
         """Squat, start the run, look it up."""
         self._lifetime = scenario.parameter("lifetime", 1800.0)
         self._every = scenario.parameter("every", 15.0)
-        run = self._run = _write_run(swarm)
+        run = self._run = write_run(swarm.simulation.keys, "squatted", *OFFICERS)
         early = int(scenario.parameter("holders", 30))
         members = [
             f"n{number}" for number in range(early + int(scenario.parameter("members", 4)))
@@ -182,21 +179,6 @@ class Squatters:
                 await trio.sleep_forever()
 
         return live
-
-
-def _write_run(swarm: Swarm) -> Run:
-    trainer, validator = (swarm.simulation.keys.signer(name).peer_id for name in OFFICERS)
-    digest = environment_digest("sort")
-    terms = Terms(
-        name="squatted",
-        expiry=2**32 - 1,
-        environments=(EnvironmentPin(name="sort", digest=digest),),
-        trainers=(trainer,),
-        validators=(validator,),
-        model=replace(SORTING, engine="fake"),
-        sampling=NO_SAMPLING,
-    )
-    return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
 
 def _config() -> NodeConfig:

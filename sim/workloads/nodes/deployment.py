@@ -13,16 +13,14 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
 from p2p.node.tables import read_table
-from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
+from roles.contract.core.file import Delivery
 from roles.rl.recipes import SORTING
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.participants import ORIGIN, Participant, draw_participants
+from sim.workloads.run_file import write_run
 
 WITNESS: Final = "sim.workloads.nodes.roles:Witness"
 PUBLISHER: Final = "sim.workloads.nodes.roles:ScheduledPublisher"
@@ -33,8 +31,6 @@ FIRST_AT: Final = 10.0
 LINGER: Final = 2.0
 """Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
 levels."""
-NEVER: Final = 2**32 - 1
-"""Expiry of the run file: clocks differ between levels."""
 
 
 class Deployment:
@@ -58,7 +54,14 @@ class Deployment:
         self._scenario = scenario
         self._seed = seed
         self._keys = keys
-        self.run = self._sign_run()
+        self.run = write_run(
+            keys,
+            scenario.name,
+            ORIGIN,
+            ORIGIN,
+            model=SORTING,
+            delivery=Delivery(chunk_bytes=self.chunk_bytes),
+        )
 
     @property
     def receivers(self) -> list[str]:
@@ -108,17 +111,3 @@ class Deployment:
             "versions": self.versions,
             "policy_bytes": self.policy_bytes,
         }
-
-    def _sign_run(self) -> Run:
-        origin = self.peer(ORIGIN)
-        terms = Terms(
-            name=self._scenario.name,
-            expiry=NEVER,
-            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
-            trainers=(origin,),
-            validators=(origin,),
-            sampling=NO_SAMPLING,
-            model=SORTING,
-            delivery=Delivery(chunk_bytes=self.chunk_bytes),
-        )
-        return sign_run(terms, self._keys.signer("owner"))
