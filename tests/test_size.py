@@ -25,7 +25,7 @@ LIMITS = {
     "p2p/gossip": 1123,
     "p2p/ledger": 1202,
     "p2p/membership": 2432,
-    "p2p/node": 4324,
+    "p2p/node": 4331,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
     "p2p/shardcast": 6870,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54338,
+    "tests": 54339,
 }
 
 NO_CODE = {

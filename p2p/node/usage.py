@@ -91,6 +91,15 @@ class CommandParser(argparse.ArgumentParser):
             message = f"there is no {kind} {word!r}; {did_you_mean(word, known.split(', '))}"
         super().error(message)
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit with ``status``, also if nobody reads the ``message``."""
+        try:
+            super()._print_message(message or "", sys.stderr)
+            _flush(sys.stderr)
+        except OSError:
+            _leave(sys.stderr)
+        sys.exit(status)
+
     def known_options(self) -> list[str]:
         """Return the long options of this parser and of its commands."""
         commands = [

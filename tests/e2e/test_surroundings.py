@@ -40,6 +40,7 @@ LINES: dict[str, list[list[str]]] = {
     "pull": [["名"], ["shoal1名"], ["http://名", "--out", "/proc/名"]],
     "serve": [["名"]],
     "envs": [["check", "名"], ["check", "math", "名"], ["check", "sort", "--tasks", "2"]],
+    "rl": [["filter", "名"], ["filter", "名", "--env", "math=名", "--out", "名"]],
     "inspect": [["名"], ["files"], [f"files/{NAME}", "--json"]],
 }
 AT_HOME: dict[str, list[str]] = {
