@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES
+from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES, AnswerQuotas
 from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.messages import (
     Contact,
@@ -131,3 +131,11 @@ def _cheap(number: int) -> Contact:
     if number not in _CHEAP:
         _CHEAP[number] = contact(key_pair(number, 11))
     return _CHEAP[number]
+
+
+def test_a_flood_is_answered_slowly_and_no_longer_decoded() -> None:
+    meter, peer = AnswerQuotas(), key_pair(1).peer_id
+    for now, answered in ((0.0, 200), (1.0, 20)):
+        assert not meter.is_flooding(peer, now)
+        assert sum(meter.admit(peer, now, known=True) for _ in range(1000)) == answered
+        assert meter.is_flooding(peer, now)

@@ -29,6 +29,9 @@ from p2p.swarm.core.gater import (
 from p2p.swarm.core.limits import (
     MAX_DIALS_PER_HOST,
     MAX_FAILED_PER_HOST,
+    DialTargets,
+    FadingCounts,
+    group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
@@ -220,3 +223,28 @@ async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> N
                 release.set()
         finally:
             release.set()
+
+
+def test_targets_are_counted_by_host_and_network() -> None:
+    """Failures fade, and a host that answers is never left alone."""
+    targets = DialTargets()
+    group = group_of(Multiaddr.parse("/ip4/11.1.1.1/tcp/1"))
+    for _ in range(100):
+        assert targets.begin(group, 0.0)
+        targets.end(group, 0.0, answered=True)
+    for together in [1] * (int(MAX_FAILED_PER_HOST) - 1) + [2]:
+        assert all(targets.begin(group, 0.0) for _ in range(together))
+        for _ in range(together):
+            targets.end(group, 0.0, answered=False)
+    assert not targets.begin(group, 5.0)
+    assert targets.begin(group_of(Multiaddr.parse("/ip4/11.1.2.1/tcp/1")), 0.0)
+    assert targets.begin(group, 120.0)
+
+
+def test_counts_of_minted_names_are_bounded_and_do_not_push_out_the_worst() -> None:
+    counts: FadingCounts[int] = FadingCounts(60.0, most=100)
+    counts.add(-1, 0.0, 50.0)
+    for number in range(1000):
+        counts.add(number, 0.0)
+    assert sum(counts.count(number, 0.0) > 0 for number in range(1000)) == 99
+    assert counts.count(-1, 60.0) == 25.0

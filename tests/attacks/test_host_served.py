@@ -212,3 +212,11 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
             limit = swarm_module.MESSAGE_BURST + 2 * swarm_module.MESSAGE_RATE
             assert 0.9 * limit < count < 1.1 * limit
             nursery.cancel_scope.cancel()
+
+
+def test_one_peer_has_a_share_of_the_served_streams() -> None:
+    peer = KeyPair(bytes(32)).peer_id
+    budget = limits_module.Budget(limits_module.ResourceLimits(), {peer}.__contains__)
+    served = [limits_module.ServedStream(peer, bool) for _ in range(300)]
+    refused = [stream for stream in served if budget.serve(stream) is stream]
+    assert len(refused) == 300 - limits_module.MAX_SERVED_PER_PEER == 44

@@ -6,13 +6,17 @@ Before, 22.9 KB/s of accusations made a swarm of 200 send 20 MB/s more.
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 
 import pytest
 
 from p2p.events import Penalise, Received, Tick
+from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
+from p2p.membership.core.quotas import RESTART
 from p2p.membership.heartbeat import KEY_BYTES, Digest
 from p2p.membership.messages import (
+    Beat,
     ForwardJoin,
     Heartbeats,
     Join,
@@ -33,6 +37,43 @@ SIZE = 50
 SECONDS = 60.0
 QUIET = 900.0
 """Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
+
+
+@pytest.mark.deep
+def test_accomplices_that_say_they_were_started_again_cost_little() -> None:
+    """Members suspect one another all the time, and each refutes with a number that only a
+    restart explains. Taken for true as often as they like, it cost 3.2 KB/s a node."""
+    swarm = HostileSwarm(SIZE)
+    honest = list(swarm.nodes)
+    enemies, rng = swarm.enlist(8), Random(1)
+    swarm.be_polite()
+    swarm.run(60)
+    newest = dict.fromkeys(enemies, int(swarm.now * 1000))
+    for enemy in enemies:
+        for target in rng.sample(honest, 8):
+            swarm.tell(enemy, target, Neighbor(True, swarm.words(enemy, newest[enemy])))
+
+    def neighbours(enemy: PeerId) -> list[PeerId]:
+        return [peer for peer in honest if enemy in swarm.nodes[peer].core.neighbours]
+
+    def accuse() -> None:
+        for liar in enemies:
+            accused = rng.choice([peer for peer in enemies if peer != liar])
+            suspicion = Suspect((swarm.words(accused, newest[accused]),))
+            newest[accused] += 2 * RESTART
+            refutation = Beat(True, swarm.words(accused, newest[accused]))
+            for victim in neighbours(liar):
+                swarm.tell(liar, victim, suspicion)
+            swarm.call_at(swarm.now + 0.5, partial(refute, accused, refutation))
+
+    def refute(accused: PeerId, refutation: Message) -> None:
+        for victim in neighbours(accused):
+            swarm.tell(accused, victim, refutation)
+
+    swarm.every(1.0, accuse)
+    swarm.run(40)
+    assert sum(map(len, map(neighbours, enemies))) >= 8  # they are heard
+    assert watch(swarm, honest, SECONDS).bytes_per_second <= 2 * QUIET
 
 
 @pytest.mark.parametrize("kind", swept(["accuse", "leave", "give", "digests", "walk"], 1))
