@@ -199,23 +199,30 @@ async def decode_off_loop(
     return await world.run_blocking(decode, data, *args, cost=len(data) / rate)
 
 
+_SPAN: Final = 10**8
+"""Sequence numbers that one process may use: enough for three years at one a second."""
+
+
 async def first_seqno(world: World, path: str) -> int:
     """Return a sequence number above all that earlier processes of this node have used.
 
-    The file at ``path`` says below which number this process stays: 10**8 are enough for three
-    years at one a second. The file counts as lost if it is damaged. A disk that refuses it is
-    only logged: then the clock alone keeps the next process from using a number again.
+    The file at ``path`` says below which number this process stays; it counts as lost if it is
+    damaged. If the disk refuses it, the process starts by the clock in the second half of the
+    numbers that the file reserves: above all that the file's writer used, and below all that a
+    process with a working disk uses later.
     """
     try:
         text = await world.disk.read(path)
     except FileNotFoundError:
         text = b""
     used = int(text) if text.isdigit() and len(text) < 19 else 0
-    first = max(used + 1, int(world.wall() * 1000))
+    clock = int(world.wall() * 1000)
+    first = max(used + 1, clock)
     try:
-        await world.disk.replace(path, str(first + 10**8).encode())
+        await world.disk.replace(path, str(first + 2 * _SPAN).encode())
     except StorageError as error:
         logger.warning("seqno.not_saved path=%s reason=%s", path, error)
+        return max(used - _SPAN + clock % _SPAN, clock)
     return first
 
 

@@ -85,8 +85,9 @@ def _parted(data: bytes) -> tuple[list[str], bytes]:
     for line in lines[:MAX_LINES]:
         try:
             row = json.loads(line)
-            title, text = row.get("title", ""), row["text"]
-            passages.append(" ".join(f"{title}\n{text}".split()))
+            text = (row.get("title") or "") + "\n" + row["text"]
+            text.encode()  # half of a surrogate pair has no tokens
+            passages.append(" ".join(text.split()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             others.append(line)  # of questions, or bad: those who read them say so
     if not any(map(_words, passages)) or len(lines) > MAX_LINES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from p2p.errors import StorageError, WorkerNotStarted
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.sandbox import Confinement
-from p2p.world import World
+from p2p.world import World, first_seqno
 from roles.workers.calls import decode_reply, encode_request
 from sim.errors import SimForbidden
 from sim.kernel.simulation import Simulation
@@ -339,3 +340,18 @@ async def test_a_worker_that_must_be_contained_runs_contained_or_not_at_all(
             assert (
                 decode_reply(await worker.call(encode_request("knock", "write", path))) == said
             )
+
+
+def test_no_process_repeats_a_sequence_number_while_the_disk_is_full() -> None:
+    async def main(simulation: Simulation) -> list[int]:
+        world = SimWorld(simulation, "node")
+        firsts = []
+        for capacity in (1000, 0, 0, 1000):
+            world.sim_disk.limit(capacity)
+            firsts.append(await first_seqno(world, "seqno"))
+            await world.sleep(60)
+        return firsts
+
+    firsts = run_simulation(main, seed=1).value
+    gaps = [after - before for before, after in pairwise(firsts)]
+    assert min(gaps) >= 60_000

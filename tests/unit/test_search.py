@@ -67,6 +67,8 @@ async def test_passages_are_found_between_turns() -> None:
     ("data", "said"),
     [(b"", "a file with passages"), (b'{"text": "?"}', "a file with passages"),
      (b'{"text": "a"}\n{"what": 1}', "line 1 has no text under 'question'"),
+     (b'{"text": "a"}\n{"text": "\\ud800"}', "line 1 has no text under 'question'"),
+     (b'{"text": "a"}\n{"text": ["b"]}', "line 1 has no text under 'question'"),
      (b'{"text": "a"}\n{"question": "b", "answer": "c"}', "all on one side")],
 )  # fmt: skip
 def test_a_bad_file_is_refused(data: bytes, said: str) -> None:
