@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2342,
+    "p2p": 2345,
     "p2p/cast": 1906,
     "p2p/circuit": 850,
     "p2p/dht": 2132,
@@ -40,7 +40,7 @@ LIMITS = {
     "roles/diloco": 3920,
     "roles/doctor": 709,
     "roles/engines": 5370,
-    "roles/envs": 3738,
+    "roles/envs": 3739,
     "roles/inference": 1335,
     "roles/ledger": 790,
     "roles/models": 1876,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54348,
+    "tests": 54363,
 }
 
 NO_CODE = {
