@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2342,
+    "p2p": 2345,
     "p2p/cast": 1906,
     "p2p/circuit": 850,
     "p2p/dht": 2132,
     "p2p/gossip": 1123,
     "p2p/ledger": 1202,
     "p2p/membership": 2432,
-    "p2p/node": 4331,
+    "p2p/node": 4332,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
     "p2p/shardcast": 6870,
@@ -34,17 +34,17 @@ LIMITS = {
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
-    "roles/chat": 706,
+    "roles/chat": 707,
     "roles/contract": 974,
     "roles/demo": 650,
     "roles/diloco": 3920,
-    "roles/doctor": 708,
+    "roles/doctor": 709,
     "roles/engines": 5370,
-    "roles/envs": 3738,
+    "roles/envs": 3739,
     "roles/inference": 1335,
     "roles/ledger": 790,
     "roles/models": 1876,
-    "roles/own": 3735,
+    "roles/own": 3741,
     "roles/protocol": 2509,
     "roles/rl": 665,
     "roles/shared": 169,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54339,
+    "tests": 54363,
 }
 
 NO_CODE = {

@@ -216,8 +216,10 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def check_key_place(key: Path) -> None:
+def check_key_place(key: Path, ignored: Path | None = None) -> None:
     """Raise `ConfigError` if git would add the private key at ``key`` to a commit.
+
+    The message suggests to ignore the folder ``ignored``, by default the key's own.
 
     ``git add .`` in a checkout stages whatever is not ignored, and a key that was pushed once
     is no secret any more. Asked is git itself, because ``.gitignore`` files, global ones and
@@ -247,7 +249,8 @@ def check_key_place(key: Path) -> None:
     except (OSError, subprocess.TimeoutExpired):
         return
     if answer.returncode == 1:  # 0 is ignored, 128 no work tree
-        folder = key.parent if key.parent != tree else key
+        folder = ignored.absolute() if ignored is not None else key.parent
+        folder = folder if folder != tree else key
         raise ConfigError(
             f"{key} would be a private key inside the git work tree {tree}, which does not"
             " ignore it: git add would publish it. Choose a place outside, or add the line"

@@ -257,15 +257,16 @@ def _setup(voice: Voice, found: Found, env: str | None, tokens: int) -> Environm
     Raises:
         ConfigError: There is no such environment.
     """
-    folder = str(found.path) if voice.tokenizer is not None else None
+    model_path = found.path.absolute()  # a confined process reads absolute paths only
+    folder = str(model_path) if voice.tokenizer is not None else None
     if env is None:
         if found.run is None or not found.run.terms.environments:
             raise ConfigError(
                 f"{found.path} is of no run that has tasks: say --env NAME, or --env FILE with"
                 " a file of questions"
             )
-        data = str(found.path.parent)
-        for place in found.path.parents:
+        data = str(model_path.parent)
+        for place in model_path.parents:
             if (place / "data").is_dir():
                 data = str(place / "data")
                 break

@@ -66,7 +66,8 @@ def _main(argv: Sequence[str] | None) -> int:
         complain(error)
         return WRONG_USAGE
     except (OSError, BadMessage) as error:
-        complain(f"the run file {document} cannot be used: {error}")
+        reason = error.strerror if isinstance(error, OSError) else error
+        complain(f"the run file {document} cannot be used: {reason}")
         return WRONG_USAGE
     peers = options.bootstrap or ()
     with patience(f"looks at this machine, and asks {len(peers)} peers"):

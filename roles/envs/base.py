@@ -196,7 +196,7 @@ def environment_digest(name: str) -> bytes:
     pins its interpreter: another version of Shoal may run the same game. Raises `ConfigError`
     if there is no such environment, or too much to hash.
     """
-    module = _entry_point(name).module
+    module = find_environment(name).module
     is_ours = module.partition(".")[0] == __name__.partition(".")[0]
     digest = module_digest(module) if is_ours else package_digest(module.partition(".")[0])
     if digest is not None and runs_python(name):
@@ -226,7 +226,7 @@ def check_pins(run: Run) -> None:
 
 def is_ours(name: str) -> bool:
     """Return True if an environment comes with Shoal; another package may take its name."""
-    return name in _BUILT_IN and _entry_point(name).value == _BUILT_IN[name]
+    return name in _BUILT_IN and find_environment(name).value == _BUILT_IN[name]
 
 
 def environment_names() -> list[str]:
@@ -249,13 +249,13 @@ def environment_places(name: str) -> tuple[str, ...]:
     package.
     """
     try:
-        return package_places(_entry_point(name).module.partition(".")[0])
+        return package_places(find_environment(name).module.partition(".")[0])
     except ConfigError:
         return ()
 
 
-def _entry_point(name: str) -> EntryPoint:
-    """Return the entry point of an environment.
+def find_environment(name: str) -> EntryPoint:
+    """Return the entry point of an environment, without importing it.
 
     Raises:
         ConfigError: There is none, or the name is ``module:Class`` (see `NAME`).
@@ -284,7 +284,7 @@ def make_environment(name: str, **options: object) -> Any:
     `ConfigError` if there is none, or its class takes no such option. A run's are compared with
     what the run pins first (`check_pins`).
     """
-    point = _entry_point(name)
+    point = find_environment(name)
     try:
         kind = getattr(importlib.import_module(point.module), point.attr)
     except (ImportError, AttributeError, SyntaxError) as error:

@@ -23,7 +23,7 @@ from roles.contract.core.names import CAPSULES
 from roles.contract.core.pin import CAPSULE_SUFFIX
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
-from roles.envs.base import environment_digest, is_ours, make_environment
+from roles.envs.base import environment_digest, find_environment, is_ours, make_environment
 from roles.envs.check import SAMPLE, check_rewards, why_not_repeatable
 from roles.envs.data import pin_data, read_data
 from roles.envs.examine import examine
@@ -402,6 +402,8 @@ def write_draft(plan: Plan) -> str:
         )
     sources = plan.sources or (Source("arithmetic" if folder else NUMBERS[0]),)
     names = [source.name for source in sources]
+    for name in names:
+        find_environment(name)
     if folder is None and not set(names) <= set(NUMBERS):
         raise ConfigError(
             f"{', '.join(names)} asks in words, which needs a model that reads: add --model"
@@ -464,7 +466,7 @@ REASONS: Final[Mapping[str, str]] = {
     "days": "until it must be renewed",
     "admission.mode": 'or "allow", with allowed = [ids]',
     "environments.weight": "how many tasks come from it, beside the others",
-    "environments.data": "every node needs it",
+    "environments.data": "the copy in data/ counts; a node needs it, unless it is a capsule",
     "model.dtype": "sampled and scored in; bfloat16 wants limits of its own",
     "model.end_tokens": "any of them ends an answer",
     "sampling.steps": "each is a policy",

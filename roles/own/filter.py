@@ -64,6 +64,8 @@ def _main(options: argparse.Namespace) -> int:
             f"no line has {options.least} to {most} right answers of {options.k}: --least and"
             " --most lie between 0 and --k, in this order"
         )
+    if options.env.endswith(".capsule"):
+        raise ConfigError("a capsule makes its own tasks: it has no lines to keep")
     check_target("--out", options.out)
     folder = expanded(options.folder)
     found = find_models(folder, options.policy).newest

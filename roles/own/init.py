@@ -151,6 +151,8 @@ def make(
     count = nodes or (3 if is_diloco else 2)
     names = [] if is_diloco else [TRAINER, VALIDATOR]
     names += [f"{many}-{number}" for number in range(1, count + 1)]
+    for name in names:
+        check_key_place(folder.node(name) / "key", folder.path)
     peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
     _copy_data(folder, data_files(table, place), data_files(table, place, QUESTIONS))
     people: dict[str, object] = {

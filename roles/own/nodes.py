@@ -184,7 +184,9 @@ class LocalNodes:
         add .`` would take the node's private key along.
         """
         folder = f"~/shoal-{self.run.id.hex()[:6]}"
-        return f"shoal node --role inference --data {folder} --bootstrap {self.bootstrap}"
+        line = f"shoal node --role inference --data {folder} --bootstrap {self.bootstrap}"
+        has_capsule = any(pin.is_capsule for pin in self.run.terms.environments)
+        return f"{line} --accept-capsules" if has_capsule else line
 
     async def _attend(self, child: NodeProcess, process: trio.Process) -> None:
         await child.listen(self.news.notify_all)

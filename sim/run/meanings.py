@@ -104,7 +104,7 @@ MEANINGS: Final = {
 
 SENTENCES: Final = (
     "{alive} of {nodes} nodes live; a death is known to 99 % after {death_seconds_p99:.0f} s",
-    "{alive} of {nodes} nodes live; none died",
+    "{alive} of {nodes} nodes live, and no death was there to know of",
     "{hold_newest:.0%} of the nodes hold the newest policy, the last after {seconds_100:.1f} s",
     "{hold_newest:.0%} of the nodes hold the newest policy",
     "{got_share:.1%} of all policies arrived, half of them after {seconds_50:,.0f} s",
@@ -127,7 +127,7 @@ SENTENCES: Final = (
 def in_a_sentence(result: Result) -> str:
     """Return the outcome of a run in a sentence."""
     known = {"nodes": result.nodes, **result.metrics}
-    if not known.get("deaths", 1):
+    if not known.get("views_of_deaths", 1):
         known.pop("death_seconds_p99", None)
     for sentence in SENTENCES:
         names = [name for _, name, _, _ in Formatter().parse(sentence) if name]

@@ -79,7 +79,7 @@ def test_a_package_cannot_take_the_name_of_what_evaluates_nothing(
     assert not evaluates_nothing("math"), "a parser of formulas evaluates"
     assert not evaluates_nothing("reasoning-gym")
     taken = base.EntryPoint("sort", "shady_env.game:Game", base.ENTRY_POINTS)
-    monkeypatch.setattr(base, "_entry_point", lambda name: taken)
+    monkeypatch.setattr(base, "find_environment", lambda name: taken)
     assert not evaluates_nothing("sort")
 
 

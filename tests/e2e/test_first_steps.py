@@ -406,6 +406,11 @@ def test_no_key_is_made_where_git_would_take_it(
         assert "would be a private key inside the git work tree" in said
         assert f"{tmp_path / '.gitignore'}" in said
         assert not list(tmp_path.rglob("*key"))
+    (tmp_path / ".gitignore").write_text("*.key\n")  # the owner's alone
+    assert run_main(["init", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert "trainer/key would be a private key" in said
+    assert not list(tmp_path.rglob("*key"))
     line = re.search(r"add the line (\S+) to", said)
     assert line is not None
     (tmp_path / ".gitignore").write_text(line.group(1) + "\n")  # the remedy that was offered

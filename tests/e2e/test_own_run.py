@@ -150,6 +150,7 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     ("arguments", "sentence"),
     [
         (["--env", "arithmetic"], "arithmetic asks in words, which needs a model that reads"),
+        (["--env", "arithmetik"], "there is no environment 'arithmetik'"),
         (["--model", "smollm2", "--env", "sort"], "sort is for the network that is drawn"),
         (["--model", "nowhere"], "there is no such folder"),
         (["--model", "smollm2", "--env", "arithmetik"], "arithmetik"),

@@ -201,14 +201,14 @@ def test_sweeps_try_every_setting_with_every_seed() -> None:
 
 
 def test_a_report_says_what_came_of_a_run_and_draws_its_lives() -> None:
-    fault = Fault(at=30.0, kind="kill", who=("n1",), seconds=5.0)
+    fault = Fault(at=30.0, kind="vanish", who=("n1",), seconds=20.0)
     result = run_scenario(small("churn", nodes=8, duration=60.0, faults=(fault,)), 1)
     content = embedded(report(result, "A <b>caption</b>"), "report")
     assert re.match(r"\d of 8 nodes live; a death is known to 99 % after", content["says"])
     swarm, *curves = content["charts"]
     assert swarm["rows"] == 8
     assert [span[0] for span in swarm["lives"]].count(1) >= 2  # it died and came back
-    assert swarm["shades"] == [[30.0, 35.0, "kill"]]
+    assert swarm["shades"] == [[30.0, 50.0, "vanish"]]
     assert "nodes alive" in [chart["title"] for chart in curves]
     measured = {row[0]["what"]: row for row in content["tables"][0]["rows"]}
     assert measured["coverage"][1][1] == measured["coverage"][2][1] == "share"

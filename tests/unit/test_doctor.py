@@ -257,6 +257,8 @@ def test_the_exit_code_and_the_answer_for_machines(
     assert found["disk"]["level"] == "fail"
     assert found["python"] == {"name": "python", "level": "ok", "seen": "3.11", "remedy": ""}
     document = tmp_path / "run.shoal"
+    assert main(["--run", str(document)]) == WRONG_USAGE
+    assert f"{document} cannot be used: No such file or directory\n" in capsys.readouterr().err
     document.write_bytes(b"no run")
     assert main(["--run", str(document)]) == WRONG_USAGE
     assert "cannot be used" in capsys.readouterr().err

@@ -59,8 +59,9 @@ def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
     (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8")
-    folder = make_folder(tmp_path / "llama")
-    return ["filter", str(folder), "--env", f"odd={tmp_path / 'rows.jsonl'}", "--tokens", "8",
+    make_folder(tmp_path / "llama")
+    monkeypatch.chdir(tmp_path)
+    return ["filter", "llama", "--env", f"odd={tmp_path / 'rows.jsonl'}", "--tokens", "8",
             "--k", "6", "--device", "cpu", "--out", str(tmp_path / "kept.jsonl")]  # fmt: skip
 
 
