@@ -270,7 +270,8 @@ class Weights:
 
 def _machine(member: Member) -> str:
     where = member.addrs[0].parts[0][1] if member.addrs else ""
-    return f"{where} …{member.peer.short}"
+    # A puller chooses its host's name: 250 characters would take the place of all bars.
+    return f"{where:.24} …{member.peer.short}"
 
 
 def _machines(count: int) -> str:

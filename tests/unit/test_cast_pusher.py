@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
+from p2p.cast.pusher import _machine
 from p2p.cast.swarm import _stay_with
 from p2p.errors import PeerUnreachable
 from p2p.host import PeerEvent, PeerState
 from p2p.identity import KeyPair, PeerId
+from p2p.membership import Member
+from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
 
 PUSHER = KeyPair(bytes(32)).peer_id
@@ -103,3 +106,8 @@ def test_one_that_closes_each_connection_is_not_dialled_more_often() -> None:
 def test_after_a_connection_that_lasted_it_is_dialled_at_once() -> None:
     dials, _ = dials_in(100, -1, 60)
     assert dials[-2:] == [111, 172]
+
+
+def test_no_puller_takes_the_place_of_all_bars_by_the_name_of_its_host() -> None:
+    for addrs in ((), (Multiaddr.parse(f"/dns4/{'a.' * 126}/tcp/1"),)):
+        assert len(_machine(Member(PUSHER, Profile(addrs=addrs), 0.0))) <= 40
