@@ -178,7 +178,7 @@ class RealWorld:
                 await self._sooner.wait()
 
     def keep_trimmed(self) -> None:
-        """Give freed memory back, now and every `TRIM_EVERY` seconds."""
+        """Give freed memory back, now and every second."""
         trim_memory()
         # Seconds between two calls of `trim_memory`. It is short because under a flood freed
         # and newly taken memory add up.

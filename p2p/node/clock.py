@@ -73,7 +73,7 @@ class PeerClocks:
     async def ask_while_alone(self, peers: Sequence[PeerId]) -> None:
         """Ask known and connected peers for the time while there are no members."""
         # Seconds without members after which a node that knows peers asks them for the time:
-        # four heartbeats. It asks again every `ASKED_EVERY` seconds.
+        # four heartbeats. It asks again every minute.
         pause = 20.0
         while True:
             await self._world.sleep_until(self._world.now() + pause)

@@ -65,7 +65,7 @@ from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16
-"""Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
+"""Peers dialled at a time on hearsay alone. At 8 s each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
 and network (`DialTargets`)."""
 MAX_WAITING_DIALS: Final = 256
@@ -168,7 +168,7 @@ class Callbacks:
 class _Turns:
     """Order of incoming handshakes when they exceed their CPU time.
 
-    `HANDSHAKE_BURST` may come at once, `HANDSHAKE_RATE` a second for long. The next handshake
+    Sixteen may come at once, `HANDSHAKE_RATE` a second for long. The next handshake
     is from the network with the fewest waiting handshakes, then from the host with the fewest,
     so that a flood waits behind itself. Among equals the oldest is next. Under overload (the
     oldest has waited for `OVERLOADED`, or the queue is as long as the limit) the newest is
@@ -466,7 +466,7 @@ class Connector:
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Dial ``addrs`` from our listener's port until there is a direct connection, or
-        `PUNCH_TIMEOUT` is over. Return True if there is one.
+        five seconds are over. Return True if there is one.
 
         Either side's packet may arrive at the other's listener. The client then begins the
         handshake on what it accepts, as if it had dialled.

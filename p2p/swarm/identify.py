@@ -81,7 +81,7 @@ def decode_info_untrusted(data: bytes) -> PeerInfo:
             addr = _dialable(as_bytes_untrusted(value, "a listen address"))
             listen_addrs += [addr] if addr else []
         # Protocols remembered of one peer; a busy kubo node speaks about 40. All of them are at
-        # most `MAX_INFO` bytes of ASCII, so 1,024 peers that tell as much as they can cost 24
+        # most 8 KiB of ASCII, so 1,024 peers that tell as much as they can cost 24
         # MiB.
         elif number == 3 and len(protocols) < 128:
             protocol = as_text_untrusted(value, "a protocol")

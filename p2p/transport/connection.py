@@ -739,7 +739,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Pace(TokenBucket):
-    """Limits the work that a peer may cause: `MAX_FRAME_RATE`, with `FRAME_BURST` at once.
+    """Limits the work that a peer may cause: `MAX_FRAME_RATE`, with 50,000 at once.
 
     One frame or record a KiB is free, so bulk never waits and is read in large pieces.
     """

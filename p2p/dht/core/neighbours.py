@@ -7,10 +7,10 @@ unasked changes nothing.
 Which leave it? A peer keeps its place while it answers. A connected peer that does not answer
 loses it at once. The silence of a peer without a connection may only say that our own dials are
 held up, so it loses its place when the host says that no address answered, or at the third
-failure in a row (`MAX_TIMEOUTS`).
+failure in a row.
 
 A peer that came to us by itself, an *inbound* one, is not believed about third parties for a
-while (`INBOUND_FOR`).
+while.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ class Neighbours:
         return self.table.would_take(contact) and self.claim_ping(contact.peer, now)
 
     def claim_ping(self, peer: PeerId, now: float) -> bool:
-        """Return True, and count ``peer`` as pinged now, if `PING_INTERVAL` allows a ping to
-        it."""
+        """Return True, and count ``peer`` as pinged now, if it was not in the last minute."""
         # Minimum seconds between two pings to one peer that messages of other peers cause.
         # Otherwise a stranger that sends a thousand messages a second would make us ping the
         # oldest contact of a bucket until that contact's quotas silence it.
@@ -115,7 +114,7 @@ class Neighbours:
 
     def timed_out(self, contact: Contact, now: float) -> None:
         """Count a timeout of ``contact``, to which there is no connection. It may not even have
-        got the request, so it leaves the table only after `MAX_TIMEOUTS`."""
+        got the request, so it leaves the table only after three in a row."""
         if self._dead.get(contact.id, -math.inf) > now:
             return  # another request of the same minute
         known = self.table.contact_of(contact.peer)
@@ -178,7 +177,7 @@ class Neighbours:
             self._inbound[peer] = now
 
     def is_recent_inbound(self, peer: PeerId, now: float) -> bool:
-        """Return True if ``peer`` first came to us by itself less than `INBOUND_FOR` ago."""
+        """Return True if ``peer`` first came to us by itself less than ten minutes ago."""
         # Seconds for which an inbound peer's claims about third parties are ignored, unless it
         # is a seed or a lookup led us to it. A stranger that connects and names eight victims
         # makes us dial none of them.

@@ -9,7 +9,7 @@ are replaced: the shared prefix is taken from the bucket's range, not from bit s
 nodes; and the replacement cache is as large as the bucket, not five times as large, which is
 enough when all of its nodes die at once.
 
-And one address prefix has few places (`PER_BUCKET`, `PER_TABLE`): keys and stamps are cheap for
+And one address prefix has few places: keys and stamps are cheap for
 an attacker that means to surround us, addresses in many networks are not.
 """
 

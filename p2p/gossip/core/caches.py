@@ -159,7 +159,7 @@ class MessageCache:
 
     def get_for_peer(self, identity: bytes, peer: PeerId) -> PubsubMessage | None:
         """Return a message that ``peer`` requests, and count the transmission. Return None if
-        it is not kept, or if ``peer`` has had it `MAX_RETRANSMISSIONS` times."""
+        it is not kept, or if ``peer`` has had it three times."""
         message = self._messages.get(identity)
         if message is None:
             return None

@@ -168,7 +168,7 @@ class Mesh:
     def publish_recipients(self, topic: str, size: int, now: float) -> list[PeerId]:
         """Return the peers that get our own message of ``size`` bytes. They are the mesh, or
         the fanout, and then other subscribers up to `MAX_FLOOD_PUBLISH` and
-        `FLOOD_PUBLISH_BYTES`."""
+        1 MiB in all."""
         peers, subscribers = self.meshes.get(topic), self.subscribers(topic)
         if peers is None:
             # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.

@@ -6,7 +6,7 @@ under attack: a peer that advertises ids and sends nothing must not keep us from
 
 - One that has delivered messages first before (`PeerScores.first_deliveries`) is given an
   interval to answer before the next peer is asked for the same id.
-- The promise of any other peer is worth nothing, so up to `MAX_ASKED_OF` of those are asked at
+- The promise of any other peer is worth nothing, so up to eight of those are asked at
   once. Before, the first peer to advertise an id was asked and no other for 3 s, which is as
   long as honest peers advertise it: an attacker that advertised first withheld the message.
 

@@ -209,7 +209,7 @@ class MemberList:
 
     The few that send us heartbeats, or are suspected, wait on a heap for their judgement; a
     newer heartbeat leaves them where they are until they come to its top. The many known
-    through others are looked through together, at most once in `STALE_CHECK` intervals.
+    through others are looked through together, at most once in twelve intervals.
     """
 
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:

@@ -15,7 +15,7 @@ from p2p.membership.messages import MAX_KEYS
 
 BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait: those for old entries, and those for the last
-`FEW_SEATS`. One message then asks for several heartbeats."""
+two seats. One message then asks for several heartbeats."""
 MAX_ASKED: Final = 1024
 """Maximum number of requested keys. They are remembered for an interval so that no other peer
 is asked for them too."""

@@ -39,7 +39,7 @@ class Line:
 
     @property
     def round_trip(self) -> float:
-        """Seconds of a round trip; `UNKNOWN_ROUND_TRIP` before the first measurement."""
+        """Seconds of a round trip; 0.1 s before the first measurement."""
         # Seconds that a round trip is taken for before it is measured: within a continent, or
         # across one ocean. It decides how many chunks the first roots get ahead.
         return 0.1 if self._round_trip is None else self._round_trip
