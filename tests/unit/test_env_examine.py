@@ -67,7 +67,7 @@ def test_a_bad_package_is_found_with_the_line(
     ("before", "after", "said"),
     [
         ("is_held_out(question) == held_out", "question", "also trained on"),
-        ("Say the number.", "Say {answer}.", "stands in every question"),
+        ("Say the number.", "Say just {answer}.", "stands in every question"),
         ("rng.choices(", "Random(seedless).choices(", "raises"),
     ],
 )
