@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2345,
-    "p2p/cast": 1906,
+    "p2p/cast": 1919,
     "p2p/circuit": 850,
     "p2p/dht": 2132,
     "p2p/gossip": 1123,

@@ -142,49 +142,14 @@ async def _push(options: argparse.Namespace) -> int:
                 secret=secret, name=name_of(path), is_folder=source == SOURCE,
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
-            lines = [
-                f"version  {ticket.version}, {manifest.size / 1e6:,.1f} MB",
-                *(f"address  {addr}" for addr in ticket.addrs),
-            ]
-            if all(reach_of(addr) == LOOPBACK for addr in ticket.addrs):
-                lines.append("         (only this machine can dial that: give --listen)")
-            teller.event(
-                "ticket", "\n".join([*lines, "", f"shoal pull {ticket}", ""]),
-                ticket=str(ticket), version=ticket.version, bytes=manifest.size,
-                addrs=[str(addr) for addr in ticket.addrs],
-            )  # fmt: skip
+            _tell_ticket(ticket, manifest.size, teller)
             await enter(offering(node, options.http, teller, changes))
             if weights is not None:
                 nursery = await enter(trio.open_nursery())
                 stack.callback(nursery.cancel_scope.cancel)
                 nursery.start_soon(weights.publish_newer, node, teller)
             with teller.bars():
-                expected, meter, told = options.expect or 0, Meter(world), -math.inf
-                while not expected or len(whole) < expected:
-                    whole |= node.whole(version)
-                    for damaged, what in node.shardcast.damaged.items():
-                        place = Path(damaged).relative_to(world.disk.locate(SOURCE))
-                        changes.tell(str(place), what)
-                    now, given = world.now(), stats.uploaded_as_origin
-                    if now >= told + teller.interval:
-                        told = now
-                        teller.state(
-                            CastState(
-                                total=manifest.size, here=manifest.size, given=given,
-                                rate=meter.rate(given), members=len(node.others()),
-                                whole=len(whole), asked=expected,
-                                machines={
-                                    _machine(one): one.load
-                                    for one in node.others() if one.peer not in whole
-                                },
-                            )
-                        )  # fmt: skip
-                    await world.sleep_until(now + 0.25)
-                given = stats.uploaded_as_origin
-                teller.event(
-                    "given", f"given    {_machines(expected)} it, gave {given / 1e6:,.1f} MB",
-                    machines=expected, given=given,
-                )  # fmt: skip
+                await _wait_given(node, version, options.expect or 0, whole, teller, changes)
             ending.is_done = True
     if ending.signal:
         given = stats.uploaded_as_origin
@@ -193,6 +158,60 @@ async def _push(options: argparse.Namespace) -> int:
             " the same command line goes on", machines=len(whole), given=given,
         )  # fmt: skip
     return ending.code
+
+
+def _tell_ticket(ticket: Ticket, size: int, teller: Teller) -> None:
+    lines = [
+        f"version  {ticket.version}, {size / 1e6:,.1f} MB",
+        *(f"address  {addr}" for addr in ticket.addrs),
+    ]
+    if all(reach_of(addr) == LOOPBACK for addr in ticket.addrs):
+        lines.append("         (only this machine can dial that: give --listen)")
+    teller.event(
+        "ticket", "\n".join([*lines, "", f"shoal pull {ticket}", ""]),
+        ticket=str(ticket), version=ticket.version, bytes=size,
+        addrs=[str(addr) for addr in ticket.addrs],
+    )  # fmt: skip
+
+
+async def _wait_given(
+    node: CastNode,
+    version: PolicyVersion,
+    expected: int,
+    whole: set[PeerId],
+    teller: Teller,
+    changes: Changes,
+) -> None:
+    """Add to ``whole`` the machines that have the version whole, and show how far the others
+    are, until there are ``expected``; for ever if that is 0."""
+    world, stats = node.world, node.shardcast.stats
+    size = node.shardcast.manifest(version).size
+    meter, told = Meter(world), -math.inf
+    while not expected or len(whole) < expected:
+        whole |= node.whole(version)
+        for damaged, what in node.shardcast.damaged.items():
+            place = Path(damaged).relative_to(world.disk.locate(SOURCE))
+            changes.tell(str(place), what)
+        now, given = world.now(), stats.uploaded_as_origin
+        if now >= told + teller.interval:
+            told = now
+            teller.state(
+                CastState(
+                    total=size, here=size, given=given,
+                    rate=meter.rate(given), members=len(node.others()),
+                    whole=len(whole), asked=expected,
+                    machines={
+                        _machine(one): one.load
+                        for one in node.others() if one.peer not in whole
+                    },
+                )
+            )  # fmt: skip
+        await world.sleep_until(now + 0.25)
+    given = stats.uploaded_as_origin
+    teller.event(
+        "given", f"given    {_machines(expected)} it, gave {given / 1e6:,.1f} MB",
+        machines=expected, given=given,
+    )  # fmt: skip
 
 
 class Weights:
