@@ -30,13 +30,13 @@ def main(options: argparse.Namespace) -> int:
         ConfigError: The folder has nothing to report.
     """
     folder = (named_folder(options) or node_of(options)).absolute()
-    out = options.out or folder / "report.html"
-    check_target("-o", out)
     found = list(_found(folder))
     if not found:
         raise ConfigError(
             f"{folder} has no node that runs, nor one that has left its page ({KEPT})"
         )
+    out = options.out or folder / "report.html"
+    check_target("-o", out)
     try:
         whole = merged(found)
     except (KeyError, TypeError, IndexError) as error:
