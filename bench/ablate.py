@@ -5,7 +5,7 @@
 
 An exam is a scenario of the simulator or a test (`bench.rules`). The table gives a scenario's
 metrics as ratios, the median over the seeds, where they differ by a tenth; "!" marks a scenario
-that breaks its own expectations; a file of tests stands with the number of its tests that fail.
+that breaks its own expectations; the first test that fails stands with its file.
 ``--write`` replaces the measured rows of ``bench/rules.md``. A rule without an effect, or that
 helps its own scenario alone by less than a tenth, goes.
 """
@@ -17,8 +17,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -37,17 +36,17 @@ HEAD: Final = """# The value of each rule of the network
 
 `python -m bench ablate SERVICE --write` writes this page. Effect of switching a rule off:
 metrics of scenarios as ratios to all rules on, where they differ by a tenth ("!": the scenario
-breaks its own expectations), and how many tests of a file fail.
+breaks its own expectations), and the first test that fails.
 """
 PATIENCE: Final = 300
 """Seconds for the tests of one rule, which may hang without it."""
+Run = tuple[Mapping[str, float], bool]
+"""Metrics of a run, and whether it keeps the scenario's expectations."""
 Table = dict[str, dict[str, tuple[str, str]]]
 """Maps each service and rule to the rule's law and effect."""
 
 
-def measure(
-    service: str, rule: str, scenario: str, seed: int
-) -> tuple[Mapping[str, float], bool]:
+def measure(service: str, rule: str, scenario: str, seed: int) -> Run:
     """Return a scenario's metrics with a rule off, and whether it keeps its expectations.
 
     Call it in a process of its own.
@@ -66,8 +65,8 @@ def measure(
 def compared(
     scenario: str,
     exam: Exam,
-    usual: Sequence[tuple[Mapping[str, float], bool]],
-    runs: Sequence[tuple[Mapping[str, float], bool]],
+    usual: Sequence[Run],
+    runs: Sequence[Run],
 ) -> str:
     """Return what a scenario shows of a rule, or nothing."""
     found = []
@@ -82,8 +81,8 @@ def compared(
 
 
 def failing(service: str, rule: str, tests: Sequence[str]) -> str:
-    """Return how many of ``tests`` fail with a rule off, by file."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "bench.rules.off"]
+    """Return the first of ``tests`` that fails with a rule off, or nothing."""
+    command = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-p", "bench.rules.off"]
     played = [*command, "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, VARIABLE: f"{service}:{rule}"}
     try:
@@ -94,8 +93,8 @@ def failing(service: str, rule: str, tests: Sequence[str]) -> str:
         return "a test hangs"
     if done.returncode > 1:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    found = re.findall(r"^(?:FAILED|ERROR) \S*?(\w+)\.py::", done.stdout, re.MULTILINE)
-    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(found).items()))
+    found = re.search(r"^(?:FAILED|ERROR) \S*?(\w+)\.py::(\w+)", done.stdout, re.MULTILINE)
+    return f"{found[1]}: {found[2]}" if found else ""
 
 
 def read_table(text: str) -> Table:
@@ -139,48 +138,41 @@ def run(args: Sequence[str]) -> int:
     unknown = set(options.rules or ()) - set(service.rules)
     if unknown:
         parser.error(f"no rule of {service.name}: {', '.join(unknown)}")
-    rows = effects(service, options)
-    for rule, effect in rows.items():
-        print(f"| {rule} | {service.rules[rule].law} | {effect} |")
-    if options.write:
-        table = read_table(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
-        for rule, effect in rows.items():
-            table.setdefault(service.name, {})[rule] = service.rules[rule].law, effect
-        TABLE.write_text(write_table(table), encoding="utf-8")
+    for rule, effect in effects(service, options):
+        law = service.rules[rule].law
+        print(f"| {rule} | {law} | {effect} |", flush=True)
+        if options.write:
+            table = read_table(TABLE.read_text(encoding="utf-8"))
+            table.setdefault(service.name, {})[rule] = law, effect
+            TABLE.write_text(write_table(table), encoding="utf-8")
     return 0
 
 
-def effects(service: Service, options: argparse.Namespace) -> dict[str, str]:
-    """Play the exams of the rules that are asked for. Return the effect of each."""
-    rules = {name: service.rules[name] for name in options.rules or service.rules}
-    scenarios = {
-        name: first_given(options.scenarios, rule.scenarios, tuple(service.scenarios))
-        for name, rule in rules.items()
-    }
-    scenarios[ALL_ON] = tuple({each: None for names in scenarios.values() for each in names})
-    seeds = range(1, options.seeds + 1)
-    found: dict[str, str] = {}
+def effects(service: Service, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Play the exams of the rules that are asked for, and yield the effect of each."""
+    usual: dict[str, list[Run]] = {}
     # One run a process: what is switched off stays off, and a simulation leaves memory behind.
     with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as pool:
-        runs = {
-            (rule, name): [
-                pool.submit(measure, service.name, rule, name, seed) for seed in seeds
+
+        def played(rule: str, scenarios: Sequence[str]) -> dict[str, list[Run]]:
+            seeds = range(1, options.seeds + 1)
+            begun = {
+                each: [pool.submit(measure, service.name, rule, each, seed) for seed in seeds]
+                for each in scenarios
+            }
+            return {each: [run.result() for run in runs] for each, runs in begun.items()}
+
+        for name in options.rules or service.rules:
+            rule = service.rules[name]
+            scenarios = first_given(options.scenarios, rule.scenarios, tuple(service.scenarios))
+            usual |= played(ALL_ON, [each for each in scenarios if each not in usual])
+            shown = [
+                compared(each, service.scenarios[each], usual[each], runs)
+                for each, runs in played(name, scenarios).items()
             ]
-            for rule in (ALL_ON, *rules)
-            for name in scenarios[rule]
-        }
-        for name, rule in rules.items():
-            shown = []
-            for each in scenarios[name]:
-                usual, off = (
-                    [done.result() for done in runs[key, each]] for key in (ALL_ON, name)
-                )
-                shown.append(compared(each, service.scenarios[each], usual, off))
             tests = first_given(options.tests, rule.tests, service.tests)
             shown.append(failing(service.name, name, tests) if tests else "")
-            found[name] = "; ".join(filter(None, shown)) or "none"
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    return found
+            yield name, "; ".join(filter(None, shown)) or "none"
 
 
 def first_given(*choices: Sequence[str] | None) -> Sequence[str]:

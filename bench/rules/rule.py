@@ -72,7 +72,10 @@ def carrier(place: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(module)
     for name in outer:
         owner = getattr(owner, name.removesuffix("()"))
-    found = owner.__init__.__code__.co_names if "()" in path else vars(owner)
+    made = owner.__init__.__code__ if "()" in path else None
+    found = (
+        vars(owner) if made is None else (*made.co_names, *made.co_consts, *made.co_varnames)
+    )
     if last not in found:
         raise AttributeError(f"{place} carries no rule any more")
     return owner, last
