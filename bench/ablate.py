@@ -1,6 +1,6 @@
 """What each rule of the network is worth: its exams with the rule off, against all rules on.
 
-``python -m bench ablate SERVICE [--rules NAME ...] [--scenarios NAME ...] [--tests ARG ...]
+``python -m bench ablate SERVICE [--rules NAME ...] [--scenarios NAME ...] [--tests NAMES]
 [--seeds N] [--jobs N] [--write]``
 
 An exam is a scenario of the simulator or a test (`bench.rules`). The table gives a scenario's
@@ -80,11 +80,11 @@ def compared(
     return f"{scenario} {', '.join(found)}{broken}" if found or broken else ""
 
 
-def failing(service: str, rule: str, tests: Sequence[str]) -> str:
-    """Return the first of ``tests`` that fails with a rule off, or nothing."""
+def failing(service: Service, rule: str, named: str) -> str:
+    """Return the service's first test, of those ``named``, that fails with a rule off."""
     command = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-p", "bench.rules.off"]
-    played = [*command, "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, VARIABLE: f"{service}:{rule}"}
+    played = [*command, "-p", "no:cacheprovider", "-k", named, *service.tests]
+    environment = {**os.environ, VARIABLE: f"{service.name}:{rule}"}
     try:
         done = subprocess.run(
             played, env=environment, capture_output=True, text=True, timeout=PATIENCE
@@ -129,7 +129,7 @@ def run(args: Sequence[str]) -> int:
     parser.add_argument("service", choices=list(SERVICES))
     parser.add_argument("--rules", nargs="+")
     parser.add_argument("--scenarios", nargs="*")
-    parser.add_argument("--tests", nargs="*")
+    parser.add_argument("--tests")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true")
@@ -164,17 +164,12 @@ def effects(service: Service, options: argparse.Namespace) -> Iterator[tuple[str
 
         for name in options.rules or service.rules:
             rule = service.rules[name]
-            scenarios = first_given(options.scenarios, rule.scenarios, tuple(service.scenarios))
+            scenarios = rule.scenarios if options.scenarios is None else options.scenarios
             usual |= played(ALL_ON, [each for each in scenarios if each not in usual])
             shown = [
                 compared(each, service.scenarios[each], usual[each], runs)
                 for each, runs in played(name, scenarios).items()
             ]
-            tests = first_given(options.tests, rule.tests, service.tests)
-            shown.append(failing(service.name, name, tests) if tests else "")
+            named = rule.tests if options.tests is None else options.tests
+            shown.append(failing(service, name, named) if service.tests else "")
             yield name, "; ".join(filter(None, shown)) or "none"
-
-
-def first_given(*choices: Sequence[str] | None) -> Sequence[str]:
-    """Return the first choice that is not None."""
-    return next(choice for choice in choices if choice is not None)

@@ -24,10 +24,10 @@ class Rule:
     off: Mapping[str, object] = field(repr=False)
     """Replacements by ``module:NAME``, ``module:Class.name``, or ``module:Class().name`` for
     an attribute that each instance gets in its ``__init__``."""
-    scenarios: tuple[str, ...] | None = None
-    """Scenarios of its exam; None for all of the service's."""
-    tests: tuple[str, ...] | None = None
-    """Arguments of pytest for its exam; None for all of the service's."""
+    scenarios: tuple[str, ...] = ()
+    """Scenarios that examine it."""
+    tests: str = ""
+    """Names of the service's tests that examine it, for pytest's ``-k``; all if empty."""
 
 
 @dataclass(frozen=True)
