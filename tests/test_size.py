@@ -44,7 +44,7 @@ LIMITS = {
     "roles/inference": 1335,
     "roles/ledger": 790,
     "roles/models": 1876,
-    "roles/own": 3743,
+    "roles/own": 3761,
     "roles/protocol": 2509,
     "roles/rl": 665,
     "roles/shared": 169,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54494,
+    "tests": 54496,
 }
 
 NO_CODE = {
