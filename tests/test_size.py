@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4332,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
-    "p2p/shardcast": 6870,
+    "p2p/shardcast": 6771,
     "p2p/swarm": 2067,
     "p2p/transport": 2594,
     "proofs": 1023,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54522,
+    "tests": 54521,
 }
 
 NO_CODE = {
