@@ -23,9 +23,9 @@ LIMITS = {
     "p2p/circuit": 850,
     "p2p/dht": 2132,
     "p2p/gossip": 1123,
-    "p2p/ledger": 1202,
+    "p2p/ledger": 1150,
     "p2p/membership": 2432,
-    "p2p/node": 4332,
+    "p2p/node": 4270,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
     "p2p/shardcast": 6771,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54521,
+    "tests": 54466,
 }
 
 NO_CODE = {

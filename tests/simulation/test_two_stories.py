@@ -157,19 +157,19 @@ def play(size: int, seed: int = 1, *, is_mute: bool = False) -> dict[str, float]
             first, everyone = await stage.play()
             await swarm.sleep(60)
             judge = swarm.nodes[JUDGE].peer_id
-            tops = [node.ledgers.top(judge) for node in stage.nodes.values()]
+            tops = [node.ledgers.exchange.top(judge) for node in stage.nodes.values()]
             liar = swarm.nodes[LIAR].peer_id
             kept = [
-                len(one.ledgers.statements(liar, "verdict")) for one in stage.nodes.values()
+                len(list(one.ledgers.exchange.statements(liar))) for one in stage.nodes.values()
             ]
-            behind = stage.nodes[JUDGE].ledgers.top(judge)
+            behind = stage.nodes[JUDGE].ledgers.exchange.top(judge)
             honest = [node for name, node in stage.nodes.items() if name != LIAR]
             figures.update(
                 nodes=size,
                 first=first,
                 everyone=everyone,
                 stories=len(stage.told),
-                liars=max(len(node.ledgers.forks) for node in honest),
+                liars=max(len(node.ledgers.exchange.forks) for node in honest),
                 liar_kept=sum(kept),
                 lag=behind - sorted(tops)[len(tops) // 10],
             )
