@@ -133,12 +133,6 @@ def test_a_wrong_choice_is_one_sentence(
         find_algorithm(name, options)
 
 
-def test_options_go_to_the_algorithm_and_to_what_all_share() -> None:
-    found = find_algorithm("cispo", {"cap": 3.0, "kl_reference": 0.01})
-    assert found.algorithm == Cispo(cap=3.0)
-    assert found.shared == SharedOptions(kl_reference=0.01)
-
-
 def gradient_of(tokens: Tokens) -> list[float]:
     assert tokens.logprobs.grad is not None
     numbers: list[float] = tokens.logprobs.grad.tolist()

@@ -9,29 +9,15 @@ from p2p.circuit.messages import (
     HopMessage,
     HopStatus,
     HopType,
-    Limit,
     PunchType,
-    Reservation,
     StopMessage,
     StopType,
     check_voucher_untrusted,
-    decode_hop_untrusted,
-    decode_punch_untrusted,
-    decode_stop_untrusted,
     sign_voucher,
 )
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.reach.messages import (
-    DialDataRequest,
-    DialDataResponse,
-    DialRequest,
-    DialResponse,
-    decode_dial_back_untrusted,
-    decode_untrusted,
-    encode_dial_back,
-)
 from p2p.swarm.core.limits import group_of
 from p2p.wire import frame
 
@@ -82,29 +68,6 @@ def test_messages_are_those_of_libp2p() -> None:
     accept = StopMessage(kind=StopType.STATUS, status=HopStatus.OK).encode()
     assert frame(accept).hex() == "0408012064"
     assert frame(HolePunch(PunchType.SYNC).encode()).hex() == "0308ac02"
-
-
-def test_what_is_written_can_be_read() -> None:
-    hop = HopMessage(
-        kind=HopType.STATUS,
-        peer=PEER.peer_id,
-        reservation=Reservation(1_800_000_000, (PLACE,), b"voucher"),
-        limit=Limit(120, 2**17),
-        status=HopStatus.OK,
-    )
-    assert decode_hop_untrusted(hop.encode()) == hop
-    stop = StopMessage(kind=StopType.CONNECT, peer=PEER.peer_id, limit=Limit(120, 2**17))
-    assert decode_stop_untrusted(stop.encode()) == stop
-    punch = HolePunch(PunchType.CONNECT, (PLACE,))
-    assert decode_punch_untrusted(punch.encode()) == punch
-    for message in (
-        DialRequest((PLACE,), 2**64 - 1),
-        DialResponse(200, 1, 100),
-        DialDataRequest(0, 30_000),
-        DialDataResponse(bytes(4096)),
-    ):
-        assert decode_untrusted(message.encode()) == message
-    assert decode_dial_back_untrusted(encode_dial_back(2**63)) == 2**63
 
 
 def test_a_voucher_is_believed_only_from_its_relay_about_its_peer() -> None:

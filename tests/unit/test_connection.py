@@ -245,23 +245,3 @@ def test_a_connection_commits_to_what_its_line_empties_soon() -> None:
     assert burst.size == 256 * KI
     burst.note_slow(1, 0.0)
     assert burst.size == 256 * KI
-
-
-async def test_streams_keep_trios_rules(monkeypatch) -> None:
-    monkeypatch.setattr(connection_module, "YIELD_EVERY", 0)
-    async with open_pair() as pair:
-        await trio.testing.check_half_closeable_stream(pair.stream_pair, None)
-
-
-async def test_a_lost_connection_breaks_its_streams() -> None:
-    async with open_pair() as pair:
-        ours, theirs = await pair.stream_pair()
-        await pair.raw[0].aclose()
-        for stream in (ours, theirs):
-            with pytest.raises(trio.BrokenResourceError):
-                await stream.receive_some()
-        await pair.alice.wait_closed()
-        await pair.bob.wait_closed()
-        assert not pair.alice.is_open
-        with pytest.raises(trio.BrokenResourceError):
-            pair.alice.open_stream(ECHO)

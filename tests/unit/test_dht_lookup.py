@@ -59,37 +59,6 @@ def test_it_finds_the_nearest_that_live(
     assert len(lookup.closest(8)) >= min(8, len(heard))
 
 
-def test_paths_ask_disjoint_nodes_and_alpha_of_them_each() -> None:
-    everybody = contacts(20)
-    lookup = Lookup(TARGET, everybody, shape(paths=2))
-    first = lookup.ask()
-    assert len(first) == 6
-    assert lookup.ask() == []
-    lookup.answered(first[0], [])
-    assert len(lookup.ask()) == 1
-
-
-def test_a_liar_leads_one_path_only() -> None:
-    """A liar's nearer and nearer inventions occupy its own path; the other still ends at the
-    honest.
-    """
-    honest = contacts(40, 2)
-    invented = contacts(2000, 3)[:60]
-    lookup = Lookup(TARGET, honest[20:], shape(paths=2))
-    liar = honest[20]
-    waiting: list[Contact] = []
-    while not lookup.done:
-        waiting += lookup.ask()
-        each = waiting.pop(0)
-        if each == liar:
-            lookup.answered(each, invented[:20])
-        elif each in honest:
-            lookup.answered(each, honest[:20])
-        else:
-            lookup.settle(each, ContactState.FAILED)
-    assert lookup.closest(8) == honest[:8]
-
-
 def test_it_never_asks_more_than_its_limit() -> None:
     endless = contacts(1500, 4)
     lookup = Lookup(TARGET, endless[-3:], shape(width=20))

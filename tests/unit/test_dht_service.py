@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 import trio
@@ -15,9 +13,6 @@ from p2p.dht.service import STAMP_PATH
 from p2p.dht.stamp import make_stamp
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.machine import open_world
-from p2p.swarm.swarm import open_host
-from p2p.transport.memory import MemoryNetwork
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.clock import ClockModel
@@ -173,30 +168,6 @@ def test_namespaces_are_enforced_by_holders() -> None:
         assert await dhts[2].get("short", b"other") == []
 
     in_town(main, namespaces=(only_short,))
-
-
-async def test_it_runs_over_the_real_host(tmp_path: Path) -> None:
-    """Noise and Yamux over memory, this machine's clock and disk."""
-    network = MemoryNetwork()
-    async with AsyncExitStack() as stack:
-        dhts: list[Dht] = []
-        hosts: list[Host] = []
-        for index in range(5):
-            world = await stack.enter_async_context(open_world(tmp_path / str(index)))
-            host = await stack.enter_async_context(
-                open_host(
-                    network=network, world=world, listen=[f"/memory/{index + 1}"], strict=True
-                )
-            )
-            dhts.append(await stack.enter_async_context(open_dht(world, host, CONFIG)))
-            hosts.append(host)
-            with trio.fail_after(20):
-                if index:
-                    assert await dhts[index].bootstrap([hosts[0].addrs[0]]) >= 1
-        with trio.fail_after(20):
-            assert await dhts[1].put("run", b"name", b"value", 600) >= 4
-            assert [record.value for record in await dhts[4].get("run", b"name")] == [b"value"]
-            assert await dhts[3].find_peer(hosts[2].peer_id) == hosts[2].addrs
 
 
 def test_an_address_record_that_others_would_refuse_is_refused_in_the_configuration() -> None:

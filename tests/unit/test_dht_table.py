@@ -61,20 +61,6 @@ def test_buckets_cover_the_space_once_and_hold_their_own(
     assert len(table) == len(held(table))
 
 
-def test_everybody_near_us_is_kept() -> None:
-    table, heard = table_with(500, 3)
-    own = table.node.long_id
-    nearest = sorted(heard, key=lambda each: each.number ^ own)[:20]
-    assert table.closest(own.to_bytes(20, "big"), 20) == nearest
-
-
-def test_ids_on_a_border_go_where_they_belong() -> None:
-    table, _ = table_with(300, 5)
-    for index, bucket in enumerate(table.buckets):
-        assert table._index(bucket.range[0]) == index
-        assert table._index(bucket.range[1]) == index
-
-
 def test_a_full_bucket_names_whom_to_ping_and_the_silent_make_room() -> None:
     table, _ = table_with(300, 7, ksize=4)
     before = held(table)

@@ -72,11 +72,6 @@ def test_primes_quantiser_is_primes(values: object, codes: object) -> None:
     assert np.array_equal(prime_decode(found, table), array)
 
 
-@pytest.mark.parametrize(("codec", "bits"), [("int8", 8.0625), ("int4", 4.125)])
-def test_bits_of_a_value(codec: str, bits: float) -> None:
-    assert encoded_bytes(Codec(codec), 1 << 20) * 8 / (1 << 20) == bits
-
-
 @given(
     st.sampled_from(Codec),
     st.lists(st.floats(-(2.0**66), 2.0**66, width=32), max_size=700),

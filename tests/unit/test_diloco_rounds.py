@@ -9,7 +9,6 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
-from roles.diloco.core import events as ev
 from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.messages import (
     Outcome,
@@ -92,52 +91,6 @@ def kill_proposer(swarm: DilocoSwarm, after: float, dice: Random) -> None:
         swarm.at(swarm.now + dice.uniform(0.5, 20), lambda: swarm.start(number))
 
     swarm.at(after, look)
-
-
-def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
-    swarm = DilocoSwarm(4, 4)
-    swarm.start()
-    swarm.run(20)
-    swarm.feed(swarm.machines[1], ev.Leave())
-    at = swarm.machines[0].held
-    swarm.run(60)
-    swarm.check()
-    assert all(
-        swarm.machines[1].peer not in record.members
-        for record in swarm.machines[0].records[at + 2 :]
-    )
-    swarm.feed(swarm.machines[1], ev.Stay())  # it is back as a joiner is
-    swarm.run(100)
-    swarm.check()
-    assert swarm.machines[1].peer in swarm.machines[0].records[-1].members
-
-
-@pytest.mark.parametrize("seed", swept(range(10), 1))
-def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
-    """A member that votes one thing to some and another to the rest: whoever sees both has the
-    proof, and tells all."""
-    swarm = DilocoSwarm(5, seed)
-    liar = swarm.machines[4]
-
-    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
-        if machine is liar and isinstance(message, Vote) and peer in swarm.founders[:2]:
-            return double_vote(machine.core, message).other
-        return message
-
-    swarm.twist = lie
-    swarm.start()
-    swarm.run(120)
-    swarm.check()
-    first = next(
-        step
-        for step, record in enumerate(swarm.machines[0].records)
-        if liar.peer not in record.members
-    )
-    assert first <= 4
-    honest = swarm.machines[:4]
-    assert all(liar.peer in machine.core.convicted for machine in honest)
-    assert all(set(machine.core.convicted) == {liar.peer} for machine in honest)
-    assert swarm.machines[0].held > first + 2
 
 
 # Majorities and what must be proposed again.

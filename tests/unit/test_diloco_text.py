@@ -225,19 +225,6 @@ def batches(count: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("inner", list(Inner))
-def test_inner_steps_learn_and_are_the_same_again(inner: Inner) -> None:
-    terms = replace(TERMS, inner=inner, z_loss=2e-4)
-    one, two = pretrainer(terms), pretrainer(terms)
-    before = one.loss(batches(4))
-    reports = [each.train(batches(30), 1) for each in (one, two)]
-    assert reports[0] == reports[1]
-    assert reports[0][:2] == (30, 30 * 4 * 8)
-    one.load(one.vector())
-    assert one.loss(batches(4)) < before - 0.3
-    assert np.array_equal(one.vector(), two.vector())
-
-
-@pytest.mark.parametrize("inner", list(Inner))
 def test_inner_steps_stay_on_their_device(tmp_path: Path, inner: Inner) -> None:
     """No tensor of the host meets one of the device; what comes of it is the same."""
     pytest.importorskip("torch")
@@ -380,17 +367,3 @@ def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: P
     one.save(tmp_path, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["moments-4", "moments-5"]
     assert two.restore(tmp_path / "nothing", 1) == []
-
-
-def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from roles.diloco.pretrain import Pretrainer
-
-    one = pretrainer()
-    one.train(batches(2), 1)
-    one.load(one.vector())
-    one.export(tmp_path / "export")
-    config = EngineConfig(shape=SHAPE, environment=None)
-    again = Pretrainer(TERMS, tmp_path / "export", None, config)
-    assert np.array_equal(again.vector(), one.vector())
-    assert len(again.continue_text([1, 2], 5, 0)) == 5

@@ -8,32 +8,21 @@ import os
 import re
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from p2p.machine import open_world
-from roles.contract.core.sampling import SamplingTerms
-from roles.engines.base import GroupTask, Sampling, TrainingGroup
-from roles.engines.config import EngineConfig
-from roles.engines.torch import sampler
-from roles.engines.torch.learner import TorchLearner
 from roles.envs.base import Ration, Task, environment_digest
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
-from roles.rl.learner import LearnerConfig
 from tests.model_folders import END, LLAMA, make_folder
 from tests.support.packages import install
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "thirty-minutes.md"
 NEW_TOKENS = 3
-GROUPS = 24
-SIZE = 8
-STEPS = 8
 
 
 def example() -> str:
@@ -89,46 +78,3 @@ async def test_the_example_pays_what_it_says(setup: EnvironmentSetup) -> None:
         rewards = await environment.rewards(answers)
         assert set(rewards) <= {0.0, 0.1, 0.5, 1.0}
         assert rewards[:3] == [0.0, 0.0, 0.1]
-
-
-async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
-    """A random model says letters, which pay a little, more often: no more can be had in a few
-    steps."""
-    config = EngineConfig(
-        shape=replace(LLAMA, layers=1),
-        sampling=SamplingTerms(steps=60, group_size=SIZE, max_new_tokens=NEW_TOKENS),
-        learner=LearnerConfig(rate=4e-2, ramp=1, gradient_norm=0.1),
-        end_tokens=(END,),
-        environment=None,
-    )
-    learner, rng = TorchLearner(config), Random(0)
-    learner.model.initialise(0)
-    sampling = Sampling(1.0, NEW_TOKENS, SIZE)
-    means = []
-    async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(
-            world, setup, Ration(memory=2 << 30), stack, required=False
-        )
-        await environment.open()
-        for _ in range(STEPS):
-            tasks = await environment.tasks([rng.randbytes(32) for _ in range(GROUPS)])
-            asked = [
-                GroupTask(number, task.prompt, tuple(rng.randbytes(32) for _ in range(SIZE)))
-                for number, task in enumerate(tasks)
-            ]
-            drawn = sampler.draw(learner.model, asked, sampling, frozenset({END}))
-            rewards = await environment.rewards(
-                [
-                    (task, [one.tokens for one in group.completions])
-                    for task, group in zip(tasks, drawn, strict=True)
-                ]
-            )
-            means.append(sum(rewards) / len(rewards))
-            groups = [
-                TrainingGroup(task.prompt, group.completions, tuple(rewards[place:][:SIZE]))
-                for place, (task, group) in zip(
-                    range(0, GROUPS * SIZE, SIZE), zip(tasks, drawn, strict=True), strict=True
-                )
-            ]
-            learner.step([group for group in groups if len(set(group.rewards)) > 1])
-    assert sum(means[-3:]) > 2 * sum(means[:3]), means

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.gossip.messages import (
@@ -10,7 +9,6 @@ from p2p.gossip.messages import (
     MAX_IDS,
     MAX_RPC,
     MAX_SUBSCRIPTIONS,
-    MAX_TOPIC,
     PubsubMessage,
     Rpc,
     author_of,
@@ -22,31 +20,6 @@ from p2p.identity import FOREIGN, KeyPair, verify, verify_raw
 from p2p.protobuf import field
 
 KEY = KeyPair(bytes(range(32)))
-TOPICS = st.text(min_size=1, max_size=40).filter(lambda topic: len(topic.encode()) <= MAX_TOPIC)
-IDS = st.binary(min_size=1, max_size=64)
-MESSAGES = st.builds(
-    PubsubMessage,
-    author=st.binary(min_size=1, max_size=56),
-    seqno=st.binary(min_size=8, max_size=8),
-    topic=TOPICS,
-    data=st.none() | st.binary(max_size=100),
-    signature=st.binary(max_size=64),
-    key=st.none() | st.binary(max_size=40),
-)
-RPCS = st.builds(
-    Rpc,
-    subscriptions=st.lists(st.tuples(TOPICS, st.booleans()), max_size=3),
-    messages=st.lists(MESSAGES, max_size=3),
-    ihave=st.lists(st.tuples(TOPICS, st.lists(IDS, max_size=3)), max_size=3),
-    iwant=st.lists(IDS, max_size=3),
-    graft=st.lists(TOPICS, max_size=3),
-    prune=st.lists(st.tuples(TOPICS, st.integers(0, MAX_BACKOFF)), max_size=3),
-)
-
-
-@given(RPCS)
-def test_an_rpc_survives_the_wire(rpc: Rpc) -> None:
-    assert decode_rpc_untrusted(encode_rpc(rpc)) == rpc
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:

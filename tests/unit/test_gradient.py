@@ -100,13 +100,6 @@ def assert_same(
         torch.testing.assert_close(mine, theirs, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("is_later", [False, True])
-def test_packed_is_what_rows_are(model: TransformerModel, is_later: bool) -> None:
-    assert_same(
-        gradients(model, is_later=is_later), gradients(model, row_tokens=1, is_later=is_later)
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

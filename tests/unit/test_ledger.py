@@ -14,7 +14,7 @@ import trio
 
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
-from p2p.identity import KeyPair, verify
+from p2p.identity import KeyPair
 from p2p.ledger import Ledger, open_ledger
 from p2p.ledger.core.chain import (
     EMPTY,
@@ -22,7 +22,6 @@ from p2p.ledger.core.chain import (
     Entry,
     Head,
     check_link,
-    decode_entry_untrusted,
     decode_fork_untrusted,
     encode_record,
     make_entry,
@@ -54,14 +53,6 @@ async def ledger_in(folder: Path, segment_bytes: int = 1 << 20) -> AsyncIterator
         yield ledger
 
 
-def test_an_entry_travels_whole() -> None:
-    for entry in chain(3):
-        read = decode_entry_untrusted(entry.encode())
-        assert read == entry
-        assert read.is_signed(verify)
-        assert not replace(read, body=b"other").is_signed(verify)
-
-
 def test_a_chain_takes_only_its_next_entry() -> None:
     first, second, third = chain(3)
     head = check_link(EMPTY, first)
@@ -77,14 +68,6 @@ def test_limits_are_ours_to_keep() -> None:
         make_entry(EMPTY, AUTHOR, "", b"", 0)
     with pytest.raises(ValueError, match="at most"):
         make_entry(EMPTY, AUTHOR, "verdict", bytes(MAX_BODY + 1), 0)
-
-
-def test_a_fork_is_a_proof() -> None:
-    one = make_entry(EMPTY, AUTHOR, "verdict", b"accepted", 0)
-    two = make_entry(EMPTY, AUTHOR, "verdict", b"rejected", 0)
-    proof = decode_fork_untrusted(Equivocation(one, two).encode())
-    assert (proof.author, proof.number) == (AUTHOR.peer_id, 0)
-    assert (proof.first, proof.second) == (one, two)
 
 
 def test_entries_of_one_log_are_no_fork() -> None:

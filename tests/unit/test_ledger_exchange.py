@@ -35,7 +35,6 @@ from p2p.ledger.core.exchange import (
     MOST,
     TOTAL,
     Exchange,
-    Question,
     Shelf,
     decode_answer_untrusted,
     decode_question_untrusted,
@@ -346,26 +345,6 @@ async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
     found = [one async for one in KeptLedgers(world, damaged).read()]
     assert 0 < len(found) < 10
     assert await world.disk.list(FOLDER) == [str(AUTHOR.peer_id)]
-
-
-@given(st.data())
-def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
-    """And what is read is asked for as it stands, whatever spans it names."""
-    shelf = Shelf(10**6)
-    for entry in log(6):
-        shelf.add(entry)
-    extents = {AUTHOR.peer_id: shelf.extent(9)}
-    whole = bytearray(Question(extents, [OTHER.peer_id]).to_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    node = following(AUTHOR)
-    for raw in (bytes(whole), data.draw(st.binary(max_size=200))):
-        try:
-            question = decode_question_untrusted(raw)
-        except BadMessage:
-            continue
-        for statement in node.answer(question).statements:
-            assert statement.author in question.extents
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 from p2p.events import PeerDown, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.core import ADMISSION_BEATS, MembershipCore
-from p2p.membership.core.dissemination import SECOND_WAVE
+from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
     Bootstrap,
     Change,
@@ -84,18 +83,6 @@ def tell(swarm: MembershipSwarm, node: Node, message: Message, source: PeerId = 
 # What everybody learns.
 
 
-def test_a_small_swarm_knows_itself_after_a_few_intervals() -> None:
-    swarm = MembershipSwarm(50)
-    swarm.run(3.5 * INTERVAL)
-    for node in swarm.nodes.values():
-        members = node.core.members()
-        assert len(members) == 49
-        assert all(member.roles == ("inference",) and member.addrs for member in members)
-        assert node.peer not in {member.peer for member in members}
-        assert 3 <= len(node.core.neighbours) <= 8  # 7, and one of our own choice more
-    assert not any(node.penalties for node in swarm.nodes.values())
-
-
 def test_two_lost_heartbeats_are_no_death() -> None:
     swarm = MembershipSwarm(12, seed=4)
     swarm.run(6 * INTERVAL)
@@ -156,21 +143,6 @@ def test_a_node_that_lost_its_disk_and_its_clock_is_told_its_number() -> None:
     assert len(swarm.knowing(peer_named(8))) == 19
 
 
-def test_a_lonely_node_comes_back_by_its_bootstrap() -> None:
-    swarm = MembershipSwarm(3)
-    swarm.run(6 * INTERVAL)
-    for number in range(3):
-        swarm.kill(peer_named(number))
-    swarm.run(INTERVAL)
-    survivor = swarm.start(9, bootstrap=0)
-    swarm.run(90)
-    assert survivor.core.members() == []
-    assert survivor.messages < 40
-    swarm.start(0, bootstrap=None)
-    swarm.run(90)
-    assert [member.peer for member in survivor.core.members()] == [peer_named(0)]
-
-
 def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
     """Both bootstrap peers refused one that had lied; all members asked whether it lives, and
     it knew none of them to the end (`storm`, seed 96)."""
@@ -211,18 +183,6 @@ def test_a_forged_heartbeat_is_dropped_counted_and_penalised() -> None:
     assert node.core.members() == before
     assert node.core.counters["forged"] == 1
     assert node.penalties[ENEMY] == 25
-
-
-def test_a_replay_brings_nobody_back() -> None:
-    swarm = MembershipSwarm(8)
-    swarm.run(3 * INTERVAL)
-    node, victim = swarm.nodes[peer_named(1)], swarm.nodes[peer_named(2)]
-    old = victim.core._local.newest()
-    swarm.kill(victim.peer)
-    swarm.run(20)
-    tell(swarm, node, Heartbeats((old,)))
-    assert victim.peer not in {member.peer for member in node.core.members()}
-    assert not node.penalties  # third parties may be late
 
 
 @pytest.mark.parametrize(
@@ -369,17 +329,6 @@ def test_only_a_silent_neighbour_that_was_started_again_is_one_no_longer(ahead: 
     assert silent in [member.peer for member in core.members()]
 
 
-def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
-    core = linked_core(3)
-    accusation = Suspect((heartbeat_of(ENEMY, 5),))
-    told = sent(core.handle(Received(peer_named(2), encode_message(accusation)), 1.0))
-    told += sent(core.handle(Tick(), 1.0 + SECOND_WAVE))
-    assert dict(told) == {peer_named(3): accusation, peer_named(4): accusation}
-    assert len(told) == 2
-    core.handle(Received(peer_named(3), encode_message(accusation)), 1.5)
-    assert core.next_deadline > 2
-
-
 def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
     core = linked_core(3)
     core.handle(
@@ -436,15 +385,6 @@ def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
     tell(swarm, node, Heartbeats((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
     assert swarm.knowing(ENEMY) == []
     assert not node.penalties
-
-
-def test_who_is_banned_is_forgotten() -> None:
-    swarm = MembershipSwarm(10)
-    swarm.run(4 * INTERVAL)
-    swarm.refused.add(peer_named(4))
-    swarm.run((ADMISSION_BEATS + 0.5) * INTERVAL)
-    assert swarm.knowing(peer_named(4)) == []
-    assert all(peer_named(4) not in node.core.neighbours for node in swarm.alive())
 
 
 def test_of_two_peers_with_the_same_key_in_digests_the_second_is_not_taken_in() -> None:

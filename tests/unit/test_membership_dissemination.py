@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
-from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import (
-    FLUSH_DELAY,
     MEMORY,
-    SECOND_WAVE,
     Dissemination,
 )
 from p2p.membership.core.member_list import MemberList
@@ -31,36 +26,6 @@ def words_of(number: int, seqno: int = 1) -> SignedHeartbeat:
     peer = peer_named(number)
     heartbeat = Heartbeat(peer=peer, seqno=seqno, expires=0, interval=5.0, profile=Profile())
     return sign_heartbeat(heartbeat, FakeSigner(peer))
-
-
-def told(dissemination: Dissemination, now: float, *neighbours: PeerId) -> list[PeerId]:
-    return [peer for peers, _ in dissemination.take_floods(now, neighbours) for peer in peers]
-
-
-@pytest.mark.parametrize("pair", [(1, 2), (2, 7), (3, 9), (40, 4)])
-def test_one_end_of_each_link_goes_first(pair: tuple[int, int]) -> None:
-    first = {}
-    for here, there in (pair, pair[::-1]):
-        dissemination = Dissemination(peer_named(here))
-        dissemination.flood(words_of(99), suspected=True, source=peer_named(here), now=1.0)
-        first[here] = told(dissemination, 1.0, peer_named(there)) == [peer_named(there)]
-        later = told(dissemination, 1.0 + SECOND_WAVE, peer_named(there))
-        assert later == ([] if first[here] else [peer_named(there)])
-    assert sorted(first.values()) == [False, True]
-
-
-def test_the_rumours_of_a_disaster_are_gathered() -> None:
-    dissemination = Dissemination(peer_named(1))
-    neighbours = tuple(peer_named(number) for number in range(2, 12))
-    dissemination.flood(words_of(50), suspected=True, source=peer_named(2), now=1.0)
-    dissemination.take_floods(1.0, neighbours)
-    for number in range(51, 60):
-        dissemination.flood(words_of(number), suspected=True, source=peer_named(2), now=1.05)
-    assert dissemination.flush_at == 1.0 + FLUSH_DELAY
-    (_, of_first_wave), *_ = dissemination.take_floods(1.0 + FLUSH_DELAY, neighbours)[-1:]
-    assert [rumour.signed.peer for rumour in of_first_wave] == [
-        peer_named(n) for n in range(51, 60)
-    ]
 
 
 def test_a_rumour_is_not_remembered_for_ever() -> None:

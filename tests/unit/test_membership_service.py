@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 import trio
 
 from p2p.identity import KeyPair, PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
 from p2p.membership.core.core import ADMISSION_BEATS
-from p2p.membership.service import FIND_TIMEOUT, SEQNO_PATH
+from p2p.membership.service import FIND_TIMEOUT
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
@@ -93,22 +92,6 @@ def test_a_node_that_ends_cleanly_has_left() -> None:
         await stage.swarm.sleep(2)
         for name in ("n0", "n1", "n3", "n4", "n5"):
             assert stage.changes(name, "n2") == [Change.JOINED, Change.LEFT]
-
-    play(body)
-
-
-@pytest.mark.parametrize("wipe", [False, True])
-def test_a_restarted_node_is_alive_again(wipe: bool) -> None:
-    async def body(stage: Stage) -> None:
-        before = int(await stage.swarm.nodes["n3"].world.disk.read(SEQNO_PATH))
-        stage.swarm.restart("n3", wipe=wipe)
-        await stage.swarm.sleep(8)
-        assert int(await stage.swarm.nodes["n3"].world.disk.read(SEQNO_PATH)) > before
-        await everybody_knows_everybody(stage)
-        peer = stage.swarm.nodes["n3"].peer_id
-        for name in ("n0", "n5"):
-            (member,) = [each for each in stage.services[name].members() if each.peer == peer]
-            assert stage.swarm.simulation.now - member.seen < 8
 
     play(body)
 

@@ -5,48 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from roles.contract.core.shape import ModelShape
 from roles.models.bundle import (
     check_folder,
     check_weights,
     pin_folder,
     read_config,
     read_spans,
-    tensor_shapes,
     weight_files,
 )
 from roles.models.errors import BadModel
 from roles.models.safetensors import RawTensor, encode
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
-from tests.support.models import FAMILIES
 
 SHARD = "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
-def test_the_tensors_of_a_family_have_its_parameters(shape: ModelShape) -> None:
-    numbers = 0
-    for size in tensor_shapes(shape).values():
-        numbers += size[0] * (size[1] if len(size) > 1 else 1)
-    assert numbers == shape.parameters
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
-def test_a_whole_folder_passes(tmp_path: Path, shape: ModelShape, shards: int) -> None:
-    folder = make_folder(tmp_path / "m", shape, shards=shards)
-    pins = pin_folder(folder)
-    names = [pin.name for pin in pins]
-    assert names == sorted(names)
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} < set(names)
-    assert len(names) == 4 if shards == 1 else 3 + 3 + 1
-    (folder / "README.md").write_text("beside them")
-    check_folder(folder, pins)
-    config = read_config(folder)
-    assert config.shape == shape
-    assert len(weight_files(folder)) == shards
-    check_weights(folder, config)
 
 
 def test_a_missing_or_altered_file_is_named(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from p2p.membership.heartbeat import PROTOCOL_ID
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
 from p2p.node.cli import _parse, _report_run
-from p2p.node.node import Node, run_roles
+from p2p.node.node import Node
 from p2p.node.rundoc import RunConfig
 from p2p.shardcast import NO_POLICY, PolicyVersion
 from p2p.swarm.swarm import SwarmHost, open_host
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import sign_run
-from tests.support.nodes import CONFIG, WEIGHTS, Echo, member, swarm, wait_members
+from tests.support.nodes import CONFIG, WEIGHTS, member, swarm, wait_members
 from tests.support.runs import OWNER, RUN, TERMS, TRAINER, VALIDATOR
 
 
@@ -101,22 +101,6 @@ async def test_what_the_run_demands_overrides_what_the_machine_says(tmp_path: Pa
         assert node.config.shardcast.folder == "store"
 
 
-async def test_roles_run_and_are_told_to_the_swarm(tmp_path: Path) -> None:
-    async with swarm(tmp_path, VALIDATOR) as (first, second):
-        role = Echo()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_roles, second, [role])
-            with trio.fail_after(20):
-                await role.ran.wait()
-                changed = trio.Event()
-                first.membership.on_change(lambda _: changed.set())
-                while not first.membership.find("echo"):
-                    await changed.wait()
-                    changed = trio.Event()
-            assert second.health([role])["roles"] == {"echo": {"ran": True}}
-            nursery.cancel_scope.cancel()
-
-
 async def test_the_dht_is_a_second_way_to_find_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,13 +128,6 @@ async def test_the_dht_is_a_second_way_to_find_members(
                 # A busy machine asks the DHT more than once before the heartbeat comes.
                 assert joins[:2] == [addrs, addrs]
                 assert second.membership.members()[0].peer == first.peer_id
-
-
-async def test_a_pinned_run_needs_nobody(tmp_path: Path) -> None:
-    async with member(MemoryNetwork(), tmp_path, TRAINER, document=RUN.document):
-        pass
-    async with member(MemoryNetwork(), tmp_path, TRAINER) as node:
-        assert node.run == RUN
 
 
 async def test_without_run_and_peers_the_remedy_is_named(tmp_path: Path) -> None:

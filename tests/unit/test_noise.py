@@ -94,13 +94,6 @@ def test_without_a_common_muxer_there_is_none(muxers) -> None:
     assert other.muxer is None
 
 
-def test_the_wrong_peer_is_refused() -> None:
-    one, other = pair(expected=CAROL.peer_id)
-    other.receive_data(one.data_to_send())
-    with pytest.raises(WrongPeer):
-        one.receive_data(other.data_to_send())
-
-
 def test_we_refuse_ourselves() -> None:
     one = NoiseHandshake(static(ALICE), b"\x11" * 32, initiator=True)
     other = NoiseHandshake(static(ALICE), b"\x22" * 32, initiator=False)

@@ -127,29 +127,6 @@ def test_a_base_whose_weights_were_removed_still_makes_folders(
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
 
 
-def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    base = make_folder(tmp_path / "base")
-    learner = opened(tmp_path, base)
-    learner.step(some_groups())
-    learner.save(tmp_path / "checkpoint", tmp_path / "1")
-    expected = learner.step(some_groups(1))
-    other = opened(tmp_path, base)
-    assert other.step_number == 1
-    assert other.step(some_groups(1)) == expected
-    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
-    assert all(torch.equal(one, another) for one, another in pairs)
-
-
-def test_a_published_folder_is_adopted(tmp_path: Path) -> None:
-    learner = opened(tmp_path, make_folder(tmp_path / "base"))
-    learner.step(some_groups())
-    learner.save(None, tmp_path / "1")
-    other = TorchLearner(CONFIG)
-    other.adopt(tmp_path / "1", 1)
-    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
-    assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
-
-
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_head_that_is_there_is_the_models(tmp_path: Path, shards: int, dtype: str) -> None:

@@ -279,20 +279,6 @@ def test_any_number_of_peers(count: int) -> None:
     assert swarm.origin.sent <= 1.1 * 8 * MIB
 
 
-def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
-    swarm = Swarm(8)
-    liar = swarm.peers[3]
-    liar.corrupt = True
-    swarm.publish(1, 8 * MIB, 128 * KI)
-    swarm.run(60)
-    honest = [node for node in swarm.peers if node is not liar]
-    assert max(node.whole[1] for node in honest) <= 2 * bound(8 * MIB, swarm)
-    for node in honest:
-        if node is not liar:
-            assert node.core.stats.chunks_bad == 1
-            assert [e.peer for e in node.effects if isinstance(e, ev.Penalise)] == [liar.peer]
-
-
 def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     swarm = Swarm(20)
     roster, alone = swarm.roster, Swarm(20).peers

@@ -200,18 +200,6 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inflated == []
 
 
-@given(
-    wire=st.binary(max_size=200),
-    size=st.integers(0, 200),
-    kind=st.sampled_from(KINDS),
-)
-def test_arbitrary_bytes_are_refused_or_give_the_size(
-    wire: bytes, size: int, kind: int
-) -> None:
-    with contextlib.suppress(BadMessage):
-        assert len(decode_delta_untrusted(bytes(size), wire, size, kind)) == size
-
-
 @given(data=st.data(), every=st.sampled_from([1, 2, 5, 60]))
 def test_damaged_deltas_are_refused_or_give_the_size(data: st.DataObject, every: int) -> None:
     """Damage behind the head of a valid delta reaches every line of the reader."""

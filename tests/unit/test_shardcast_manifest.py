@@ -16,9 +16,6 @@ from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted, encode_chunk, wire_limit
-from p2p.shardcast.core.handout import HandOut
-from p2p.shardcast.core.queue import CREDIT, Lines
-from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import (
     MAX_CHUNKS,
     MAX_SIZE,
@@ -345,28 +342,3 @@ def test_masks_and_ranges(mask: int) -> None:
     assert sum(part.mask for part in parts) == mask
     assert ChunkSet.of(ChunkSet(mask)) == ChunkSet(mask)
     assert list(ChunkSet(mask).from_place(0)) == list(ChunkSet(mask))
-
-
-def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
-    peers = [KeyPair(digest_of(bytes([number]))).peer_id for number in range(4)]
-    roster = Roster.sign(TRAINER, b"run", 1, [RosterEntry(peer) for peer in peers])
-    index = index_of([bytes((n,)) * 20 for n in range(20)])
-    anchored = Encoding.anchor(index, 200)
-    forest = build_forest(roster, PolicyVersion(1))
-    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines())
-    given = []
-    while (gift := handout.give(lambda _: True, 0.0)) is not None:
-        given.append(gift)
-    assert len(given) == 4 * CREDIT
-    assert [chunk for *_, chunk in given] == list(range(8))
-    fast, slow = given[0][0], given[1][0]
-    assert not handout.confirm(fast, 3, 5, 0.1)  # it was given two
-    assert handout.confirm(fast, 2, 100, 0.1)
-    more = [handout.give(lambda _: True, 0.1) for _ in range(3)]
-    assert [gift and gift[0] for gift in more] == [fast, fast, None]
-    handout.lose(slow)
-    handout.confirm(fast, 4, 6, 0.2)
-    lost = [chunk for peer, _, chunk in given if peer == slow]
-    assert [
-        gift and gift[2] for gift in (handout.give(lambda _: True, 0.2) for _ in range(2))
-    ] == lost

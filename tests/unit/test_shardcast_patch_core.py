@@ -104,17 +104,6 @@ def test_an_update_takes_the_time_of_its_patch(count: int) -> None:
         assert came(node) - count_before <= manifest.patches[0].wire + 100
 
 
-def test_wrong_spans_are_pulled_from_the_anchor() -> None:
-    swarm = brought_up(8)
-    before = [came(node) for node in swarm.peers]
-    swarm.wrong = ChunkSet.of([3, 4, 77])
-    swarm.publish_on(2, PATCH)
-    swarm.run(swarm.now + 30)
-    for node, count in zip(swarm.peers, before, strict=True):
-        assert 2 in node.whole
-        assert came(node) - count <= 1.1 * PATCH + 3 * 129 * KI
-
-
 def straggler(swarm: PatchingSwarm) -> Node:
     """A node that was away while versions 2 and 3 came."""
     node = swarm.peers[-1]

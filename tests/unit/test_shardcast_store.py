@@ -77,17 +77,6 @@ async def used(world: RealWorld) -> int:
     return sum(entry.size for entry in await world.disk.walk("policies", 100))
 
 
-async def test_a_whole_policy_survives_and_is_served(world: RealWorld) -> None:
-    await fetch(open_store(world), 1)
-    manifest, index, wires, raw = policy(1)
-    store = open_store(world)
-    (entry,) = await store.load()
-    assert entry.stored
-    assert (entry.manifest, entry.index) == (manifest, index)
-    assert [await store.chunk(manifest.digest, chunk) for chunk in range(len(wires))] == wires
-    assert await world.disk.read(entry.weights) == raw
-
-
 async def test_a_policy_is_on_the_disk_once(world: RealWorld) -> None:
     await fetch(open_store(world), 1)
     assert await used(world) <= 1.05 * 300_000

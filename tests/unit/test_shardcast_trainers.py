@@ -6,7 +6,6 @@ from __future__ import annotations
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.manifest import Manifest
-from p2p.shardcast.messages import Evidence, Hello, PolicyNews
 from p2p.wire import KI
 from tests.unit.test_shardcast_core import RUN, Node, Policies, Swarm
 
@@ -53,36 +52,3 @@ def test_of_two_trainers_same_version_each_node_keeps_the_one_that_it_heard_of_f
     for node in swarm.nodes.values():
         assert not any(isinstance(e, ev.Halt | ev.Penalise) for e in node.effects)
         assert [d.name for d in node.core.downloads if not d.is_whole] == []
-
-
-def test_a_newcomer_is_told_of_convictions_once_and_only_of_those_that_it_lacks() -> None:
-    swarm = TwoTrainers(3)
-    swarm.publish_by(0, 1)
-    swarm.makers[0].last = None
-    other, index, _ = swarm.makers[0].make(1, SIZE, 32 * KI, seed=1)
-    node = swarm.peers[1]
-    swarm.run(1)
-    swarm.give(node, ev.Heard(swarm.peers[2].peer, PolicyNews(other.encode(), index.data)))
-    newcomer = swarm.peers[2].peer
-
-    def told(hello: Hello) -> list[Evidence]:
-        effects = node.core.handle(ev.Heard(newcomer, hello), 100.0)
-        return [
-            e.message
-            for e in effects
-            if isinstance(e, ev.Send) and isinstance(e.message, Evidence)
-        ]
-
-    trainer = swarm.keys[0].peer_id
-    assert told(Hello(1, (trainer,))) == []
-    [evidence] = told(Hello(1))
-    assert told(Hello(1)) == [], "once per connection"
-    fresh = TwoTrainers(1).peers[0].core
-    fresh.handle(ev.Heard(node.peer, evidence), 0.0)
-    assert not fresh.statements.is_trusted(trainer)
-    [hello] = [
-        e.message
-        for e in fresh.handle(ev.PeerUp(node.peer), 0.0)
-        if isinstance(e, ev.Send) and isinstance(e.message, Hello)
-    ]
-    assert hello == Hello(-1, (trainer,))

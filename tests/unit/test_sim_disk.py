@@ -26,21 +26,6 @@ def test_a_crash_takes_back_every_write_since_the_last_fsync() -> None:
     assert disk.read_now("f", 0, None) == b"0123456789"
 
 
-def test_what_was_reserved_is_taken_back_without_a_copy_of_it() -> None:
-    """Two hundred nodes that received policies kept a second policy each, all of it zeros."""
-    disk = SimDisk("n1")
-    disk.write_now("weights", b"", None)
-    disk.sync_now("weights")
-    disk.reserve_now("weights", 8192)
-    for offset in (0, 4096):
-        disk.write_now("weights", bytes([7]) * 4096, offset)
-    _, first, second = disk._files["weights"]._undo
-    assert first[1] is second[1]
-    assert first[1] == bytes(4096)
-    disk.crash()
-    assert disk.read_now("weights", 0, None) == b""
-
-
 def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
     for sync in (False, True):
         disk = make_disk()

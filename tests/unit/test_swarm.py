@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-import p2p
 from p2p.circuit.messages import STOP_ID
 from p2p.errors import (
     ConfigError,
@@ -263,8 +262,3 @@ def test_points_fade_and_refusals_end_but_bans_do_not() -> None:
     assert not scores.is_refused(peer, PENALTY_HALF_LIFE + REFUSAL)
     scores.ban(other)
     assert scores.is_refused(other, 1e9)
-
-
-def test_the_public_api_is_what_it_says() -> None:
-    assert sorted(p2p.__all__) == list(p2p.__all__)
-    assert all(hasattr(p2p, name) for name in p2p.__all__)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -105,11 +104,6 @@ def test_a_batch_is_the_proofs_one_by_one() -> None:
     assert verify(commit(batch), batch) == [verify(commit([rows]), [rows])[0] for rows in batch]
 
 
-def test_more_chunks_than_a_batch() -> None:
-    rows = noise(32 * 300, 8)
-    assert commit([rows])[0][258 * 299 :] == commit([rows[32 * 299 :]])[0]
-
-
 # Arithmetic
 
 
@@ -184,12 +178,6 @@ def test_moduli_step_down_together_and_stop() -> None:
 # Verification
 
 
-@pytest.mark.parametrize("width", [1, 3, 64, 100, 2100, 4096])
-def test_our_own_proof_is_perfect(width: int) -> None:
-    rows = noise(50, width)
-    assert stats_of(commit([rows])[0], rows) == PERFECT
-
-
 def test_an_index_that_wraps_is_reduced_by_the_verifier_too() -> None:
     rows = np.zeros((32, 4096), dtype=np.float32)
     rows.reshape(-1)[[0, MAX_MODULUS, 9]] = [4.0, 50.0, 6.0]
@@ -262,16 +250,6 @@ def test_errors_of_a_short_chunk_are_scaled() -> None:
 
 
 # How much of a group is evidence of its own
-
-
-def chunks_of(*completions: list[int]) -> float:
-    return sum(chain.from_iterable(independence(completions)))
-
-
-def test_equal_completions_are_one() -> None:
-    assert independence([[1, 2, 9]] * 4) == [[0.25]] * 4
-    assert chunks_of(*[[1, 2, 9]] * 16) == pytest.approx(1.0)
-    assert chunks_of(*[list(range(40))] * 16) == pytest.approx(2.0)
 
 
 def test_the_state_that_draws_the_first_token_is_everyones() -> None:

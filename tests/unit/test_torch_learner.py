@@ -1,9 +1,6 @@
 """The learner: warm-up, steps, and checkpoints that continue bit for bit."""
 
 import hashlib
-import itertools
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +20,6 @@ from tests.support.toys import QUICK, sorting_engine, sorting_learner, sorting_s
 # A sixteenth of the recipe's work: enough to see it learn something.
 FAST = sorting_learner(groups=4, minibatches=2, warm_up=QUICK)
 CONFIG = sorting_engine(sorting_sampling(steps=10), FAST, seed=3)
-FAST_START = replace(CONFIG, learner=replace(FAST, warm_up=None))
 SORT = SortEnvironment()
 
 
@@ -89,15 +85,6 @@ def test_a_step_makes_what_was_rewarded_likelier() -> None:
     assert _mean(after) > _mean(before)
 
 
-def test_on_policy_there_is_no_drift() -> None:
-    learner = TorchLearner(CONFIG)
-    learner.start()
-    report = learner.step(make_groups(learner, 8))
-    assert abs(report.k3) < 1e-6
-    assert report.gradient_norm > 0
-    assert 0 < report.entropy < 4
-
-
 def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
     learner = TorchLearner(CONFIG)
     learner.start()
@@ -143,62 +130,6 @@ def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
         EngineError, match=r"checkpoint is damaged.*checkpoint\.previous is damaged.*remove"
     ):
         TorchLearner(CONFIG).open(path)
-
-
-@pytest.mark.parametrize("call", range(3))
-def test_a_checkpoint_that_is_cut_off_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    """Its data, its name, the name of the one before: whichever the crash comes before."""
-    path = tmp_path / "checkpoint"
-    learner = TorchLearner(FAST_START)
-    learner.start()
-    groups = make_groups(learner, 12)
-    learner.step(groups)
-    learner.save(path, None)
-    weights = [one.detach().clone() for one in learner.model.parameters()]
-    learner.step(groups)
-    calls = itertools.count()
-
-    def stop(plain: Callable[..., object]) -> Callable[..., object]:
-        def stopped(*args: object) -> object:
-            if next(calls) == call:
-                raise OSError("the power is cut")
-            return plain(*args)
-
-        return stopped
-
-    with monkeypatch.context() as crash:
-        crash.setattr(Path, "replace", stop(Path.replace))
-        crash.setattr(hashlib, "sha256", stop(hashlib.sha256))
-        with pytest.raises(OSError, match="power"):
-            learner.save(path, None)
-    other = TorchLearner(FAST_START)
-    assert other.open(path) == 1
-    pairs = zip(other.model.parameters(), weights, strict=True)
-    assert all(torch.equal(one, another) for one, another in pairs)
-
-
-def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
-    """Without a checkpoint the learner goes on from weights that are out."""
-    learner = TorchLearner(CONFIG)
-    learner.start()
-    groups = make_groups(learner, 12)
-    learner.step(groups)
-    learner.save(tmp_path / "checkpoint", tmp_path / "1.safetensors")
-    other = TorchLearner(CONFIG)
-    other.adopt(tmp_path / "1.safetensors", 1)
-    pairs = zip(learner.model.parameters(), other.model.parameters(), strict=True)
-    assert all(torch.equal(one, another) for one, another in pairs)
-    assert other.step(groups).step == 2
-
-
-def test_evaluation_repeats() -> None:
-    learner = TorchLearner(CONFIG)
-    learner.start()
-    asked = questions(SORT.evaluation()[:64], 9)
-    once, again = (learner.answer(asked, Sampling(1.0, 12, 1)) for _ in range(2))
-    assert once == again
 
 
 def test_the_sampler_lags_by_exactly_two() -> None:

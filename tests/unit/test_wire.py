@@ -8,11 +8,9 @@ from hypothesis import given, strategies as st
 from p2p.errors import BadMessage
 from p2p.wire import (
     MAX_VARINT_BYTES,
-    FrameParser,
     decode_varint_untrusted,
     encode_varint,
     fields_untrusted,
-    frame,
     pack,
     unpack_untrusted,
 )
@@ -29,17 +27,6 @@ def test_varints_go_both_ways(number: int, behind: bytes) -> None:
 def test_long_or_padded_varints_are_bad(data: bytes) -> None:
     with pytest.raises(BadMessage):
         decode_varint_untrusted(data)
-
-
-@given(st.lists(st.binary(max_size=300), max_size=5), st.integers(1, 400))
-def test_frames_survive_any_split(payloads: list[bytes], step: int) -> None:
-    wire = b"".join(frame(payload) for payload in payloads)
-    parser = FrameParser(300)
-    found = []
-    for start in range(0, len(wire), step):
-        found += parser.receive_data(wire[start : start + step])
-    assert found == payloads
-    assert parser.pending == 0
 
 
 values = st.recursive(
