@@ -9,7 +9,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import caches, promises as promises_module
+from p2p.gossip.core import caches
 from p2p.gossip.core.caches import (
     MAX_CACHE_BYTES,
     MAX_SEEN,
@@ -18,7 +18,7 @@ from p2p.gossip.core.caches import (
     SeenCache,
 )
 from p2p.gossip.core.events import Validity
-from p2p.gossip.core.promises import MAX_PROMISES, PeerScores, Promises
+from p2p.gossip.core.promises import MAX_PENALISED, MAX_PROMISES, PeerScores, Promises
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
@@ -162,13 +162,13 @@ def _empty(author: int, number: int) -> caches.PubsubMessage:
     return caches.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
 
 
-def test_minted_names_wash_off_no_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises_module, "MAX_PENALISED", 32)
+def test_minted_names_wash_off_no_penalties() -> None:
     table = PeerScores()
     table.penalise(FRIEND, 50.0)
-    for number in range(1000):
+    for number in range(MAX_PENALISED + 100):
         table.penalise(peer_named(20_000 + number), 2.0)
     assert not table.may_gossip(FRIEND)
+    assert len(table._penalties) == MAX_PENALISED
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(
