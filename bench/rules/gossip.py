@@ -15,6 +15,7 @@ SCENARIOS: Final = {
     )
 }
 TESTS: Final = (
+    "tests/attacks/test_gossip_decoding.py",
     "tests/attacks/test_gossip_floods.py",
     "tests/attacks/test_gossip_mesh.py",
     "tests/attacks/test_gossip_pools.py",
@@ -46,11 +47,6 @@ RULES: Final = {
         "what one peer sends costs a bounded share of a core",
         {f"{CORE}.quotas:PeerQuotas.admit": always(True)},
         tests="flood_is_dropped",
-    ),
-    "overdrawn": Rule(
-        "signatures and answers are paid for",
-        {f"{CORE}.quotas:PeerQuotas.is_overdrawn": always(False)},
-        tests="verified_on_account or stand_on_the_account",
     ),
     "price of an RPC": Rule(
         "empty RPCs cost their sender",
@@ -222,7 +218,7 @@ RULES: Final = {
             )
         },
         scenarios=("ghost_mesh",),
-        tests="mesh or degree",
+        tests="bring_news or mesh or degree",
     ),
     "pending": Rule(
         "validation takes bounded memory",

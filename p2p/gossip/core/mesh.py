@@ -16,8 +16,7 @@ node informed, and its own messages spread:
 2. IHAVE from outside the mesh brings what the mesh withholds, and the peer that brings a
    message first is credited with it (`PeerScores.first_deliveries`).
 3. Each minute up to two peers outside the mesh with more first deliveries than the mesh's
-   median are grafted (opportunistic grafting), and a mesh that is cut back keeps those with
-   most (D_score).
+   median are grafted (opportunistic grafting).
 4. Our own messages go to all subscribers, not to the mesh alone (flood publishing).
 
 With 48 such strangers grafted before the first honest peer, the three honest peers that the
@@ -251,26 +250,13 @@ class Mesh:
         return chosen
 
     def _excess(self, peers: list[PeerId]) -> list[PeerId]:
-        """Return the peers to prune from a mesh that is too large. The best few stay, then
-        random ones, with enough outbound peers among them.
-
-        For example, of 13 peers with ``degree`` 6 and ``outbound`` 2, the best 4 stay, and 2
-        random others. If fewer than two of these 6 are outbound, outbound peers replace the
-        last inbound ones.
-        """
-        config = self._config
+        """Return the peers to prune from a mesh that is too large. Random ones stay, with
+        enough outbound peers among them."""
         self._rng.shuffle(peers)
-        scores = self._scores
-        worth = {peer: (scores.score(peer), scores.first_deliveries(peer)) for peer in peers}
-        # Peers that stay for their score when a mesh is cut back (D_score); the others by
-        # chance, so that a peer with a high score cannot choose the whole mesh.
-        best = sorted(peers, key=worth.__getitem__, reverse=True)[:4]
-        order = best + [peer for peer in peers if peer not in best]
-        kept, rest = order[: config.degree], order[config.degree :]
-        missing = config.outbound - self._count_outbound(kept)
-        rescued = [peer for peer in rest if peer in self._outbound][: max(0, missing)]
-        inbound = [peer for peer in reversed(kept) if peer not in self._outbound]
-        return [peer for peer in rest if peer not in rescued] + inbound[: len(rescued)]
+        outbound = [peer for peer in peers if peer in self._outbound]
+        first = outbound[: self._config.outbound]
+        order = first + [peer for peer in peers if peer not in first]
+        return order[self._config.degree :]
 
     def _count_outbound(self, peers: Iterable[PeerId]) -> int:
         return sum(peer in self._outbound for peer in peers)

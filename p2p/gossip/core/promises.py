@@ -15,10 +15,10 @@ How each peer has behaved: penalties for misbehaviour, and first deliveries to i
 Two numbers of gossipsub v1.1's score are kept, each with its decay; the weights per topic are
 not. The *behaviour penalty* (P7) grows with every offence; a score below a threshold closes the
 mesh to the peer, and a lower one makes us ignore its gossip. *First message deliveries* (P2)
-count the accepted messages that the peer brought before any other; they decide which peers a
-mesh keeps and which are grafted opportunistically. The score that disconnects is the host's:
-each offence is told to it as well (`Penalise`). The rest of the score function is left out: its
-dozens of parameters have to be tuned for each topic and its message rate.
+count the accepted messages that the peer brought before any other; they decide which peers are
+grafted opportunistically. The score that disconnects is the host's: each offence is told to it
+as well (`Penalise`). The rest of the score function is left out: its dozens of parameters have
+to be tuned for each topic and its message rate.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class PeerScores:
     def disconnected(self, peer: PeerId) -> None:
         """Forget the first deliveries of ``peer``, but not its penalties."""
         self._first_deliveries.pop(peer, None)
-
-    def score(self, peer: PeerId) -> float:
-        """Return the negative penalty of ``peer``, or 0 if it has none."""
-        return -self._penalties.get(peer, 0.0)
 
     def may_mesh(self, peer: PeerId) -> bool:
         """Return True if ``peer`` may be in a mesh or fanout, and get our IHAVE."""
