@@ -58,7 +58,7 @@ FORMATS: Final = {
     "http.core.answers": "fields of the format",
     "http.app": BOUNDED,
     "core.peers": BOUNDED,
-    "core.upload:MAX_SUBSCRIBERS": BOUNDED,
+    "core.download:MAX_SUBSCRIBERS": BOUNDED,
 }
 RULES: Final = {
     "earliest finish": Rule(
