@@ -22,7 +22,7 @@ LIMITS = {
     "p2p/cast": 1919,
     "p2p/circuit": 850,
     "p2p/dht": 2132,
-    "p2p/gossip": 1123,
+    "p2p/gossip": 1106,
     "p2p/ledger": 1150,
     "p2p/membership": 2432,
     "p2p/node": 4270,
