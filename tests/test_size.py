@@ -29,7 +29,7 @@ LIMITS = {
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
     "p2p/shardcast": 6771,
-    "p2p/swarm": 2067,
+    "p2p/swarm": 2071,
     "p2p/transport": 2594,
     "proofs": 1023,
     "roles": 6,
