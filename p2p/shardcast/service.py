@@ -21,6 +21,7 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.bulk import Receiver, Sender, Throttle
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -31,16 +32,6 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
-from p2p.shardcast.messages import (
-    BULK_PROTOCOL_ID,
-    MAX_CONTROL,
-    Evidence,
-    PolicyNews,
-    RosterNews,
-    Want,
-    decode_message_untrusted,
-    encode_message,
-)
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.store import FIRST_RETRY, DiskTrial, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
@@ -269,12 +260,12 @@ class Shardcast:
         no news. (The author of another kind of message would be answered, and dialled for it,
         by every node.)
         """
-        if len(data) > MAX_CONTROL:
+        if len(data) > msg.MAX_CONTROL:
             raise BadMessage(
-                f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}"
+                f"an announcement of {len(data)} bytes is over the limit of {msg.MAX_CONTROL}"
             )
-        message = decode_message_untrusted(data)
-        if not isinstance(message, PolicyNews | RosterNews | Evidence):
+        message = msg.decode_message_untrusted(data)
+        if not isinstance(message, msg.PolicyNews | msg.RosterNews | msg.Evidence):
             raise BadMessage("only news of policies, rosters and evidence is gossiped")
         effects = self._driver.ask(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
@@ -285,15 +276,15 @@ class Shardcast:
         match effect:
             case ev.Send(peer, message):
                 self._world.sometimes(
-                    "shardcast/pulled what was late", isinstance(message, Want)
+                    "shardcast/pulled what was late", isinstance(message, msg.Want)
                 )
-                self._host.send(peer, PROTOCOL_ID, encode_message(message))
+                self._host.send(peer, PROTOCOL_ID, msg.encode_message(message))
             case ev.Push(peer, item):
                 self._sender(peer).push_nowait(item)
             case ev.Connect(peer):
                 self._sender(peer)
             case ev.Gossip(message):
-                self._announce(encode_message(message))
+                self._announce(msg.encode_message(message))
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
                 self._written.notify_all()
@@ -327,7 +318,7 @@ class Shardcast:
             self._driver.feed(ev.PeerDown(event.peer))
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
-        self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
+        self._driver.feed(ev.Heard(peer, msg.decode_message_untrusted(data)))
 
     async def _wait_written(self, policy: bytes) -> None:
         """Return when the spans of a policy that are only in memory are no more than the
@@ -511,8 +502,10 @@ class Shardcast:
             self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
             self._nursery.start_soon(self._do_jobs)
             with (
-                self._host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_CONTROL),
-                self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
+                self._host.receiving(
+                    PROTOCOL_ID, self._on_message, max_message=msg.MAX_CONTROL
+                ),
+                self._host.serving(msg.BULK_PROTOCOL_ID, self._receiver.read_bulk),
                 self._host.watching(self._on_peer),
             ):
                 for peer in self._host.connected:

@@ -20,7 +20,7 @@ from p2p.shardcast.core.download import MAX_SUBSCRIBERS, Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
-from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
+from p2p.shardcast.messages import Ask, ChunkMessage, Have
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node slower than the run publishes would give up
@@ -227,7 +227,7 @@ class Versions:
 
     # Versions of which only the name is known
 
-    def hear_name(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
+    def hear_name(self, peer: PeerId, message: ChunkMessage) -> bool:
         """Handle a message about a version for which there is no download. Return True if
         ``peer`` has its manifest and should be asked for it."""
         name = message.policy
