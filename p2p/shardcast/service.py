@@ -78,8 +78,8 @@ class Shardcast:
         """Maps each policy whose spans a task is writing to a notifier, which fires when some
         are written."""
         self._disk = DiskTrial(world, store.folder)
-        self._room = trio.CancelScope()
-        """Cancels the task that waits for room for the newest version."""
+        self._mending = trio.CancelScope()
+        """Cancels the task that waits for the disk."""
         self.trouble: StorageError | None = None
         """The error with which the disk refuses data; None while it works."""
         self._unfinished: list[_Job] = []
@@ -354,22 +354,13 @@ class Shardcast:
             self._disk_refused(error)
         elif entry is not None:
             logger.error("policy_given_up reason=%s", error)
-            self.stats.versions_too_large += isinstance(error, NoRoom)
+            has_no_room = isinstance(error, NoRoom)
+            self.stats.versions_too_large += has_no_room
             self._note_trouble(error)
-            self._driver.feed(ev.Unusable(policy))
+            self._driver.feed(ev.Unusable(policy, has_no_room))
             await self._store.forget(policy)
-            if isinstance(error, NoRoom):
-                self._nursery.start_soon(self._wait_room, policy, entry.manifest, error)
-
-    async def _wait_room(self, policy: bytes, manifest: Manifest, error: NoRoom) -> None:
-        """Fetch a version again once the disk has room, because files are removed or unpinned
-        versions are pruned."""
-        self._room.cancel()  # an older version need not be fetched any more
-        with trio.CancelScope() as self._room:
-            await self._disk.wait(error.needed)
-            if self.trouble is error:
-                self._note_trouble(None)
-            self._driver.feed(ev.RoomMade(policy, manifest))
+            if has_no_room:
+                self._nursery.start_soon(self._mend_disk, error)
 
     def _note_trouble(self, error: StorageError | None) -> None:
         self.trouble = error
@@ -386,18 +377,23 @@ class Shardcast:
                 "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
                 error,
             )
-            self._nursery.start_soon(self._mend_disk)
+            self._nursery.start_soon(self._mend_disk, error)
         self._driver.feed(ev.Unwritable())
 
-    async def _mend_disk(self) -> None:
-        await self._disk.wait()
-        logger.warning("disk.takes_data: policies are fetched again")
-        self.stats.disk_refuses = False
-        self._note_trouble(None)
-        waiting, self._unfinished = self._unfinished, []
-        for job in waiting:
-            self._jobs.send_nowait(job)
-        self._driver.feed(ev.Writable())
+    async def _mend_disk(self, error: StorageError) -> None:
+        """Fetch again once the disk takes data and, if there was no room for a version, has
+        room because files were removed or versions pruned."""
+        self._mending.cancel()  # an older version need not be fetched any more
+        with trio.CancelScope() as self._mending:
+            await self._disk.wait(error.needed if isinstance(error, NoRoom) else 0)
+            if self.stats.disk_refuses:
+                logger.warning("disk.takes_data: policies are fetched again")
+            self.stats.disk_refuses = False
+            self._note_trouble(None)
+            waiting, self._unfinished = self._unfinished, []
+            for job in waiting:
+                self._jobs.send_nowait(job)
+            self._driver.feed(ev.Writable())
 
     # Tasks
 
@@ -464,7 +460,7 @@ class Shardcast:
             if entry is not None:
                 await self._cannot_hold(entry.manifest.digest, error)
         if made is None:
-            self._driver.feed(ev.PatchFailed(job.patch))
+            self._driver.feed(ev.Patched(job.patch))
             return
         self._world.sometimes("shardcast/patched a policy", made.is_whole)
         self._driver.feed(ev.Patched(job.patch, made.index, made.verified))

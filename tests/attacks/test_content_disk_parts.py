@@ -210,11 +210,11 @@ def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
     news = PolicyNews(manifest(1).encode(), INDEX.data)
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, news), 0.1)
-    core.handle(ev.Unusable(manifest(1).digest), 0.2)
+    core.handle(ev.Unusable(manifest(1).digest, until_room=True), 0.2)
     assert core.downloads == ()
     core.handle(ev.Heard(PARENT, news), 0.3)
     assert core.downloads == (), "nobody brings it meanwhile"
-    effects = core.handle(ev.RoomMade(manifest(1).digest, manifest(1)), 60.0)
+    effects = core.handle(ev.Writable(), 60.0)
     assert [d.manifest for d in core.downloads] == [manifest(1)]
     asked = [e.message for e in effects if isinstance(e, ev.Send)]
     assert any(isinstance(message, Ask) for message in asked)

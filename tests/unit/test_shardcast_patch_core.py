@@ -67,7 +67,7 @@ class PatchingSwarm(Swarm):
 
     def _make(self, node: Node, patch: bytes) -> None:
         if self.fails:
-            self.give(node, ev.PatchFailed(patch))
+            self.give(node, ev.Patched(patch))
             return
         (download,) = [d for d in node.core.downloads if d.name == patch]
         policy = download.manifest.digest

@@ -24,7 +24,7 @@ here, asked for, held by others and owed to others; one class writes each of its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -139,19 +139,16 @@ class ShardcastCore:
                 self._stored(policy)
             case ev.Patched():
                 self._patched(event)
-            case ev.PatchFailed(patch):
-                self._versions.end_patch(patch, made=False)
-                self._go_round(patch)
-            case ev.Unusable(policy):
+            case ev.Unusable(policy, until_room):
                 # Its bringers need not try.
                 download = self._downloads.get(policy)
                 if download is not None and not download.is_whole:
                     self._out += self._repair.decline(download)
-                self._close(policy)
-            case ev.RoomMade(policy, manifest):
-                self._versions.reopen(policy)
-                self._versions.reopen(manifest.digest)
-                self._fetch_late([manifest])
+                if until_room and download is not None:
+                    self._versions.postpone(download.manifest)
+                    self._drop(policy)
+                else:
+                    self._close(policy)
             case ev.Unwritable():
                 # Stop fetching, and remember what to begin with when the disk takes data.
                 self._versions.is_disk_full = True
@@ -161,7 +158,10 @@ class ShardcastCore:
                     self._versions.postpone(download.manifest)
                     self._drop(download.name)
             case ev.Writable():
-                self._fetch_late(self._versions.take_postponed())
+                for manifest in self._versions.take_postponed():
+                    for download in self._adopt(manifest):  # what was pushed is past
+                        download.pull_only = True
+                        self._out += self._repair.inquire(download, self._now)
             case _:
                 assert_never(event)
         if self._origin.is_roster_due(self._now):
@@ -257,10 +257,8 @@ class ShardcastCore:
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
         if not fetches:
-            is_news = not self._versions.is_postponed(manifest.digest)
             fetches = self._adopt(manifest)
-            is_taken = fetches or self._versions.is_postponed(manifest.digest)
-            if is_news and gossip and is_taken:
+            if gossip and (fetches or self._versions.is_postponed(manifest.digest)):
                 self._out.append(ev.PassOn())
         for download in fetches:
             if (
@@ -310,15 +308,6 @@ class ShardcastCore:
         for download in given_up:
             self._abandon(download)
         return begun
-
-    # A disk that refuses
-
-    def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch, by pulling, the versions that were announced while the disk refused data."""
-        for manifest in manifests:
-            for download in self._adopt(manifest):
-                download.pull_only = True
-                self._out += self._repair.inquire(download, self._now)
 
     def _halt(self, evidence: Equivocation[Manifest]) -> None:
         publisher = evidence.author
@@ -451,7 +440,10 @@ class ShardcastCore:
 
     def _patched(self, event: ev.Patched) -> None:
         """Take the result of a patch. Spans that came out wrong are pulled from the anchor."""
-        policy = self._versions.end_patch(event.patch, made=True)
+        policy = self._versions.end_patch(event.patch, made=event.index is not None)
+        if event.index is None:
+            self._go_round(event.patch)
+            return
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy) if policy is not None else None
         if policy is None or (made is not None and made.is_whole):

@@ -66,10 +66,12 @@ class Versions:
         return self.newest is not None and manifest.version <= self.newest.version
 
     def is_over(self, manifest: Manifest) -> bool:
-        """Return True if this version is not worth fetching (any more)."""
+        """Return True if this version is not worth fetching (any more), or waits for the
+        disk."""
         return (
             self.is_old(manifest)
             or manifest.digest in self._over
+            or manifest.digest in self._postponed
             or any(
                 d.manifest.version == manifest.version and d.manifest.digest != manifest.digest
                 for d in self.downloads.values()
@@ -211,10 +213,6 @@ class Versions:
     def close(self, name: bytes) -> None:
         """Finish with a version, so that it is not fetched again."""
         self._over[name] = None
-
-    def reopen(self, name: bytes) -> None:
-        """Allow the version to be fetched again."""
-        self._over.pop(name, None)
 
     def advance(self, manifest: Manifest) -> list[Download]:
         """Record that a version is complete. Return the older versions that are incomplete and
