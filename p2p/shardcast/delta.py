@@ -249,7 +249,7 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 
 def _put_plane(stream: _U8) -> list[bytes]:
     wire = pack_plane(stream.tobytes(), is_number=True)
-    return [_WORD.pack(len(wire)), wire]
+    return [_WORD.pack(len(wire)), bytes(wire)]
 
 
 def _put_planes(values: _Values) -> Iterator[bytes]:

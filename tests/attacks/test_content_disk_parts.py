@@ -23,7 +23,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskTrial, PolicyStore
 from roles.contract.core.file import open_run, sign_run
@@ -147,7 +147,8 @@ async def _take(*_: object) -> None:
 
 
 def manifest(version: int) -> Manifest:
-    draft = ManifestBody(
+    return Manifest(
+        TRAINER.peer_id,
         b"run",
         PolicyVersion(version),
         NO_POLICY,
@@ -155,8 +156,7 @@ def manifest(version: int) -> Manifest:
         INDEX.digest,
         INDEX.size,
         (Encoding.anchor(INDEX, INDEX.size),),
-    )
-    return draft.sign(TRAINER)
+    ).sign(TRAINER)
 
 
 def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
