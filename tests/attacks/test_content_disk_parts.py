@@ -78,7 +78,7 @@ async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(
     assert book.run == newer
     assert (tmp_path / PATH).read_bytes() == RUN.document
     disk.full = False
-    await book._keep()
+    await book.keep()
     assert (tmp_path / PATH).read_bytes() == newer.document
 
 
