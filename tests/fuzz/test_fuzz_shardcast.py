@@ -35,7 +35,7 @@ from p2p.shardcast.layout import Tensor, tensors_untrusted
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Encoding,
-    ManifestBody,
+    Manifest,
     PolicyVersion,
     decode_manifest_untrusted,
 )
@@ -73,10 +73,16 @@ INDEX = Index.of(
     [PolicyFile("a/b", 60), PolicyFile("c", 0), PolicyFile("d", 40)],
     [Span(digest_of(b"%d" % number), 20, number % 2 * 2) for number in range(5)],
 )
-DRAFT = ManifestBody(
-    b"run", PolicyVersion(1), NO_POLICY, b"", INDEX.digest, 100, (Encoding.anchor(INDEX, 50),)
-)
-MANIFEST = DRAFT.sign(KEY)
+MANIFEST = Manifest(
+    KEY.peer_id,
+    b"run",
+    PolicyVersion(1),
+    NO_POLICY,
+    b"",
+    INDEX.digest,
+    100,
+    (Encoding.anchor(INDEX, 50),),
+).sign(KEY)
 ROSTER = Roster.sign(KEY, b"run", 1, [RosterEntry(peer) for peer in OTHERS])
 MESSAGES: list[Message] = [
     Hello(-1),
