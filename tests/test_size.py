@@ -22,7 +22,7 @@ LIMITS = {
     "p2p/cast": 1919,
     "p2p/circuit": 850,
     "p2p/dht": 2132,
-    "p2p/gossip": 1106,
+    "p2p/gossip": 1069,
     "p2p/ledger": 1150,
     "p2p/membership": 2432,
     "p2p/node": 4232,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 54323,
+    "tests": 54310,
 }
 
 NO_CODE = {

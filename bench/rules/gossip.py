@@ -123,38 +123,15 @@ RULES: Final = {
         scenarios=("ghost_mesh",),
         tests="promise or brought_news",
     ),
-    "asked at once": Rule(
-        "IHAVE causes bounded requests",
-        {f"{CORE}.promises:MAX_ASKED": HUGE},
-        scenarios=("ghost_mesh",),
-        tests="thousands_of_ids",
-    ),
     "open promises": Rule(
         "promises take bounded memory",
         {f"{CORE}.promises:MAX_PROMISES": HUGE},
         scenarios=("ghost_mesh",),
         tests="thousands_of_ids",
     ),
-    "penalised": Rule(
-        "penalties take bounded memory",
-        {f"{CORE}.promises:MAX_PENALISED": HUGE},
-        tests="minted_names",
-    ),
-    "mesh threshold": Rule(
-        "a penalised peer leaves the mesh",
-        {f"{CORE}.promises:PeerScores.may_mesh": always(True)},
-        scenarios=("ghost_mesh",),
-        tests="kept_or_broken or rejected or mesh or penalties",
-    ),
-    "gossip threshold": Rule(
-        "a penalised peer's IHAVE and IWANT are ignored",
-        {f"{CORE}.promises:PeerScores.may_gossip": always(True)},
-        scenarios=("ghost_mesh",),
-        tests="promise or penalties or answer",
-    ),
     "first deliveries": Rule(
         "who brings messages first is preferred",
-        {f"{CORE}.promises:PeerScores.delivered_first": always(None)},
+        {f"{CORE}.promises:FirstDeliveries.delivered_first": always(None)},
         scenarios=("ghost_mesh",),
         tests="bring_news or brought_news",
     ),
@@ -228,17 +205,7 @@ RULES: Final = {
     "answer": Rule(
         "an IWANT gets a bounded answer",
         {f"{CORE}.core:MAX_ANSWER": HUGE},
-        tests="fits_one_rpc",
-    ),
-    "answers of one message": Rule(
-        "one peer gets a message three times",
-        {
-            f"{CORE}.caches:MessageCache.get_for_peer": lambda cache, identity, _: (
-                cache._messages.get(identity)
-            )
-        },
-        scenarios=("ghost_mesh",),
-        tests="account or fits_one_rpc or lost_messages",
+        tests="fits_one_rpc or stand_on",
     ),
     "cache": Rule(
         "messages take bounded memory",

@@ -14,7 +14,7 @@ node informed, and its own messages spread:
    *outbound* peers, which we dialled: an attacker has to bring that about first. Each heartbeat
    grafts outbound peers until there are ``outbound`` (D_out).
 2. IHAVE from outside the mesh brings what the mesh withholds, and the peer that brings a
-   message first is credited with it (`PeerScores.first_deliveries`).
+   message first is credited with it (`FirstDeliveries`).
 3. Each minute up to two peers outside the mesh with more first deliveries than the mesh's
    median are grafted (opportunistic grafting).
 4. Our own messages go to all subscribers, not to the mesh alone (flood publishing).
@@ -34,7 +34,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.gossip.config import BACKOFF, FANOUT, LAZY, GossipConfig
-from p2p.gossip.core.promises import PeerScores
+from p2p.gossip.core.promises import FirstDeliveries
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -62,12 +62,12 @@ Predicate = Callable[[PeerId], bool]
 class Mesh:
     """Subscribers, meshes, fanouts and backoffs of one node."""
 
-    def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
+    def __init__(self, config: GossipConfig, rng: Random, earned: FirstDeliveries) -> None:
         self.meshes: dict[str, Peers] = {}
         """Maps each topic that this node subscribes to to its mesh peers."""
         self._config = config
         self._rng = rng
-        self._scores = scores
+        self._earned = earned
         self.topics_of: dict[PeerId, dict[str, None]] = {}
         self._subscribers: dict[str, Peers] = {}
         self.fanout: dict[str, tuple[Peers, float]] = {}
@@ -120,7 +120,7 @@ class Mesh:
         self.meshes[topic] = {}
         fanout, _ = self.fanout.pop(topic, ({}, 0.0))
         known = self.subscribers(topic)
-        kept = [peer for peer in fanout if peer in known and self._scores.may_mesh(peer)]
+        kept = [peer for peer in fanout if peer in known]
         first = [peer for peer in kept if self._may_graft(topic, peer, now)]
         self.meshes[topic].update(dict.fromkeys(first))
         return first + self._top_up(topic, now)
@@ -172,8 +172,7 @@ class Mesh:
         if peers is None:
             # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
             known, _ = self.fanout.get(topic, ({}, 0.0))
-            kept = [peer for peer in known if peer in subscribers]
-            peers = {peer: None for peer in kept if self._scores.may_mesh(peer)}
+            peers = {peer: None for peer in known if peer in subscribers}
             missing = self._config.degree - len(peers)
             peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
             # Topics that we publish to without subscribing, as many as we remember of a peer.
@@ -185,7 +184,7 @@ class Mesh:
         # upload for its policies.
         room = min(MAX_FLOOD_PUBLISH - len(peers), MIB // max(1, size))
         others = self._sample(topic, peers, len(subscribers))
-        earned = self._scores.first_deliveries
+        earned = self._earned.first_deliveries
         others.sort(key=lambda peer: (peer in self._outbound, earned(peer)), reverse=True)
         return [*peers, *others[: max(0, room)]]
 
@@ -208,10 +207,8 @@ class Mesh:
     def maintain(self, topic: str, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Keep the mesh of a topic within its bounds. Return the peers to send GRAFT and those
         to send PRUNE."""
-        config, mesh, scores = self._config, self.meshes[topic], self._scores
-        pruned = [peer for peer in mesh if not scores.may_mesh(peer)]
-        if len(mesh) - len(pruned) > config.high:
-            pruned += self._excess([peer for peer in mesh if peer not in pruned])
+        config, mesh = self._config, self.meshes[topic]
+        pruned = self._excess(list(mesh)) if len(mesh) > config.high else []
         for peer in pruned:
             self.prune(topic, peer, now, BACKOFF)
         grafted = self._top_up(topic, now) if len(mesh) < config.low else []
@@ -224,7 +221,7 @@ class Mesh:
             # deliveries is the threshold: a mesh of silent peers has the median 0, and any peer
             # that has delivered one message from outside it by IWANT is better. In a good mesh
             # no peer outside gets ahead, since it hears of messages later.
-            earned = scores.first_deliveries
+            earned = self._earned.first_deliveries
             median = sorted(map(earned, mesh))[len(mesh) // 2]
             better = [peer for peer in self.subscribers(topic) if earned(peer) > median]
             best = sorted(better, key=earned, reverse=True)[: config.high]
@@ -272,7 +269,7 @@ class Mesh:
         ``without``."""
         not_these = dict.fromkeys(without)
         others = (peer for peer in self.subscribers(topic) if peer not in not_these)
-        peers = [peer for peer in others if self._scores.may_mesh(peer) and accepts(peer)]
+        peers = list(filter(accepts, others))
         return self._rng.sample(peers, min(max(count, 0), len(peers)))
 
     def _remove_subscriber(self, topic: str, peer: PeerId) -> None:
