@@ -6,7 +6,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +19,12 @@ from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import Completion, Group, GroupTask, Row, Scored
 from roles.engines.torch import scorer
-from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import Sampler
 from roles.envs.base import Environment, Task, TurnLimits
 from roles.envs.client import LocalEnvironment
 from roles.envs.mix import MixedEnvironment
-from roles.envs.text import Message
 from roles.inference.places import OpenPlace
-from roles.models.bundle import read_config
-from roles.models.tokenizer import Tokenizer
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.groups import encode_groups, heard_digest
 from roles.protocol.core.terms import terms_digest
@@ -66,41 +61,6 @@ class Talk:
 
     def evaluation(self) -> list[Task]:
         return [self.task(bytes([number]) * 32) for number in range(4)]
-
-
-class Chat(Talk):
-    """The same in English, through a model's own template and tokenizer."""
-
-    def __init__(self, folder: Path, ends: Sequence[int]) -> None:
-        super().__init__(256)
-        self._tokenizer = Tokenizer.open(folder)
-        self._tail = self._tokenizer.tail(ends)
-
-    def task(self, seed: bytes, *, held_out: bool = False) -> Task:
-        asked = f"I think of a number below {seed[0] + 9}. Guess! Answer with a number only."
-        return Task(tuple(self._tokenizer.chat([Message("user", asked)])))
-
-    def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:
-        words = super().respond(task, tokens, room)
-        if words is None:
-            return None
-        return self._tail.tokens(f"No, {sum(words)} is nearer by {words[0]}. Again!", room)
-
-
-def open_chat(folder: Path, dtype: Dtype) -> Talker:
-    """Return a talker with the real model of a folder."""
-    config = read_config(folder)
-    model = TransformerModel(config.shape, dtype)
-    load_weights(model, folder)
-    draw, limits = (
-        (DrawRule.CDF, Limits.fp32())
-        if dtype is Dtype.FLOAT32
-        else (DrawRule.GUMBEL, Limits.bf16())
-    )
-    ends = config.end_tokens
-    run = make_turns_run(config.shape, ends=ends, draw=draw, dtype=dtype, limits=limits,
-                         heard=96, turns=4, max_new_tokens=48, submission=8)  # fmt: skip
-    return Talker(run, model, Chat(folder, ends))
 
 
 def make_turns_run(

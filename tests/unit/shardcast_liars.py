@@ -72,6 +72,3 @@ class LiarSwarm(Swarm):
     @property
     def honest(self) -> list[Node]:
         return [node for node in self.peers if node.peer not in self.holes]
-
-    def time_to(self, version: int, nodes: Sequence[Node]) -> float:
-        return max(node.whole.get(version, float("inf")) for node in nodes)

@@ -2,21 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
 import pytest
 import trio
 import trio.testing
 
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
-from p2p.machine import open_world
+from p2p.identity import KeyPair, ProtocolId
+from p2p.machine import RealWorld, open_world
 from p2p.transport import connection as connection_module
-from p2p.transport.connection import secure
+from p2p.transport.connection import Connection, MuxedStream, Secured, secure
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import memory_pair
 from p2p.wire import KI, MIB
-from tests.unit.transport_pair import ALICE, BOB, ECHO, NOBODY, open_pair, secure_pair
+
+ECHO = ProtocolId("/test/echo")
+NOBODY = ProtocolId("/test/nobody")
+ALICE, BOB = KeyPair(b"\x01" * 32), KeyPair(b"\x02" * 32)
+
+
+@dataclass
+class Pair:
+    """Alice dialled Bob; Bob serves ECHO by putting streams into ``accepted``."""
+
+    world: RealWorld
+    alice: Connection
+    bob: Connection
+    raw: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream]
+    accepted: list[MuxedStream] = field(default_factory=list)
+    arrived: trio.Event = field(default_factory=trio.Event)
+
+    async def stream_pair(self) -> tuple[MuxedStream, MuxedStream]:
+        """A stream, and Bob's end of it."""
+        self.arrived = trio.Event()
+        ours = self.alice.open_stream(ECHO)
+        await self.arrived.wait()
+        return ours, self.accepted[-1]
+
+
+async def secure_pair(
+    world: RealWorld, one: trio.abc.HalfCloseableStream, other: trio.abc.HalfCloseableStream
+) -> tuple[Secured, Secured]:
+    """Shake hands as Alice and Bob."""
+    done: dict[bool, Secured] = {}
+
+    async def shake(raw: trio.abc.HalfCloseableStream, key: KeyPair, dialer: bool) -> None:
+        static = StaticKey.create(key, world.entropy(32))
+        expected = BOB.peer_id if dialer else None
+        done[dialer] = await secure(
+            raw, static, world.entropy, dialer=dialer, expected=expected
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake, one, ALICE, True)
+        nursery.start_soon(shake, other, BOB, False)
+    return done[True], done[False]
+
+
+@asynccontextmanager
+async def open_pair(keepalive: float = float("inf")) -> AsyncIterator[Pair]:
+    """A pair for the length of the block."""
+    async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
+        raw = memory_pair()
+        secured = await secure_pair(world, *raw)
+
+        def accept(stream: MuxedStream) -> None:
+            pair.accepted.append(stream)
+            pair.arrived.set()
+
+        serves: Callable[[ProtocolId], bool] = ECHO.__eq__
+        alice, bob = (
+            Connection(
+                world, end, one, dialer=dialer, serves=serves, on_stream=accept,
+                keepalive=keepalive,
+            )
+            for end, one, dialer in zip(raw, secured, (True, False), strict=True)
+        )  # fmt: skip
+        pair = Pair(world, alice, bob, raw)
+        nursery.start_soon(pair.alice.run)
+        nursery.start_soon(pair.bob.run)
+        yield pair
+        nursery.cancel_scope.cancel()
 
 
 async def read_all(stream: trio.abc.ReceiveStream) -> bytes:

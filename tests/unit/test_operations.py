@@ -6,17 +6,17 @@ import logging
 import os
 import socket
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from p2p.errors import ConfigError
 from p2p.node.dashboard import commands
 from p2p.node.folders import SOCKET
-from p2p.node.role import Fact, Progress
+from p2p.node.role import Fact, Progress, RoleGuard
 from p2p.node.screen import progress_of
 from roles.own.__main__ import main as run_main
-from tests.support.stub_node import stub_node
 
 
 def test_a_stopped_node_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,8 @@ class Sound:
 
 def test_what_a_role_says_of_itself_ends_no_node(caplog: pytest.LogCaptureFixture) -> None:
     """A ``progress()`` that raised ended the node, and said nothing of whose it was."""
-    node, faulty = stub_node(None), Faulty()
+    node: Any = SimpleNamespace(guard=RoleGuard())
+    faulty = Faulty()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert progress_of(node, [faulty, Sound()]) == [Sound().progress()]

@@ -65,32 +65,17 @@ def one_by_one(model: TransformerModel, groups: Groups, batches: list[PackedBatc
     )
 
 
-def test_long_answers_lie_beside_each_other_in_attention(model: TransformerModel) -> None:
-    """Eight of 24 tokens to each of two prompts: what attention gives them, and its gradients,
-    are those of rows."""
-    groups = some_groups(seed=2, count=2, size=8, longest=24)
-    (batch,) = packed(groups)
-    assert isinstance(batch.seen, Unpacking)
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            batch.hidden(model), one_by_one(model, groups, [batch]), atol=1e-5, rtol=0
-        )
-    gradients = []
-    for states in (batch.hidden(model), one_by_one(model, groups, [batch])):
-        model.zero_grad()
-        torch.autograd.backward(torch.nn.functional.cross_entropy(
-            model.lm_head(states), batch.answers
-        ))  # fmt: skip
-        gradients.append([one.grad for one in model.parameters()])
-    for mine, single in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, single, atol=1e-5, rtol=0)
-
-
-def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
-    groups = some_groups(seed=1)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_packed_states_and_gradients_are_those_of_rows(
+    model: TransformerModel, is_long: bool
+) -> None:
+    """Also of eight answers of 24 tokens to each of two prompts, which lie beside each other in
+    attention."""
+    groups = some_groups(seed=2, count=2, size=8, longest=24) if is_long else some_groups(1)
     batches = packed(groups)
+    assert [isinstance(batch.seen, Unpacking) for batch in batches].count(True) == is_long
     targets = torch.cat([batch.answers for batch in batches])
-    gradients = []
+    found = []
     for states in (
         torch.cat([batch.hidden(model) for batch in batches]),
         one_by_one(model, groups, batches),
@@ -98,8 +83,8 @@ def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
         model.zero_grad()
         loss = torch.nn.functional.cross_entropy(model.lm_head(states), targets)
         torch.autograd.backward(loss)
-        gradients.append([loss.detach(), *(one.grad for one in model.parameters())])
-    for mine, single in zip(*gradients, strict=True):
+        found.append([states, loss, *(one.grad for one in model.parameters())])
+    for mine, single in zip(*found, strict=True):
         assert mine is not None
         assert single is not None
         torch.testing.assert_close(mine, single, atol=1e-5, rtol=0)

@@ -95,22 +95,6 @@ def states_alone(
     return states
 
 
-@torch.inference_mode()
-def states_read(
-    model: TransformerModel, tasks: list[GroupTask], groups: list[Group]
-) -> dict[tuple[int, int], NDArray[np.float32]]:
-    """The scorer's, by group and completion."""
-    found: dict[tuple[int, int], list[NDArray[np.float32]]] = {}
-    for batch in scorer.read_groups(model, tasks, groups):
-        for states in batch:
-            sizes = [count for _, count in states.parts]
-            for (completion, _), rows in zip(
-                states.parts, states.rows.split(sizes), strict=True
-            ):
-                found.setdefault((states.group, completion), []).append(rows.numpy())
-    return {key: np.concatenate(rows) for key, rows in found.items()}
-
-
 @dtypes
 @families
 def test_decoding_equals_prefill(
@@ -146,29 +130,6 @@ def test_the_cache_decides_how_many_rows_there_are(
         assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
     scored = scorer.score(model, tasks, alone, SAMPLING, ENDS)
     assert {judge(one.evidence, Limits.fp32()).verdict for one in scored} == {Verdict.ACCEPTED}
-
-
-@pytest.mark.parametrize("block", [4, 8, 64])
-@families
-def test_packed_scoring_equals_unpacked(
-    folders: dict[Family, Path], family: Family, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tasks = open_model(folders[family]), make_tasks(4)
-    groups = sampler.generate(model, tasks, SAMPLING, ENDS)
-    # answers of one token, whose state is the prompt's last
-    short = replace(groups[0].completions[0], tokens=groups[0].completions[0].tokens[:1])
-    groups[0] = replace(groups[0], completions=(short,) * 4)
-    packed = states_read(model, tasks, groups)
-    monkeypatch.setattr(scorer, "ROW_TOKENS", 0)
-    monkeypatch.setattr(scorer, "BLOCK", block)
-    in_blocks = states_read(model, tasks, groups)
-    assert packed.keys() == in_blocks.keys()
-    assert len(packed) == 16
-    for (group, completion), rows in packed.items():
-        tokens = groups[group].completions[completion].tokens
-        alone = states_alone(model, tasks[group], tokens)
-        assert np.abs(rows - alone).max() < 1e-4
-        assert np.abs(in_blocks[group, completion] - alone).max() < 1e-4
 
 
 def test_logits_are_made_a_slice_at_a_time(
