@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from tests.support import runs
+from p2p.identity import KeyPair
+from roles.contract.core.file import (
+    EnvironmentPin,
+    Terms,
+)
+from roles.envs.base import environment_digest
+from roles.rl.recipes import NETWORK, SORTING
 
-OWNER = runs.OWNER
-TERMS = replace(runs.TERMS, name="fleece")
+OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
+TERMS = Terms(
+    name="fleece",
+    expiry=2_000_000_000,
+    environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+    trainers=(TRAINER.peer_id,),
+    validators=(VALIDATOR.peer_id,),
+    sampling=NETWORK.sampling,
+    model=SORTING,
+)
 
 
 def install(folder: Path) -> None:

@@ -150,7 +150,9 @@ def test_the_documents_own_algorithm_is_found_and_learns(
     ]
     assert len(source.splitlines()) <= 40
     points = tomllib.loads(package)["project"]["entry-points"]["shoal.algorithms"]
-    install(tmp_path, "leave_one_out", source, "shoal.algorithms", **points)
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    install(tmp_path, "leave-one-out", *lines, group="shoal.algorithms")
+    (tmp_path / "leave_one_out.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     chosen = read_table(LearnerConfig, {"rate": 1e-4, **tomllib.loads(choice)}, "learner.toml")
 

@@ -31,7 +31,7 @@ WRONG = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    install(tmp_path, "tried", "", "shoal.envs", tried="tried:Vowels")
+    install(tmp_path, "tried", "tried = tried:Vowels")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("tried", None)

@@ -43,7 +43,8 @@ def test_a_slip_in_a_package_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`shoal envs check` of a file with a syntax error was a traceback."""
-    install(tmp_path, "slip", "def task(:\n", ENTRY_POINTS, slip="slip:Slip")
+    install(tmp_path, "slip", "slip = slip:Slip", group=ENTRY_POINTS)
+    (tmp_path / "slip.py").write_text("def task(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="'slip' cannot be loaded from slip:Slip: inv"):
         make_environment("slip")

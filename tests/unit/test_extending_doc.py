@@ -40,7 +40,8 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSetup:
     """The example as a package, installed as the text says, and a small random model."""
     line = re.search(r"^alphabet = \"(.*)\"$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert line is not None
-    install(tmp_path, "alphabet", example(), "shoal.envs", alphabet=line.group(1))
+    install(tmp_path, "your-package", f"alphabet = {line.group(1)}")
+    (tmp_path / "alphabet.py").write_text(example())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     model = TextModel(

@@ -31,8 +31,9 @@ def install_sinks(
     monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, *names: str
 ) -> None:
     """Install a package with sinks of these names."""
-    points = {name.lower(): f"own_sinks:{name}" for name in names}
-    install(folder, "own_sinks", source, "shoal.sinks", **points)
+    points = [f"{name.lower()} = own_sinks:{name}" for name in names]
+    install(folder, "own-sinks", *points, group="shoal.sinks")
+    (folder / "own_sinks.py").write_text(source)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "own_sinks", raising=False)
 

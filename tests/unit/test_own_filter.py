@@ -51,7 +51,8 @@ HELD = [row for row in ROWS if is_held_out(str(row["question"]))]
 @pytest.fixture
 def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model and a file of an environment that its owner has installed."""
-    install(tmp_path, "odd_env", CODE, "shoal.envs", odd="odd_env:Odd")
+    install(tmp_path, "odd", "odd = odd_env:Odd")
+    (tmp_path / "odd_env.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
