@@ -44,8 +44,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until(host: SwarmHost, condition: Callable[[], bool]) -> None:
-    while not condition():
-        await host.news.wait()
+    with trio.fail_after(30):
+        while not condition():
+            await host.news.wait()
 
 
 async def echo(_: PeerId, data: bytes) -> bytes:
@@ -68,96 +69,77 @@ async def open_home(relay: SwarmHost, key: KeyPair) -> AsyncIterator[SwarmHost]:
             yield home
 
 
-def test_two_hosts_talk_through_a_third() -> None:
-    async def main() -> None:
-        async with (
-            open_relay() as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            assert home.addrs == (relay.addrs[0].through.with_peer(home.peer_id),)
-            await guest.connect_addr(home.addrs[0])
-            data = bytes(range(256)) * 512
-            assert await request(guest, home.peer_id, ECHO, data) == data
-            with guest.serving(ECHO, serve_requests(echo)):
-                assert await request(home, guest.peer_id, ECHO, data) == data
-            for host, other in ((guest, home), (home, guest)):
-                assert not host.is_direct(other.peer_id)
-                assert host.is_direct(relay.peer_id)
-            assert guest.network_of(home.peer_id) == f"circuit/{relay.peer_id}"
-
-    run(main)
+async def test_two_hosts_talk_through_a_third() -> None:
+    async with (
+        open_relay() as relay,
+        open_home(relay, KEYS[1]) as home,
+        open_host(key=KEYS[2], strict=True) as guest,
+    ):
+        assert home.addrs == (relay.addrs[0].through.with_peer(home.peer_id),)
+        await guest.connect_addr(home.addrs[0])
+        data = bytes(range(256)) * 512
+        assert await request(guest, home.peer_id, ECHO, data) == data
+        with guest.serving(ECHO, serve_requests(echo)):
+            assert await request(home, guest.peer_id, ECHO, data) == data
+        for host, other in ((guest, home), (home, guest)):
+            assert not host.is_direct(other.peer_id)
+            assert host.is_direct(relay.peer_id)
+        assert guest.network_of(home.peer_id) == f"circuit/{relay.peer_id}"
 
 
-def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
-    async def main() -> None:
-        limit = RelayConfig(strangers=True, bytes=64 * 1024)
-        async with (
-            open_relay(limit) as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            await guest.connect_addr(home.addrs[0])
-            assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
-            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-                await request(guest, home.peer_id, ECHO, bytes(256 * 1024))
-            # the next request gets a circuit of its own
-            assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
-
-    run(main)
+async def test_a_circuit_ends_at_its_limit_of_bytes() -> None:
+    limit = RelayConfig(strangers=True, bytes=64 * 1024)
+    async with (
+        open_relay(limit) as relay,
+        open_home(relay, KEYS[1]) as home,
+        open_host(key=KEYS[2], strict=True) as guest,
+    ):
+        await guest.connect_addr(home.addrs[0])
+        assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
+        with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
+            await request(guest, home.peer_id, ECHO, bytes(256 * 1024))
+        # the next request gets a circuit of its own
+        assert await request(guest, home.peer_id, ECHO, bytes(1024)) == bytes(1024)
 
 
-def test_strangers_get_no_reservation_unless_the_relay_says_so() -> None:
-    async def main() -> None:
-        async with open_relay(RelayConfig()) as relay:
-            with pytest.raises(ConfigError, match="PERMISSION_DENIED"):
-                async with open_home(relay, KEYS[1]):
-                    pass
-
-    run(main)
+async def test_strangers_get_no_reservation_unless_the_relay_says_so() -> None:
+    async with open_relay(RelayConfig()) as relay:
+        with pytest.raises(ConfigError, match="PERMISSION_DENIED"):
+            async with open_home(relay, KEYS[1]):
+                pass
 
 
-def test_without_a_reservation_there_is_no_circuit() -> None:
-    async def main() -> None:
-        async with (
-            open_relay() as relay,
-            open_host(key=KEYS[1], strict=True) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            await home.connect_addr(relay.addrs[0])
-            with pytest.raises(PeerUnreachable, match="NO_RESERVATION"):
-                await guest.connect_addr(relay.addrs[0].through.with_peer(home.peer_id))
-
-    run(main)
+async def test_without_a_reservation_there_is_no_circuit() -> None:
+    async with (
+        open_relay() as relay,
+        open_host(key=KEYS[1], strict=True) as home,
+        open_host(key=KEYS[2], strict=True) as guest,
+    ):
+        await home.connect_addr(relay.addrs[0])
+        with pytest.raises(PeerUnreachable, match="NO_RESERVATION"):
+            await guest.connect_addr(relay.addrs[0].through.with_peer(home.peer_id))
 
 
-def test_a_relay_that_does_not_relay_is_named() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[0]) as plain:
-            with pytest.raises(ConfigError, match=f"the relay {plain.peer_id} is of no use"):
-                async with open_home(plain, KEYS[1]):
-                    pass
-
-    run(main)
+async def test_a_relay_that_does_not_relay_is_named() -> None:
+    async with open_host(key=KEYS[0]) as plain:
+        with pytest.raises(ConfigError, match=f"the relay {plain.peer_id} is of no use"):
+            async with open_home(plain, KEYS[1]):
+                pass
 
 
-def test_circuits_do_not_run_over_circuits() -> None:
+async def test_circuits_do_not_run_over_circuits() -> None:
     """A relay that is reached through a relay refuses, so that no loop can carry anything."""
-
-    async def main() -> None:
-        async with (
-            open_relay() as relay,
-            open_home(relay, KEYS[1]) as home,
-            open_host(key=KEYS[2], strict=True) as guest,
-        ):
-            with relaying(home.world, home, KEYS[1], OPEN):
-                await guest.connect_addr(home.addrs[0])
-                for kind, peer in ((HopType.RESERVE, None), (HopType.CONNECT, relay.peer_id)):
-                    assert await ask(guest, home.peer_id, HopMessage(kind=kind, peer=peer)) == (
-                        HopStatus.PERMISSION_DENIED
-                    )
-
-    run(main)
+    async with (
+        open_relay() as relay,
+        open_home(relay, KEYS[1]) as home,
+        open_host(key=KEYS[2], strict=True) as guest,
+    ):
+        with relaying(home.world, home, KEYS[1], OPEN):
+            await guest.connect_addr(home.addrs[0])
+            for kind, peer in ((HopType.RESERVE, None), (HopType.CONNECT, relay.peer_id)):
+                assert await ask(guest, home.peer_id, HopMessage(kind=kind, peer=peer)) == (
+                    HopStatus.PERMISSION_DENIED
+                )
 
 
 async def ask(host: SwarmHost, relay: PeerId, question: HopMessage) -> int:
@@ -219,106 +201,87 @@ async def open_hostile(
                 yield hostile, home, guest
 
 
-def test_a_relay_sees_ciphertext() -> None:
-    async def main() -> None:
-        secret = b"what only two may read " * 100
-        async with open_hostile(bytes) as (relay, home, guest):
-            assert await request(guest, home.peer_id, ECHO, secret) == secret
-            assert len(relay.seen) > 2 * len(secret)
-            assert b"only two may read" not in relay.seen
-            assert ECHO.encode() not in relay.seen
-
-    run(main)
+async def test_a_relay_sees_ciphertext() -> None:
+    secret = b"what only two may read " * 100
+    async with open_hostile(bytes) as (relay, home, guest):
+        assert await request(guest, home.peer_id, ECHO, secret) == secret
+        assert len(relay.seen) > 2 * len(secret)
+        assert b"only two may read" not in relay.seen
+        assert ECHO.encode() not in relay.seen
 
 
-def test_a_relay_that_injects_ends_the_circuit_and_nothing_else() -> None:
+async def test_a_relay_that_injects_ends_the_circuit_and_nothing_else() -> None:
     """What arrives is what was sent, or nothing."""
+    injects = False
 
-    async def main() -> None:
+    def change(data: bytes) -> bytes:
+        return data[:-1] + bytes([data[-1] ^ 1]) if injects else data
+
+    async with open_hostile(change) as (_, home, guest):
+        assert await request(guest, home.peer_id, ECHO, b"before") == b"before"
+        injects = True
+        with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
+            await request(guest, home.peer_id, ECHO, b"during")
         injects = False
-
-        def change(data: bytes) -> bytes:
-            return data[:-1] + bytes([data[-1] ^ 1]) if injects else data
-
-        async with open_hostile(change) as (_, home, guest):
-            assert await request(guest, home.peer_id, ECHO, b"before") == b"before"
-            injects = True
-            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-                await request(guest, home.peer_id, ECHO, b"during")
-            injects = False
-            for _ in range(3):  # nobody was taken for the culprit, and refused
-                await until(guest, lambda: home.peer_id not in guest.connected)
-                assert await request(guest, home.peer_id, ECHO, b"after") == b"after"
-                await guest.disconnect(home.peer_id)
-
-    run(main)
+        for _ in range(3):  # nobody was taken for the culprit, and refused
+            await until(guest, lambda: home.peer_id not in guest.connected)
+            assert await request(guest, home.peer_id, ECHO, b"after") == b"after"
+            await guest.disconnect(home.peer_id)
 
 
-def test_a_relay_cannot_put_itself_in_the_place_of_a_peer() -> None:
+async def test_a_relay_cannot_put_itself_in_the_place_of_a_peer() -> None:
     """Noise proves who answers: a relay that ends the circuit itself is found out."""
+    async with open_host(key=KEYS[0]) as relay, open_host(key=KEYS[2]) as guest:
 
-    async def main() -> None:
-        async with open_host(key=KEYS[0]) as relay, open_host(key=KEYS[2]) as guest:
+        async def serve(stream: Stream) -> None:
+            await receive_message(stream)
+            granted = HopMessage(kind=HopType.STATUS, status=HopStatus.OK)
+            await send_frame(stream, granted.encode())
+            static = StaticKey.create(KEYS[0], bytes(32))
+            await secure(stream, static, relay.world.entropy, dialer=False)
 
-            async def serve(stream: Stream) -> None:
-                await receive_message(stream)
-                granted = HopMessage(kind=HopType.STATUS, status=HopStatus.OK)
-                await send_frame(stream, granted.encode())
-                static = StaticKey.create(KEYS[0], bytes(32))
-                await secure(stream, static, relay.world.entropy, dialer=False)
-
-            victim = KEYS[1].peer_id
-            with relay.serving(HOP_ID, serve), pytest.raises(WrongPeer):
-                await guest.connect_addr(relay.addrs[0].through.with_peer(victim))
-
-    run(main)
+        victim = KEYS[1].peer_id
+        with relay.serving(HOP_ID, serve), pytest.raises(WrongPeer):
+            await guest.connect_addr(relay.addrs[0].through.with_peer(victim))
 
 
-def test_a_relay_that_grants_and_hands_over_strangers_serves_only_what_was_reserved() -> None:
+async def test_a_relay_that_grants_and_hands_over_strangers_serves_only_what_was_reserved() -> (
+    None
+):
     """A stop from a peer at which there is no reservation is refused."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[0]) as relay,
-            open_host(key=KEYS[1], strict=True) as home,
-        ):
-            await relay.connect_addr(home.addrs[0])
-            async with await relay.open_stream(home.peer_id, STOP_ID) as stop:
-                await send_frame(
-                    stop, StopMessage(kind=StopType.CONNECT, peer=KEYS[2].peer_id).encode()
-                )
-                answer = decode_stop_untrusted(await receive_message(stop))
-            assert answer.status == HopStatus.PERMISSION_DENIED
-
-    run(main)
+    async with (
+        open_host(key=KEYS[0]) as relay,
+        open_host(key=KEYS[1], strict=True) as home,
+    ):
+        await relay.connect_addr(home.addrs[0])
+        async with await relay.open_stream(home.peer_id, STOP_ID) as stop:
+            await send_frame(
+                stop, StopMessage(kind=StopType.CONNECT, peer=KEYS[2].peer_id).encode()
+            )
+            answer = decode_stop_untrusted(await receive_message(stop))
+        assert answer.status == HopStatus.PERMISSION_DENIED
 
 
-def test_a_reservation_ends_with_the_relay() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[1], listen=[], strict=True) as home:
-            async with open_relay() as relay:
-                await home.listen(relay.addrs[0].through)
-                assert home.addrs
-            await until(home, lambda: not home.addrs)
-
-    run(main)
+async def test_a_reservation_ends_with_the_relay() -> None:
+    async with open_host(key=KEYS[1], listen=[], strict=True) as home:
+        async with open_relay() as relay:
+            await home.listen(relay.addrs[0].through)
+            assert home.addrs
+        await until(home, lambda: not home.addrs)
 
 
-def test_a_hundred_greedy_clients_leave_a_place_for_a_member() -> None:
-    async def main() -> None:
-        book = RelayBook(RelayConfig(reservations=16, strangers=True))
-        greedy = [KeyPair(number.to_bytes(32, "big")).peer_id for number in range(100, 200)]
-        granted = 0
-        for now in range(20):
-            for peer in greedy:
-                granted += book.reserve(peer, "net", float(now), is_member=False) == 100
-        assert len(book.reserved) == 16
-        member = KEYS[3].peer_id
-        assert book.reserve(member, "other", 20.0, is_member=True) is HopStatus.OK
-        assert member in book.reserved
-        assert len(book.reserved) == 16
-
-    run(main)
+async def test_a_hundred_greedy_clients_leave_a_place_for_a_member() -> None:
+    book = RelayBook(RelayConfig(reservations=16, strangers=True))
+    greedy = [KeyPair(number.to_bytes(32, "big")).peer_id for number in range(100, 200)]
+    granted = 0
+    for now in range(20):
+        for peer in greedy:
+            granted += book.reserve(peer, "net", float(now), is_member=False) == 100
+    assert len(book.reserved) == 16
+    member = KEYS[3].peer_id
+    assert book.reserve(member, "other", 20.0, is_member=True) is HopStatus.OK
+    assert member in book.reserved
+    assert len(book.reserved) == 16
 
 
 def book_of(members: int, **limits: int) -> tuple[RelayBook, list[PeerId]]:

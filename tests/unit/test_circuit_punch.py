@@ -42,52 +42,41 @@ async def three(config: SwarmConfig) -> AsyncIterator[tuple[SwarmHost, SwarmHost
             yield relay, home, guest
 
 
-def test_a_circuit_becomes_a_direct_connection_and_is_closed() -> None:
-    async def main() -> None:
-        async with three(PUNCHING) as (_, home, guest):
-            await guest.connect_addr(home.addrs[-1])
-            assert not guest.is_direct(home.peer_id)
-            await until(guest, lambda: guest.is_direct(home.peer_id))
-            await until(home, lambda: home.is_direct(guest.peer_id))
-            assert await request(guest, home.peer_id, ECHO, b"direct") == b"direct"
-            await until(guest, lambda: guest.budget.connections == 2)  # to relay and home
-            assert guest.is_direct(home.peer_id)
-
-    run(main)
+async def test_a_circuit_becomes_a_direct_connection_and_is_closed() -> None:
+    async with three(PUNCHING) as (_, home, guest):
+        await guest.connect_addr(home.addrs[-1])
+        assert not guest.is_direct(home.peer_id)
+        await until(guest, lambda: guest.is_direct(home.peer_id))
+        await until(home, lambda: home.is_direct(guest.peer_id))
+        assert await request(guest, home.peer_id, ECHO, b"direct") == b"direct"
+        await until(guest, lambda: guest.budget.connections == 2)  # to relay and home
+        assert guest.is_direct(home.peer_id)
 
 
-def test_only_a_peer_that_we_dialled_through_a_relay_may_make_us_punch() -> None:
+async def test_only_a_peer_that_we_dialled_through_a_relay_may_make_us_punch() -> None:
     """Otherwise any peer could have us send packets to a victim that it names."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
-            open_host(key=KEYS[2], strict=True) as stranger,
-            open_host(key=KEYS[3], strict=True) as victim,
-        ):
-            await stranger.connect_addr(host.addrs[0])
-            place = Multiaddr.tcp(*victim.addrs[0].host_port)
-            punch = HolePunch(PunchType.CONNECT, (place,)).encode()
-            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-                await request(stranger, host.peer_id, DCUTR_ID, punch)
-            assert victim.connected == ()
-
-    run(main)
+    async with (
+        open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
+        open_host(key=KEYS[2], strict=True) as stranger,
+        open_host(key=KEYS[3], strict=True) as victim,
+    ):
+        await stranger.connect_addr(host.addrs[0])
+        place = Multiaddr.tcp(*victim.addrs[0].host_port)
+        punch = HolePunch(PunchType.CONNECT, (place,)).encode()
+        with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
+            await request(stranger, host.peer_id, DCUTR_ID, punch)
+        assert victim.connected == ()
 
 
-def test_a_punch_proves_who_answers() -> None:
+async def test_a_punch_proves_who_answers() -> None:
     """A peer that names another's address gets no connection there in that peer's name."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
-            open_host(key=KEYS[3], strict=True) as other,
-        ):
-            place = Multiaddr.tcp(*other.addrs[0].host_port)
-            assert not await host.punch(KEYS[2].peer_id, [place], is_client=True)
-            assert host.connected == ()
-
-    run(main)
+    async with (
+        open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
+        open_host(key=KEYS[3], strict=True) as other,
+    ):
+        place = Multiaddr.tcp(*other.addrs[0].host_port)
+        assert not await host.punch(KEYS[2].peer_id, [place], is_client=True)
+        assert host.connected == ()
 
 
 @asynccontextmanager
@@ -111,15 +100,11 @@ async def three_in_memory(
             yield relay, home, guest
 
 
-def test_a_guest_with_an_open_port_is_dialled_plainly() -> None:
+async def test_a_guest_with_an_open_port_is_dialled_plainly() -> None:
     """Only the guest can be dialled, and a memory network cannot punch."""
-
-    async def main() -> None:
-        async with three_in_memory(MemoryNetwork(), guest_listens=True) as (_, home, guest):
-            await until(guest, lambda: guest.is_direct(home.peer_id))
-            assert home.has_dialled(guest.peer_id)
-
-    run(main)
+    async with three_in_memory(MemoryNetwork(), guest_listens=True) as (_, home, guest):
+        await until(guest, lambda: guest.is_direct(home.peer_id))
+        assert home.has_dialled(guest.peer_id)
 
 
 def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_circuit() -> None:
@@ -151,29 +136,25 @@ def test_no_message_is_lost_or_overtaken_when_a_direct_connection_replaces_a_cir
     run(main)
 
 
-def test_a_punch_takes_only_the_expected_peer() -> None:
+async def test_a_punch_takes_only_the_expected_peer() -> None:
     """Another peer of the same host is turned away, and does not end the punch."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
-            open_host(key=KEYS[3]) as stranger,
-            trio.open_nursery() as nursery,
-        ):
-            expected = KEYS[2]
-            static = StaticKey.create(expected, bytes(32))
-            silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            place = Multiaddr.tcp(*silent[0].socket.getsockname())
-            nursery.start_soon(partial(host.punch, expected.peer_id, [place], is_client=True))
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            with pytest.raises((PeerUnreachable, WrongPeer)):
-                await stranger.connect_addr(host.addrs[0])
-            assert stranger.peer_id not in host.connected
-            raw = await trio.open_tcp_stream(*host.addrs[0].host_port)
-            secured = await secure(raw, static, host.world.entropy, dialer=False)
-            assert secured.peer == host.peer_id
-            await until(host, lambda: host.is_direct(expected.peer_id))
-            await raw.aclose()
-            await silent[0].aclose()
-
-    run(main)
+    async with (
+        open_host(key=KEYS[1], strict=True, config=PUNCHING) as host,
+        open_host(key=KEYS[3]) as stranger,
+        trio.open_nursery() as nursery,
+    ):
+        expected = KEYS[2]
+        static = StaticKey.create(expected, bytes(32))
+        silent = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        place = Multiaddr.tcp(*silent[0].socket.getsockname())
+        nursery.start_soon(partial(host.punch, expected.peer_id, [place], is_client=True))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        with pytest.raises((PeerUnreachable, WrongPeer)):
+            await stranger.connect_addr(host.addrs[0])
+        assert stranger.peer_id not in host.connected
+        raw = await trio.open_tcp_stream(*host.addrs[0].host_port)
+        secured = await secure(raw, static, host.world.entropy, dialer=False)
+        assert secured.peer == host.peer_id
+        await until(host, lambda: host.is_direct(expected.peer_id))
+        await raw.aclose()
+        await silent[0].aclose()

@@ -13,7 +13,7 @@ from p2p import TcpNetwork, open_host
 from p2p.errors import PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.transport.dns import TXT, decode_dns_untrusted, encode_question, encode_record
-from tests.unit.test_circuit import KEYS, run
+from tests.unit.test_circuit import KEYS
 
 
 @asynccontextmanager
@@ -45,45 +45,39 @@ async def name_server(
             nursery.cancel_scope.cancel()
 
 
-def test_a_name_leads_to_the_peer_through_another_name() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[0]) as there:
-            texts = {
-                "_dnsaddr.example.org": [
-                    f"dnsaddr=/dnsaddr/a.example.org/p2p/{KEYS[0].peer_id}",
-                    f"dnsaddr=/dnsaddr/b.example.org/p2p/{KEYS[1].peer_id}",
-                    "v=spf1",
-                ],
-                "_dnsaddr.a.example.org": [
-                    f"dnsaddr=/ip4/127.0.0.1/udp/9/quic-v1/p2p/{KEYS[0].peer_id}",
-                    f"dnsaddr={there.addrs[0]}",
-                ],
-            }
-            asked: list[str] = []
-            async with (
-                name_server(texts, asked) as place,
-                open_host(network=TcpNetwork([place]), key=KEYS[2]) as host,
-            ):
-                addr = f"/dnsaddr/example.org/p2p/{KEYS[0].peer_id}"
-                assert await host.connect_addr(addr) == KEYS[0].peer_id
-                assert asked == ["_dnsaddr.example.org", "_dnsaddr.a.example.org"]
-
-    run(main)
-
-
-def test_names_that_lead_in_circles_end() -> None:
-    async def main() -> None:
-        loop = f"/dnsaddr/loop.example/p2p/{KEYS[0].peer_id}"
+async def test_a_name_leads_to_the_peer_through_another_name() -> None:
+    async with open_host(key=KEYS[0]) as there:
+        texts = {
+            "_dnsaddr.example.org": [
+                f"dnsaddr=/dnsaddr/a.example.org/p2p/{KEYS[0].peer_id}",
+                f"dnsaddr=/dnsaddr/b.example.org/p2p/{KEYS[1].peer_id}",
+                "v=spf1",
+            ],
+            "_dnsaddr.a.example.org": [
+                f"dnsaddr=/ip4/127.0.0.1/udp/9/quic-v1/p2p/{KEYS[0].peer_id}",
+                f"dnsaddr={there.addrs[0]}",
+            ],
+        }
         asked: list[str] = []
         async with (
-            name_server({"_dnsaddr.loop.example": [f"dnsaddr={loop}"] * 9}, asked) as place,
+            name_server(texts, asked) as place,
             open_host(network=TcpNetwork([place]), key=KEYS[2]) as host,
         ):
-            with pytest.raises(PeerUnreachable, match="no address"):
-                await host.connect_addr(loop)
-            assert len(asked) == 4
+            addr = f"/dnsaddr/example.org/p2p/{KEYS[0].peer_id}"
+            assert await host.connect_addr(addr) == KEYS[0].peer_id
+            assert asked == ["_dnsaddr.example.org", "_dnsaddr.a.example.org"]
 
-    run(main)
+
+async def test_names_that_lead_in_circles_end() -> None:
+    loop = f"/dnsaddr/loop.example/p2p/{KEYS[0].peer_id}"
+    asked: list[str] = []
+    async with (
+        name_server({"_dnsaddr.loop.example": [f"dnsaddr={loop}"] * 9}, asked) as place,
+        open_host(network=TcpNetwork([place]), key=KEYS[2]) as host,
+    ):
+        with pytest.raises(PeerUnreachable, match="no address"):
+            await host.connect_addr(loop)
+        assert len(asked) == 4
 
 
 def test_a_name_travels_in_bytes_as_libp2p_writes_it() -> None:

@@ -35,73 +35,59 @@ from p2p.reach.mapping import ReachConfig
 from p2p.swarm.identify import PUSH_ID, encode_info, send_info
 from p2p.swarm.swarm import SwarmConfig
 from tests.support.runs import RUN, TRAINER, VALIDATOR
-from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
+from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, until
 
 QUIET = ReachConfig(map_port=False)
 EMBEDDING = Path(__file__).parents[2] / "docs" / "embedding.md"
 
 
-def test_a_host_behind_a_router_is_reached_through_a_relay_that_it_meets() -> None:
+async def test_a_host_behind_a_router_is_reached_through_a_relay_that_it_meets() -> None:
     """The relay is a peer that the home dials; nobody names it as a relay."""
-
-    async def main() -> None:
-        async with (
-            open_host(key=KEYS[0], strict=True) as relay,
-            open_nat(relay, KEYS[0], NatConfig(relay=OPEN, reach=QUIET)),
-            open_host(key=KEYS[1], strict=True, nat=True) as home,
-            open_host(key=KEYS[2], strict=True, nat=True) as guest,
-        ):
-            await home.connect_addr(relay.addrs[0])
-            await until(home, lambda: home.network.relays == (relay.peer_id,))
-            [circuit] = [addr for addr in home.addrs if addr.relay is not None]
-            with home.serving(ECHO, serve_requests(echo)):
-                await guest.connect_addr(circuit)
-                assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
-
-    run(main)
+    async with (
+        open_host(key=KEYS[0], strict=True) as relay,
+        open_nat(relay, KEYS[0], NatConfig(relay=OPEN, reach=QUIET)),
+        open_host(key=KEYS[1], strict=True, nat=True) as home,
+        open_host(key=KEYS[2], strict=True, nat=True) as guest,
+    ):
+        await home.connect_addr(relay.addrs[0])
+        await until(home, lambda: home.network.relays == (relay.peer_id,))
+        [circuit] = [addr for addr in home.addrs if addr.relay is not None]
+        with home.serving(ECHO, serve_requests(echo)):
+            await guest.connect_addr(circuit)
+            assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
 
 
-def test_with_nat_a_relay_that_is_away_ends_no_host() -> None:
-    async def main() -> None:
-        away = Multiaddr.tcp("127.0.0.1", 9).with_peer(KEYS[3].peer_id)
-        async with open_host(listen=[away.through], nat=True) as host:
-            assert host.addrs == ()
-
-    run(main)
+async def test_with_nat_a_relay_that_is_away_ends_no_host() -> None:
+    away = Multiaddr.tcp("127.0.0.1", 9).with_peer(KEYS[3].peer_id)
+    async with open_host(listen=[away.through], nat=True) as host:
+        assert host.addrs == ()
 
 
 @pytest.mark.parametrize(
     ("announce", "reach", "places"),
     [((), Reach.CLOSED, 0), (("/ip4/192.0.2.1/tcp/1",), Reach.OPEN, 7)],
 )
-def test_only_a_host_that_others_can_dial_offers_to_relay(
+async def test_only_a_host_that_others_can_dial_offers_to_relay(
     announce: tuple[str, ...], reach: Reach, places: int
 ) -> None:
-    async def main() -> None:
-        config = SwarmConfig(announce=tuple(map(Multiaddr.parse, announce)))
-        nat = NatConfig(reach=QUIET, relay=RelayConfig(reservations=7))
-        async with (
-            open_host(key=KEYS[0], config=config) as host,
-            open_nat(host, KEYS[0], nat) as opened,
-        ):
-            assert (opened.reach, opened.places) == (reach, places)
-
-    run(main)
+    config = SwarmConfig(announce=tuple(map(Multiaddr.parse, announce)))
+    nat = NatConfig(reach=QUIET, relay=RelayConfig(reservations=7))
+    async with (
+        open_host(key=KEYS[0], config=config) as host,
+        open_nat(host, KEYS[0], nat) as opened,
+    ):
+        assert (opened.reach, opened.places) == (reach, places)
 
 
-def test_peers_are_told_the_likeliest_address_first() -> None:
+async def test_peers_are_told_the_likeliest_address_first() -> None:
     """One that peers deny stays: liars must not be able to take an address from us."""
-
-    async def main() -> None:
-        denied, confirmed = (Multiaddr.tcp(host, 4001) for host in ("8.0.0.1", "8.0.0.2"))
-        async with open_host() as host:
-            inside = host.addrs
-            host.set_mapped(denied)
-            host.set_standing({denied: False, confirmed: True})
-            told = [addr.transport for addr in host.addrs]
-            assert told == [confirmed, denied, *(addr.transport for addr in inside)]
-
-    run(main)
+    denied, confirmed = (Multiaddr.tcp(host, 4001) for host in ("8.0.0.1", "8.0.0.2"))
+    async with open_host() as host:
+        inside = host.addrs
+        host.set_mapped(denied)
+        host.set_standing({denied: False, confirmed: True})
+        told = [addr.transport for addr in host.addrs]
+        assert told == [confirmed, denied, *(addr.transport for addr in inside)]
 
 
 def test_an_asyncio_program_runs_a_host_as_the_document_says() -> None:
@@ -163,80 +149,67 @@ async def open_member(
         yield node
 
 
-def test_a_node_finds_the_relay_that_a_heartbeat_tells_of(tmp_path: Path) -> None:
+async def test_a_node_finds_the_relay_that_a_heartbeat_tells_of(tmp_path: Path) -> None:
     """The trainer can be dialled, as its owner says, and relays for members only. Its worker
     announces the circuit in heartbeats of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = Multiaddr.tcp(*free.getsockname())
+    quiet = ReachConfig(map_port=False)
+    open_one = NodeConfig(
+        listen=(place,), host=SwarmConfig(announce=(place,), strict=True), reach=quiet
+    )
+    closed = NodeConfig(
+        listen=(Multiaddr.tcp("127.0.0.1", 0),),
+        host=SwarmConfig(punch=True, strict=True),
+        reach=quiet,
+        bootstrap=(place.with_peer(TRAINER.peer_id),),
+    )
+    async with (
+        open_member(tmp_path / "open", TRAINER, open_one, RUN.document) as trainer,
+        open_member(tmp_path / "closed", VALIDATOR, closed) as worker,
+    ):
+        network = worker.host.network
+        await until(worker.host, lambda: network.relays == (trainer.peer_id,))
+        assert [one.slots > 0 for one in worker.membership.members()] == [True]
 
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            place = Multiaddr.tcp(*free.getsockname())
-        quiet = ReachConfig(map_port=False)
-        open_one = NodeConfig(
-            listen=(place,), host=SwarmConfig(announce=(place,), strict=True), reach=quiet
-        )
-        closed = NodeConfig(
-            listen=(Multiaddr.tcp("127.0.0.1", 0),),
-            host=SwarmConfig(punch=True, strict=True),
-            reach=quiet,
-            bootstrap=(place.with_peer(TRAINER.peer_id),),
-        )
-        async with (
-            open_member(tmp_path / "open", TRAINER, open_one, RUN.document) as trainer,
-            open_member(tmp_path / "closed", VALIDATOR, closed) as worker,
-        ):
-            network = worker.host.network
-            await until(worker.host, lambda: network.relays == (trainer.peer_id,))
-            assert [one.slots > 0 for one in worker.membership.members()] == [True]
+        def told() -> list[Multiaddr]:
+            members = trainer.membership.members()
+            return [addr for one in members for addr in one.addrs if addr.relay is not None]
 
-            def told() -> list[Multiaddr]:
-                members = trainer.membership.members()
-                return [addr for one in members for addr in one.addrs if addr.relay is not None]
-
-            while not told():
-                await trainer.world.sleep(0.1)
-            assert told() == [
-                place.with_peer(trainer.peer_id).through.with_peer(worker.peer_id)
-            ]
-            assert worker.health()["relays"] == [str(trainer.peer_id)]
-
-    run(main)
+        while not told():
+            await trainer.world.sleep(0.1)
+        assert told() == [place.with_peer(trainer.peer_id).through.with_peer(worker.peer_id)]
+        assert worker.health()["relays"] == [str(trainer.peer_id)]
 
 
-def test_peers_hear_of_a_new_address_at_once() -> None:
+async def test_peers_hear_of_a_new_address_at_once() -> None:
     """Identify push: both stay connected, and nobody asks."""
+    async with open_host(key=KEYS[0]) as one, open_host(key=KEYS[1]) as two:
+        await one.connect_addr(two.addrs[0])
+        await until(two, lambda: two.info(one.peer_id) is not None)
+        await until(one, lambda: one.info(two.peer_id) is not None)
+        mapped = Multiaddr.tcp("8.0.0.1", 4001)
+        one.set_mapped(mapped)
 
-    async def main() -> None:
-        async with open_host(key=KEYS[0]) as one, open_host(key=KEYS[1]) as two:
-            await one.connect_addr(two.addrs[0])
-            await until(two, lambda: two.info(one.peer_id) is not None)
-            await until(one, lambda: one.info(two.peer_id) is not None)
-            mapped = Multiaddr.tcp("8.0.0.1", 4001)
-            one.set_mapped(mapped)
+        def heard() -> bool:
+            info = two.info(one.peer_id)
+            return info is not None and mapped in info.listen_addrs
 
-            def heard() -> bool:
-                info = two.info(one.peer_id)
-                return info is not None and mapped in info.listen_addrs
-
-            await until(two, heard)
-
-    run(main)
+        await until(two, heard)
 
 
-def test_of_many_pushes_one_counts() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[0]) as host, open_host(key=KEYS[1]) as enemy:
-            await enemy.connect_addr(host.addrs[0])
-            await until(host, lambda: host.info(enemy.peer_id) is not None)
-            for number in range(40):
-                place = Multiaddr.tcp(f"8.0.0.{number}", 4001)
-                info = encode_info(enemy.peer_id, [PUSH_ID], [place], None)
-                with suppress(trio.BrokenResourceError):
-                    async with await enemy.open_stream(host.peer_id, PUSH_ID) as stream:
-                        await send_info(stream, info)
-                        await stream.receive_some()
-            info_now = host.info(enemy.peer_id)
-            assert info_now is not None
-            assert info_now.listen_addrs == (Multiaddr.tcp("8.0.0.0", 4001),)
-            assert host.is_direct(enemy.peer_id)
-
-    run(main)
+async def test_of_many_pushes_one_counts() -> None:
+    async with open_host(key=KEYS[0]) as host, open_host(key=KEYS[1]) as enemy:
+        await enemy.connect_addr(host.addrs[0])
+        await until(host, lambda: host.info(enemy.peer_id) is not None)
+        for number in range(40):
+            place = Multiaddr.tcp(f"8.0.0.{number}", 4001)
+            info = encode_info(enemy.peer_id, [PUSH_ID], [place], None)
+            with suppress(trio.BrokenResourceError):
+                async with await enemy.open_stream(host.peer_id, PUSH_ID) as stream:
+                    await send_info(stream, info)
+                    await stream.receive_some()
+        info_now = host.info(enemy.peer_id)
+        assert info_now is not None
+        assert info_now.listen_addrs == (Multiaddr.tcp("8.0.0.0", 4001),)
+        assert host.is_direct(enemy.peer_id)

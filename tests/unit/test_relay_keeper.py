@@ -16,7 +16,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.reach.core.relays import LONGEST_REST, Candidate, Rests, rank
 from p2p.reach.core.verdict import Reach, judge_reach
 from p2p.reach.relays import RelayKeeper
-from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, run, until
+from tests.unit.test_circuit import ECHO, KEYS, OPEN, echo, until
 
 PLACE = Multiaddr.parse("/ip4/198.51.100.7/tcp/4001")
 
@@ -80,84 +80,70 @@ def test_reach_follows_the_owner_then_peers_then_addresses() -> None:
         assert judge_reach(standing, is_announced=announced, has_public=public) is reach
 
 
-def test_two_of_the_relays_that_members_offer_are_kept() -> None:
-    async def main() -> None:
-        async with (
-            open_relays(KEYS[:3]) as relays,
-            open_host(key=KEYS[4], strict=True) as home,
-            open_host(key=KEYS[5], strict=True) as guest,
-        ):
-            for relay in relays:
-                home.add_addrs(relay.peer_id, relay.addrs)
-            offers = [(relay.peer_id, 9) for relay in relays]
-            keeper = RelayKeeper(home, lambda: True, lambda: offers)
-            with home.serving(ECHO, serve_requests(echo)):
+async def test_two_of_the_relays_that_members_offer_are_kept() -> None:
+    async with (
+        open_relays(KEYS[:3]) as relays,
+        open_host(key=KEYS[4], strict=True) as home,
+        open_host(key=KEYS[5], strict=True) as guest,
+    ):
+        for relay in relays:
+            home.add_addrs(relay.peer_id, relay.addrs)
+        offers = [(relay.peer_id, 9) for relay in relays]
+        keeper = RelayKeeper(home, lambda: True, lambda: offers)
+        with home.serving(ECHO, serve_requests(echo)):
+            async with keeping(keeper):
+                await until(home, lambda: len(home.network.relays) == 2)
+                for addr in [one for one in home.addrs if one.relay is not None]:
+                    await guest.connect_addr(addr)
+                    assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
+                    await guest.disconnect(home.peer_id)
+
+
+async def test_a_relay_that_dies_is_replaced() -> None:
+    async with open_host(key=KEYS[4], strict=True) as home:
+        offers: list[tuple[PeerId, int]] = []
+        keeper = RelayKeeper(home, lambda: True, lambda: offers)
+        async with open_relays(KEYS[1:2]) as [second]:
+            async with open_relays(KEYS[:1]) as [first]:
+                for relay in (first, second):
+                    home.add_addrs(relay.peer_id, relay.addrs)
+                    offers.append((relay.peer_id, 9))
                 async with keeping(keeper):
                     await until(home, lambda: len(home.network.relays) == 2)
-                    for addr in [one for one in home.addrs if one.relay is not None]:
-                        await guest.connect_addr(addr)
-                        assert await request(guest, home.peer_id, ECHO, b"hello") == b"hello"
-                        await guest.disconnect(home.peer_id)
-
-    run(main)
-
-
-def test_a_relay_that_dies_is_replaced() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[4], strict=True) as home:
-            offers: list[tuple[PeerId, int]] = []
-            keeper = RelayKeeper(home, lambda: True, lambda: offers)
-            async with open_relays(KEYS[1:2]) as [second]:
-                async with open_relays(KEYS[:1]) as [first]:
-                    for relay in (first, second):
-                        home.add_addrs(relay.peer_id, relay.addrs)
-                        offers.append((relay.peer_id, 9))
-                    async with keeping(keeper):
-                        await until(home, lambda: len(home.network.relays) == 2)
-                async with open_relays(KEYS[2:3]) as [third]:
-                    home.add_addrs(third.peer_id, third.addrs)
-                    offers.append((third.peer_id, 9))
-                    async with keeping(keeper):
-                        await until(
-                            home,
-                            lambda: (
-                                set(home.network.relays) == {KEYS[1].peer_id, third.peer_id}
-                            ),
-                        )
-
-    run(main)
+            async with open_relays(KEYS[2:3]) as [third]:
+                home.add_addrs(third.peer_id, third.addrs)
+                offers.append((third.peer_id, 9))
+                async with keeping(keeper):
+                    await until(
+                        home,
+                        lambda: set(home.network.relays) == {KEYS[1].peer_id, third.peer_id},
+                    )
 
 
-def test_found_relays_are_let_go_when_others_can_dial_us_and_named_ones_are_not() -> None:
-    async def main() -> None:
-        async with (
-            open_relays(KEYS[:2]) as [named, found],
-            open_host(key=KEYS[4], strict=True) as home,
-        ):
-            home.add_addrs(found.peer_id, found.addrs)
-            keeper = RelayKeeper(home, lambda: is_closed, lambda: [(found.peer_id, 9)])
-            is_closed = True
-            async with keeping(keeper, named.addrs[0]):
-                await until(home, lambda: len(home.network.relays) == 2)
-                is_closed = False
-                home.news.notify_all()
-                await until(home, lambda: home.network.relays == (named.peer_id,))
-
-    run(main)
+async def test_found_relays_are_let_go_when_others_can_dial_us_and_named_ones_are_not() -> None:
+    async with (
+        open_relays(KEYS[:2]) as [named, found],
+        open_host(key=KEYS[4], strict=True) as home,
+    ):
+        home.add_addrs(found.peer_id, found.addrs)
+        keeper = RelayKeeper(home, lambda: is_closed, lambda: [(found.peer_id, 9)])
+        is_closed = True
+        async with keeping(keeper, named.addrs[0]):
+            await until(home, lambda: len(home.network.relays) == 2)
+            is_closed = False
+            home.news.notify_all()
+            await until(home, lambda: home.network.relays == (named.peer_id,))
 
 
-def test_a_named_relay_that_is_away_is_asked_again() -> None:
-    async def main() -> None:
-        async with open_host(key=KEYS[4], strict=True) as home:
-            async with open_relays(KEYS[:1]) as [relay]:
-                place = relay.addrs[0]
-            keeper = RelayKeeper(home, lambda: False)
-            async with keeping(keeper, place):
-                with trio.move_on_after(0.5):
-                    await until(home, lambda: home.network.relays != ())
-                assert home.network.relays == ()
-                async with open_host(listen=[place.transport], key=KEYS[0]) as again:
-                    with relaying(again.world, again, KEYS[0], OPEN):
-                        await until(home, lambda: home.network.relays == (again.peer_id,))
-
-    run(main)
+async def test_a_named_relay_that_is_away_is_asked_again() -> None:
+    async with open_host(key=KEYS[4], strict=True) as home:
+        async with open_relays(KEYS[:1]) as [relay]:
+            place = relay.addrs[0]
+        keeper = RelayKeeper(home, lambda: False)
+        async with keeping(keeper, place):
+            with trio.move_on_after(0.5):
+                await until(home, lambda: home.network.relays != ())
+            assert home.network.relays == ()
+            async with open_host(listen=[place.transport], key=KEYS[0]) as again:
+                with relaying(again.world, again, KEYS[0], OPEN):
+                    await until(home, lambda: home.network.relays == (again.peer_id,))
