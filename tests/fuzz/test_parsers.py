@@ -34,7 +34,7 @@ from p2p.dht.record import decode_addrs_untrusted, decode_record_untrusted, enco
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.gossip import messages as gossip
-from p2p.identity import KeyPair, ProtocolId, decode_peer_id_untrusted, verify
+from p2p.identity import FOREIGN, KeyPair, ProtocolId, decode_peer_id_untrusted, verify
 from p2p.ledger.core.chain import (
     EMPTY,
     decode_entry_untrusted,
@@ -73,7 +73,7 @@ from p2p.shardcast.index import Index, PolicyFile, Span, decode_index_untrusted,
 from p2p.shardcast.manifest import (
     NO_POLICY,
     Encoding,
-    ManifestBody,
+    Manifest,
     PolicyVersion,
     decode_manifest_untrusted,
 )
@@ -148,7 +148,7 @@ def anyone(*_: object) -> bool:
 # Transport and addresses
 
 PUBLIC_KEY = field(1, 1) + field(2, ALICE.peer_id.public_key)
-SIGNED_STATIC = ALICE.sign_raw(b"noise-libp2p-static-key:" + bytes(32))
+SIGNED_STATIC = ALICE.sign(FOREIGN, b"noise-libp2p-static-key:" + bytes(32))
 HELLO = field(1, PUBLIC_KEY) + field(2, SIGNED_STATIC) + field(4, field(2, b"/yamux/1.0.0"))
 PROTOCOLS = [ProtocolId("/a"), ProtocolId("/b")]
 INFO = encode_info(ALICE.peer_id, PROTOCOLS, [ADDR], Multiaddr.tcp("::1", 6))
@@ -414,9 +414,10 @@ INDEX = Index.of(
     [PolicyFile("a/b", 60), PolicyFile("c", 0), PolicyFile("d", 40)],
     [Span(digest_of(b"%d" % number), 20, number % 2 * 2) for number in range(5)],
 )
-MANIFEST = ManifestBody(
-    b"run", PolicyVersion(1), NO_POLICY, b"", INDEX.digest, 100, (Encoding.anchor(INDEX, 50),)
-).sign(ALICE)
+MANIFEST = Manifest(
+    ALICE.peer_id, b"run", PolicyVersion(1), NO_POLICY, b"", INDEX.digest, 100,
+    (Encoding.anchor(INDEX, 50),),
+).sign(ALICE)  # fmt: skip
 ROSTER = Roster.sign(ALICE, b"run", 1, [RosterEntry(one.peer_id) for one in (BOB, MALLORY)])
 NEWS: tuple[shardcast.Message, ...] = (
     shardcast.Hello(-1),
