@@ -97,25 +97,6 @@ def test_what_is_not_accepted_stays_where_it_is(data: bytes, reason: str) -> Non
     play(body)
 
 
-def test_a_restarted_node_is_heard_again() -> None:
-    async def body(stage: Stage) -> None:
-        stage.services["n2"].publish(TOPIC, b"version 1")
-        await stage.swarm.sleep(2)
-        stage.swarm.restart("n2")
-        await stage.swarm.sleep(5)
-        stage.services["n2"].publish(TOPIC, b"version 2")
-        stage.services["n6"].publish(TOPIC, b"version 3")
-        await stage.swarm.sleep(2)
-        assert sorted(data for _, data in stage.heard["n7"]) == [
-            b"version 1",
-            b"version 2",
-            b"version 3",
-        ]
-        assert [data for _, data in stage.heard["n2"]] == [b"version 3"]
-
-    play(body)
-
-
 async def test_a_real_host_tells_who_was_dialled(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (

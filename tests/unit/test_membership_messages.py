@@ -5,9 +5,6 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import SIGNATURE_BYTES, KeyPair, verify
 from p2p.membership.heartbeat import (
-    MAX_HEARTBEAT,
-    MAX_INTERVAL,
-    MAX_SEQNO,
     PROTOCOL_ID,
     Heartbeat,
     Profile,
@@ -23,7 +20,6 @@ from p2p.membership.messages import (
     decode_message_untrusted,
 )
 from p2p.multiaddr import Multiaddr
-from p2p.policy import MAX_POLICY
 from p2p.wire import pack, unpack_untrusted
 
 KEY = KeyPair(bytes(range(32)))
@@ -51,28 +47,6 @@ def typical() -> SignedHeartbeat:
         profile=profile,
     )
     return sign_heartbeat(heartbeat, KEY)
-
-
-def test_the_largest_heartbeat_fits() -> None:
-    host = "a" * 76 + ".com"
-    profile = Profile(
-        addrs=tuple(Multiaddr.parse(f"/dns/{host}/tcp/{port}") for port in range(65530, 65534)),
-        roles=tuple("r" * 31 + str(index) for index in range(8)),
-        run=bytes(32),
-        policy=MAX_POLICY,
-        upload=2**53 - 1,
-        slots=2**31 - 1,
-        load=1.0,
-        version="v" * 32,
-    )
-    heartbeat = Heartbeat(
-        peer=KEY.peer_id,
-        seqno=MAX_SEQNO,
-        expires=MAX_SEQNO,
-        interval=MAX_INTERVAL,
-        profile=profile,
-    )
-    assert 800 < len(sign_heartbeat(heartbeat, KEY).wire) <= MAX_HEARTBEAT
 
 
 def test_the_signature_covers_every_byte_of_the_body() -> None:
