@@ -155,7 +155,7 @@ def test_peers_that_are_gone_leave_nothing_that_holds_them(
     assert not any(core.topics.values())
     assert (mesh._subscribers, mesh._outbound) == ({}, {})
     assert (promises._of, promises._requests, len(promises)) == ({}, {}, 0)
-    assert (core._quotas._accounts, core._scores._first_deliveries) == ({}, {})
+    assert (core._quotas._accounts, core._earned._first_deliveries) == ({}, {})
     assert core._pending == {}
 
 
