@@ -324,12 +324,6 @@ def lower_limit() -> object:
 
 
 @door
-def real_time() -> object:
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    return True
-
-
-@door
 def pending_signals() -> object:
     """As many as the node's user may have."""
     return resource.getrlimit(resource.RLIMIT_SIGPENDING)[0] > 1024

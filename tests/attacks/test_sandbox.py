@@ -36,6 +36,7 @@ from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.workers.calls import decode_reply, encode_request
+from tests.support.packages import install
 from tests.support.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
@@ -159,10 +160,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def package(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """The spy as an environment of another package."""
     folder = house.folder.parent / "package"
-    info = folder / "spying-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spying\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\nspying = spying:Spy\n")
+    install(folder, "spying", "spying = spying:Spy")
     (folder / "spying.py").write_text(ENVIRONMENT)
     doors = [[name, arguments] for name, *arguments in house.doors.values()]
     (folder / "spying_doors.py").write_text(f"DOORS = {doors!r}\n")
