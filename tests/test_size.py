@@ -23,12 +23,12 @@ LIMITS = {
     "p2p/circuit": 850,
     "p2p/dht": 2132,
     "p2p/gossip": 1123,
-    "p2p/ledger": 1202,
+    "p2p/ledger": 1150,
     "p2p/membership": 2432,
-    "p2p/node": 4332,
+    "p2p/node": 4270,
     "p2p/reach": 1175,
     "p2p/sandbox": 774,
-    "p2p/shardcast": 6870,
+    "p2p/shardcast": 6771,
     "p2p/swarm": 2067,
     "p2p/transport": 2594,
     "proofs": 1023,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/inference": 1335,
     "roles/ledger": 790,
     "roles/models": 1876,
-    "roles/own": 3743,
+    "roles/own": 3761,
     "roles/protocol": 2509,
     "roles/rl": 665,
     "roles/shared": 169,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3548,
     "sim/workloads": 2705,
-    "tests": 54437,
+    "tests": 54329,
 }
 
 NO_CODE = {

@@ -42,7 +42,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.shardcast.publisher import PolicyPublisher
-from p2p.shardcast.store import DiskHealth, PolicyStore, StoredPolicy
+from p2p.shardcast.store import FIRST_RETRY, DiskTrial, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Shardcast:
         self._writers: dict[bytes, Notifier] = {}
         """Maps each policy whose spans a task is writing to a notifier, which fires when some
         are written."""
-        self._disk = DiskHealth(world, store.folder)
+        self._disk = DiskTrial(world, store.folder)
         self._room = trio.CancelScope()
         """Cancels the task that waits for room for the newest version."""
         self.trouble: StorageError | None = None
@@ -375,7 +375,7 @@ class Shardcast:
         versions are pruned."""
         self._room.cancel()  # an older version need not be fetched any more
         with trio.CancelScope() as self._room:
-            await self._disk.wait_room(error.needed)
+            await self._disk.wait(error.needed)
             if self.trouble is error:
                 self._note_trouble(None)
             self._driver.feed(ev.RoomMade(policy, manifest))
@@ -388,20 +388,25 @@ class Shardcast:
         """Serve what this node holds, and fetch nothing until `_mend_disk` finds the disk
         working."""
         self._note_trouble(error)
-        self.stats.disk_refuses = True
         self.stats.disk_failures += 1
-        self._disk.note_failure(error)
+        if not self.stats.disk_refuses:
+            self.stats.disk_refuses = True
+            logger.warning(
+                "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
+                error,
+            )
+            self._nursery.start_soon(self._mend_disk)
         self._driver.feed(ev.Unwritable())
 
     async def _mend_disk(self) -> None:
-        while True:
-            await self._disk.wait_mended()
-            self.stats.disk_refuses = False
-            self._note_trouble(None)
-            waiting, self._unfinished = self._unfinished, []
-            for job in waiting:
-                self._jobs.send_nowait(job)
-            self._driver.feed(ev.Writable())
+        await self._disk.wait()
+        logger.warning("disk.takes_data: policies are fetched again")
+        self.stats.disk_refuses = False
+        self._note_trouble(None)
+        waiting, self._unfinished = self._unfinished, []
+        for job in waiting:
+            self._jobs.send_nowait(job)
+        self._driver.feed(ev.Writable())
 
     # Tasks
 
@@ -454,7 +459,7 @@ class Shardcast:
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
             return
-        self._disk.note_success()
+        self._disk.pause = FIRST_RETRY
         self._note_trouble(None)
         self._driver.feed(ev.Stored(policy))
         self._whole_one.notify_all()
@@ -505,7 +510,6 @@ class Shardcast:
                     self._jobs.send_nowait(ev.Abandon(entry.manifest.digest))
             self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
             self._nursery.start_soon(self._do_jobs)
-            self._nursery.start_soon(self._mend_disk)
             with (
                 self._host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_CONTROL),
                 self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),

@@ -179,6 +179,8 @@ def work_of(roles: Any) -> str:
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]
+        if not health["accepted"] + health["rejected"]:
+            return "no newcomer to judge"
         return f"{health['accepted']} accepted, {health['rejected']} rejected"
     for role in ("inference", "cheat"):
         if role in roles:

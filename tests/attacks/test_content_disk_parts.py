@@ -25,7 +25,7 @@ from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskHealth, PolicyStore
+from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskTrial, PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of
@@ -78,7 +78,7 @@ async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(
     assert book.run == newer
     assert (tmp_path / PATH).read_bytes() == RUN.document
     disk.full = False
-    await book._keep()
+    await book.keep()
     assert (tmp_path / PATH).read_bytes() == newer.document
 
 
@@ -129,11 +129,9 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     world, disk = moody_world(tmp_path)
-    care = DiskHealth(world, "policies")
-    assert care.note_failure(StorageError("full"))
-    assert not care.note_failure(StorageError("full"))
+    care = DiskTrial(world, "policies")
     with trio.move_on_after(3600):
-        await care.wait_mended()
+        await care.wait()
     pauses = [b - a for a, b in zip(disk.attempts, disk.attempts[1:], strict=False)]
     assert pauses[0] == pytest.approx(2 * FIRST_RETRY, abs=0.5)
     assert pauses[-1] == pytest.approx(LONGEST_RETRY, abs=0.5)
@@ -141,8 +139,7 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     # a thread is slower than this clock
     disk._disk = SimpleNamespace(replace=_take, remove=_take)
     with trio.fail_after(2 * LONGEST_RETRY):
-        await care.wait_mended()
-    assert not care.refuses
+        await care.wait()
 
 
 async def _take(*_: object) -> None:

@@ -23,7 +23,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.index import digest_of
+from p2p.shardcast.index import MAX_INDEX, Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import (
     MAX_BULK,
@@ -50,15 +50,15 @@ DATA = [b"chunk %d" % number for number in range(4)]
 INDEX = index_of(DATA)
 
 
-def manifest(signer: KeyPair = TRAINER, version: int = 1) -> Manifest:
+def manifest(signer: KeyPair = TRAINER, version: int = 1, index: Index = INDEX) -> Manifest:
     draft = ManifestBody(
         b"run",
         PolicyVersion(version),
         NO_POLICY,
         b"",
-        INDEX.digest,
-        INDEX.size,
-        (Encoding.anchor(INDEX, INDEX.size),),
+        index.digest,
+        index.size,
+        (Encoding.anchor(index, index.size),),
     )
     return draft.sign(signer)
 
@@ -89,6 +89,23 @@ def answers(effects: list[ev.Effect], kind: type) -> int:
 
 def _said(effect: ev.Send | ev.Push) -> object:
     return effect.message if isinstance(effect, ev.Send) else effect.item
+
+
+def test_a_root_that_keeps_a_chunk_for_itself_is_found_out_by_counting() -> None:
+    """No neighbour has the chunk, and others keep coming, so nothing else is late."""
+    course, index = Course(), index_of([b"chunk %d" % number for number in range(100)])
+    for peer in (TRAINER.peer_id, PEERS[0]):
+        course.core.handle(ev.PeerUp(peer), 0.0)
+    course.hear(TRAINER.peer_id, PolicyNews(manifest(index=index).encode(), index.data))
+    effects: list[ev.Effect] = []
+    for number in (0, *range(2, 100)):
+        course.now += 0.05
+        while course.core.next_deadline <= course.now:
+            effects += course.core.handle(ev.Tick(), course.now)
+        header = ChunkHeader(manifest(index=index).digest, number, 1, 0)
+        course.core.handle(ev.ChunkCame(PEERS[0], header, 8), course.now)
+    wanted = ev.Send(TRAINER.peer_id, Want(manifest(index=index).digest, (1,)))
+    assert wanted in effects
 
 
 def test_hello_all_day_is_answered_once_per_connection() -> None:
@@ -255,6 +272,13 @@ async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
             MAX_UNFINISHED - 3 * MIB < member.shardcast._receiver.budget.held <= MAX_UNFINISHED
         )
         assert sum(stream.was_reset for stream in streams) == 15
+
+
+async def test_a_longer_message_is_refused_at_its_length(tmp_path: Path) -> None:
+    async with Town(tmp_path).member(0) as member:
+        long = Drip(STRANGER.peer_id, encode_varint(MAX_INDEX + 2 * MIB) + b"\1", 40)
+        with pytest.raises(BadMessage, match="bulk frame"), trio.fail_after(30):
+            await member.shardcast._receiver.read_bulk(long)
 
 
 async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:

@@ -156,9 +156,9 @@ def test_two_stories_are_proven_to_all_within_a_minute(is_mute: bool) -> None:
             assert len(stage.told) == 2
             nodes = list(stage.nodes.values())
             honest = [node for name, node in stage.nodes.items() if name != LIAR]
-            assert {len(node.ledgers.forks) for node in honest} == {1}
-            assert not any(node.ledgers.statements(liar, "verdict") for node in nodes)
-            tops = sorted(node.ledgers.top(judge) for node in nodes)
-            assert stage.nodes[JUDGE].ledgers.top(judge) - tops[len(tops) // 10] <= 15
+            assert {len(node.ledgers.exchange.forks) for node in honest} == {1}
+            assert not any([*node.ledgers.exchange.statements(liar)] for node in nodes)
+            tops = sorted(node.ledgers.exchange.top(judge) for node in nodes)
+            assert stage.nodes[JUDGE].ledgers.exchange.top(judge) - tops[len(tops) // 10] <= 15
 
     run_simulation(main, seed=1, horizon=SETTLED + 600)

@@ -12,7 +12,6 @@ from p2p.identity import ProtocolId
 from p2p.transport.core.negotiate import (
     HEADER,
     MAX_LINE,
-    MAX_PROPOSALS,
     NOT_AVAILABLE,
     Chooser,
     Proposer,
@@ -72,7 +71,7 @@ def test_nothing_in_common() -> None:
 
 def test_proposing_without_end_is_cut_off() -> None:
     other = Chooser({A}.__contains__)
-    other.receive_data(line(HEADER) + line(B) * MAX_PROPOSALS)
+    other.receive_data(line(HEADER) + line(B) * 32)
     with pytest.raises(RemoteProtocolError):
         other.receive_data(line(B))
 

@@ -330,7 +330,7 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
         peer for peer in roster.peers if not forest.is_above(1, peer, roster.peers[place])
     )
     core.handle(ev.Heard(stranger, Skipped(manifest.digest, roster.epoch, 1, ((0, 1),))), 5)
-    assert all(0 not in chunks for chunks in core._upload._deferred.values())
+    assert all(0 not in download.sharing.deferred for download in core.downloads)
     lie = core.handle(ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((9, 1),))), 5)
     assert [e.peer for e in lie if isinstance(e, ev.Penalise)] == [parent]
 

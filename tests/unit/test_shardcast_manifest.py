@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from random import Random
@@ -28,6 +29,7 @@ from p2p.shardcast.index import (
     decode_index_untrusted,
     digest_of,
     is_path,
+    right_mask,
 )
 from p2p.shardcast.layout import (
     cut_file,
@@ -243,7 +245,11 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     span = Span(digest_of(raw), len(raw))
     wire = encode_chunk(span, raw)
     frame = wire[4:]
+    others = (b"%07d" % number * 100 for number in itertools.count())
+    alike = next(other for other in others if digest_of(other)[:1] == span.digest[:1])
+    assert right_mask([span], alike) == 0
     for wrong in (
+        _length(alike, stored=True) + alike,
         wire[:-1] + b"\0",
         wire[:-1],
         wire + b"\0",

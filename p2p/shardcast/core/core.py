@@ -9,16 +9,16 @@ the same stream (`upload`). Credit is honest: a root confirms every chunk, and a
 only while at most half of its children have two chunks waiting.
 
 What the forest loses is *pulled* (`repair`): neighbours tell each other what they have
-(`announcer`), and a chunk that others have had for longer than it usually takes to get here
-(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks
+(`upload`), and a chunk that others have had for longer than it usually takes to get here
+(`download`) is asked for, from the holder that would bring it first (`repair`). No node asks
 for more than its line has lately carried.
 
 At most two versions are fetched at a time: the newest, and the one before it while it may still
 come first. An origin starts to hand out a version when the one before has left, and passes over
-those in between (`origin`); so a run that publishes faster than its links carry still delivers.
+those in between (`handout`): a run that publishes faster than its links carry still delivers.
 
-The core owns which versions there are; each part owns its own state of a version, keyed by the
-version's name, and is told when it is forgotten.
+The core owns which versions there are. The record of each (`download.Download`) says what is
+here, asked for, held by others and owed to others; one class writes each of its parts.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import Origin
 from p2p.shardcast.core.peers import Flows, Peers
 from p2p.shardcast.core.queue import Lines
-from p2p.shardcast.core.receipts import StripeCounts
+from p2p.shardcast.core.receipts import note_pushed, receipt_of
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.upload import Announcer, Upload
+from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
@@ -89,16 +89,10 @@ class ShardcastCore:
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
-        self._announcer = Announcer(local, statements, self._peers)
-        self._repair = Repair(
-            local, statements, self._peers, self._announcer, rng, config.stall
-        )
         lines = Lines()
-        self._upload = Upload(
-            local, statements, self._downloads, self._announcer, self._peers, lines
-        )
+        self._upload = Upload(local, statements, self._downloads, self._peers, lines)
+        self._repair = Repair(local, statements, self._peers, self._upload, rng, config.stall)
         self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
-        self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False
         """True if this node has received a roster for another version of Shoal."""
@@ -133,8 +127,8 @@ class ShardcastCore:
         return self._own_time.deadline(self._soonest_deadline())
 
     def _soonest_deadline(self) -> float:
-        due = min(self._origin.next_deadline, self._announcer.next_deadline)
-        return min([due, *[one.next_deadline for one in self._downloads.values()]])
+        due = [one.next_deadline for one in self._downloads.values()]
+        return min([self._origin.next_deadline, *due])
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return the effects. `BadMessage` means that the peer broke
@@ -327,8 +321,6 @@ class ShardcastCore:
         starts."""
         begun, given_up = self._versions.fetch(manifest, self._now)
         for download in begun:
-            for peer in self._versions.take_early(download.name):
-                self._announcer.subscribe(download.name, peer)
             if not download.pull_only:
                 self._out += self._upload.connect(download)
         for download in given_up:
@@ -426,18 +418,17 @@ class ShardcastCore:
             self.stats.from_origin += size
         else:
             self.stats.from_peers += size
-        self._stripe_counts.note_pushed(header, self._now)
+        note_pushed(download, header)
         self._out.append(ev.Keep(header.policy, header.index))
         self._upload.relay(download, header, peer, self._now)
-        self._announcer.note_new(header.policy, header.index, self._now)
+        self._upload.note_new(download, header.index, self._now)
         if download.is_whole:
-            self._out += self._announcer.tell(download, math.inf)
+            self._out += self._upload.tell(download)
             self._out.append(ev.Finish(header.policy))
             # The receipt says what each stripe has brought.
             origin = download.manifest.publisher
-            receipt = self._stripe_counts.take(
-                download.name, self.statements.roster(origin), self._now
-            )
+            roster = self.statements.roster(origin)
+            receipt = receipt_of(download, self._local, roster, self._now)
             if receipt is not None and not self._peers.is_gone(origin):
                 self._out.append(ev.Send(origin, receipt))
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
@@ -484,8 +475,6 @@ class ShardcastCore:
                 self._out.append(ev.Abandon(policy))
             return
         download = self._hold(patch.manifest, event.index, event.verified, stored=False)
-        for peer in self._versions.take_early(download.name):
-            self._announcer.subscribe(download.name, peer)
         if download.is_whole:
             self._out.append(ev.Finish(download.name))
         else:
@@ -510,8 +499,6 @@ class ShardcastCore:
         download = self._versions.drop(name)
         if download is not None:
             self._repair.forget(download)
-        self._announcer.forget(name)
-        self._stripe_counts.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 
@@ -566,7 +553,7 @@ class ShardcastCore:
     def _hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
     ) -> Download:
-        before = self._versions.drop(manifest.name_of(manifest.encoding_of(index)))
+        before = self._downloads.get(manifest.name_of(manifest.encoding_of(index)))
         if before is not None:
             self._repair.forget(before)
         return self._versions.hold(manifest, index, verified, self._now, stored=stored)
@@ -592,7 +579,6 @@ class ShardcastCore:
         self._repair.lose(peer)
         self._origin.lose(peer)
         self._upload.lose(peer, self._now)
-        self._announcer.lose(peer)
         for download in self._downloads.values():
             download.lose(peer)
             self._pull(download)
@@ -609,7 +595,8 @@ class ShardcastCore:
         self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
-            self._out += self._announcer.tell(download, self._now)
+            if download.sharing.tell_at <= self._now:
+                self._out += self._upload.tell(download)
             if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)

@@ -1,0 +1,9 @@
+"""Rules of `p2p.swarm`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.rules.rule import Service
+
+SERVICE: Final = Service("swarm", {})

@@ -1,0 +1,88 @@
+"""Each rule of the network has a row in bench/rules.md, which says what it is worth."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.ablate import TABLE, read_table, write_table
+from bench.rules import SERVICES
+from bench.rules.rule import Rule, carrier, switch_off
+from sim.run.scenario import scenario_names
+
+LIMITERS = {"KeyedQuotas", "RateLimit", "TokenBucket"}
+
+
+def limits_of(service: str) -> Iterator[str]:
+    """Yield what limits in a service: limiters that an instance gets, fields of ``*Limits``,
+    and constants that are called ``MAX_*``."""
+    for file in sorted(Path("p2p", service).rglob("*.py")):
+        module = ".".join(file.with_suffix("").parts)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and re.match(
+                r"_?MAX_", ast.unparse(node.target)
+            ):
+                yield f"{module}:{ast.unparse(node.target)}"
+        for owner in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+            for node in ast.walk(owner):
+                if not isinstance(node, ast.Assign | ast.AnnAssign):
+                    continue
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                name = ast.unparse(targets[0]).removeprefix("self.")
+                is_field = owner.name.endswith("Limits") and node in owner.body
+                if is_field or (
+                    name != ast.unparse(targets[0])
+                    and any(
+                        isinstance(part, ast.Call) and ast.unparse(part.func) in LIMITERS
+                        for part in ast.walk(node)
+                    )
+                ):
+                    yield f"{module}:{owner.name}().{name}"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_limit_is_a_rule_or_the_size_of_a_format(name: str) -> None:
+    service = SERVICES[name]
+    if not service.rules:
+        pytest.skip("its rules are not listed yet")
+    replaced = {place for rule in service.rules.values() for place in rule.off}
+    formats = {f"p2p.{name}.{each}" for each in service.formats}
+    limits = set(limits_of(name))
+    for place in formats:
+        assert place in limits or any(each.startswith(f"{place}:") for each in limits), (
+            f"{place} limits nothing any more"
+        )
+    left = {
+        each for each in limits - replaced - formats if each.partition(":")[0] not in formats
+    }
+    assert not left, f"{sorted(left)}: no rule in bench/rules/{name}.py"
+
+
+def test_every_rule_has_an_effect_in_the_table_and_every_row_a_rule() -> None:
+    text = TABLE.read_text(encoding="utf-8")
+    table = read_table(text)
+    assert write_table(table) == text
+    for name, service in SERVICES.items():
+        rows = table.get(name, {})
+        if not rows:
+            continue  # not measured yet
+        assert {rule: rows.get(rule, ("",))[0] for rule in service.rules} == {
+            rule: service.rules[rule].law for rule in service.rules
+        }
+        assert not [rule for rule, (_, effect) in rows.items() if effect == "none"]
+        named: list[str] = [
+            scenario for rule in service.rules.values() for scenario in rule.scenarios or ()
+        ]
+        assert {*service.scenarios, *named} <= set(scenario_names())
+        for place in (place for rule in service.rules.values() for place in rule.off):
+            carrier(place)
+
+
+def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:
+    with pytest.raises(AttributeError, match="carries no rule"):
+        switch_off(Rule("a law", {"p2p.shardcast.core.handout:NO_SUCH": 1}))
