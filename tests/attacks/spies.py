@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[..., tuple[object, ...]]] = {
     "new_namespace": lambda: ("unshare", 0x10000000),
     "mounted": lambda: ("mount", b"none", b"/tmp", b"tmpfs", 0, None),
     "keys": lambda: ("syscall", 248, b"user", b"spy", b"x", 1, -2),  # add_key on x86_64
+    "keyring": lambda: ("syscall", 250, 0, -2, 1),  # KEYCTL_GET_KEYRING_ID of the process's
     "share_memory": lambda: ("shmget", 0, GIB, 0o1600),
     # two sockets that are joined to each other
     "pair": lambda family, kind: ("socketpair", family, kind, 0, (ctypes.c_int * 2)()),

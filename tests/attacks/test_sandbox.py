@@ -116,6 +116,7 @@ class House:
             "a namespace": ["new_namespace"],
             "a mount": ["mounted"],
             "the kernel's keys": ["keys"],
+            "the kernel's keyrings": ["keyring"],
             "root": ["become_root"],
             "limits": ["raise_limits"],
             "a process": ["start_processes"],
