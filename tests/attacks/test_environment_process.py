@@ -75,8 +75,8 @@ SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="dire"),))
 @pytest.fixture
 def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with an environment, as its owner would install it."""
-    install(tmp_path, "dire-env", "dire = dire_env:Game", "talk = dire_env:Talk")
-    (tmp_path / "dire_env.py").write_text(CODE)
+    points = {"dire": "dire_env:Game", "talk": "dire_env:Talk"}
+    install(tmp_path, "dire_env", CODE, "shoal.envs", **points)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return tmp_path / "dire_env.py"
 

@@ -90,8 +90,7 @@ async def pay_all(
 def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that evaluates, in no process of its own, gives the key away: else what
     follows would show nothing."""
-    install(tmp_path, "trusting-env", "trusting = trusting_env:Trusting")
-    (tmp_path / "trusting_env.py").write_text(
+    source = (
         "from roles.envs.text import Message, TextTask\n"
         "class Trusting:\n"
         "    name = 'trusting'\n"
@@ -102,6 +101,7 @@ def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def evaluation(self):\n"
         "        return [self.task(b'')]\n"
     )
+    install(tmp_path, "trusting_env", source, "shoal.envs", trusting="trusting_env:Trusting")
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "node"
     tokens = make_node(folder)

@@ -161,8 +161,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def package(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """The spy as an environment of another package."""
     folder = house.folder.parent / "package"
-    install(folder, "spying", "spying = spying:Spy")
-    (folder / "spying.py").write_text(ENVIRONMENT)
+    install(folder, "spying", ENVIRONMENT, "shoal.envs", spying="spying:Spy")
     doors = [[name, arguments] for name, *arguments in house.doors.values()]
     (folder / "spying_doors.py").write_text(f"DOORS = {doors!r}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))

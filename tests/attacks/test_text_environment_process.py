@@ -81,8 +81,7 @@ BRIEF = 0.3
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's folder, and beside it a package with an environment."""
-    install(tmp_path, "wordy-env", "wordy = wordy_env:Game")
-    (tmp_path / "wordy_env.py").write_text(CODE)
+    install(tmp_path, "wordy_env", CODE, "shoal.envs", wordy="wordy_env:Game")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return make_folder(tmp_path / "model")
 
