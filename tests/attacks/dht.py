@@ -5,8 +5,19 @@ choice.
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
+from p2p.dht.config import DhtConfig
 from p2p.dht.core.events import Effect, Moved, SendIfConnected
-from p2p.dht.messages import Contact, Envelope, Reply, Request, decode_untrusted, encode
+from p2p.dht.messages import (
+    Contact,
+    Envelope,
+    FindNode,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    decode_untrusted,
+    encode,
+)
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp
 from p2p.events import Received, Send
@@ -38,10 +49,25 @@ def add_at(swarm: Swarm, leading: int, bits: int) -> Node:
         del swarm.nodes[node.peer]
 
 
-def move(swarm: Swarm, node: Node, host: str) -> None:
-    """Let ``node`` be at another address."""
-    node.addr = Multiaddr.tcp(host, 4001)
-    swarm.give(node, Moved((node.addr,)))
+def alone(**changes: float) -> Node:
+    """A node that publishes nothing, so that all its lookups are a test's."""
+    config = DhtConfig(difficulty=DIFFICULTY, **changes)  # type: ignore[arg-type]
+    (node,) = Swarm(1, 1, config=config).nodes.values()
+    node.core.handle(Moved(()), 0.0)
+    return node
+
+
+def greet(node: Node, visitor: Contact, now: float = 0.5) -> None:
+    """``visitor`` asks, and answers the ping."""
+    for _, question in sent(tell(node, visitor, FindNode(bytes(20)), now)):
+        if isinstance(question.body, Ping):
+            tell(node, visitor, Pong(), now + 0.1, question.request_id)
+
+
+def meet(node: Node, visitor: Contact) -> None:
+    """``visitor`` has a place in the node's table, since long ago."""
+    greet(node, visitor)
+    assert node.core.contact_of(visitor.peer) is not None
 
 
 def tell(

@@ -160,20 +160,3 @@ def watch(
         shares.append(sum(peer in good for peer in members) / max(1, len(members)))
     sent = sum(node.sent for node in nodes) - before
     return Seen(least, min(shares), sent / seconds / len(nodes))
-
-
-def quiet_rate(size: int, seconds: float, settle: float = 60.0) -> float:
-    """What a node of a swarm sends when nothing happens."""
-    swarm = HostileSwarm(size)
-    swarm.run(settle)
-    return watch(swarm, list(swarm.nodes), seconds).bytes_per_second
-
-
-def deaths_of(swarm: HostileSwarm, honest: Sequence[PeerId], since: float) -> int:
-    """How often a living honest peer was buried by an honest one."""
-    good = dict.fromkeys(honest)
-    return sum(
-        event.change.value == "died" and event.member.peer in good and at > since
-        for peer in honest
-        for at, event in swarm.nodes[peer].events
-    )

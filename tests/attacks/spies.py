@@ -25,6 +25,25 @@ DOORS: dict[str, Callable[..., object]] = {}
 GIB: Final = 1 << 30
 
 
+CALLS: dict[str, Callable[..., tuple[object, ...]]] = {
+    "memory_read": lambda pid: ("process_vm_readv", pid, None, 0, None, 0, 0),
+    "trace": lambda pid: ("ptrace", 16, pid, None, None),  # PTRACE_ATTACH
+    "trace_me": lambda: ("ptrace", 0, 0, None, None),
+    "new_namespace": lambda: ("unshare", 0x10000000),
+    "mounted": lambda: ("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+    "keys": lambda: ("syscall", 248, b"user", b"spy", b"x", 1, -2),  # add_key on x86_64
+    "keyring": lambda: ("syscall", 250, 0, -2, 1),  # KEYCTL_GET_KEYRING_ID of the process's
+    "share_memory": lambda: ("shmget", 0, GIB, 0o1600),
+    # two sockets that are joined to each other
+    "pair": lambda family, kind: ("socketpair", family, kind, 0, (ctypes.c_int * 2)()),
+    # one of the machine's places for asynchronous reads (io_setup on x86_64)
+    "reserve_reads": lambda: ("syscall", 206, 1, ctypes.byref(ctypes.c_ulong())),
+    # everything that waits for the machine's disks (sync on x86_64)
+    "write_back": lambda: ("syscall", 162),
+}
+"""Doors that are a call of the C library, and what it is called with."""
+
+
 def door(work: Callable[..., object]) -> Callable[..., object]:
     DOORS[work.__name__] = work
     return work
@@ -33,6 +52,9 @@ def door(work: Callable[..., object]) -> Callable[..., object]:
 def attempt(name: str, arguments: list[Any]) -> str:
     """What came of a door, in a word."""
     try:
+        if name in CALLS:
+            call(*CALLS[name](*arguments))
+            return "open"
         value = DOORS[name](*arguments)
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
         return type(error).__name__
@@ -117,49 +139,19 @@ def variable(name: str) -> object:
     return name in os.environ
 
 
-@door
-def no_new_privileges() -> object:
-    """``PR_GET_NO_NEW_PRIVS``."""
-    return _call("prctl", 39, 0, 0, 0, 0) == 1
-
-
-@door
-def memory_read(pid: int) -> object:
-    return _call("process_vm_readv", pid, None, 0, None, 0, 0) == 0
-
-
-@door
-def trace(pid: int) -> object:
-    return _call("ptrace", 16, pid, None, None) == 0  # PTRACE_ATTACH
-
-
-@door
-def trace_me() -> object:
-    return _call("ptrace", 0, 0, None, None) == 0
-
-
-@door
-def new_namespace() -> object:
-    return _call("unshare", 0x10000000) == 0
-
-
-@door
-def mounted() -> object:
-    return _call("mount", b"none", b"/tmp", b"tmpfs", 0, None) == 0
-
-
-@door
-def keys() -> object:
-    return _call("syscall", 248, b"user", b"spy", b"x", 1, -2) >= 0  # add_key on x86_64
-
-
-def _call(name: str, *arguments: Any) -> int:
+def call(name: Any, *arguments: Any) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     result = getattr(libc, name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(result)
+
+
+@door
+def no_new_privileges() -> object:
+    """``PR_GET_NO_NEW_PRIVS``."""
+    return call("prctl", 39, 0, 0, 0, 0) == 1
 
 
 @door
@@ -210,11 +202,6 @@ def map_memory(size: int) -> object:
 def hide_memory() -> object:
     """In a file that is nowhere, and counted by nobody."""
     return os.memfd_create("spy") > 0
-
-
-@door
-def share_memory() -> object:
-    return _call("shmget", 0, GIB, 0o1600) >= 0
 
 
 @door
@@ -270,12 +257,6 @@ def link(folder: str, target: str) -> object:
 
 
 @door
-def pair(family: int, kind: int) -> object:
-    """Two sockets that are joined to each other."""
-    return _call("socketpair", family, kind, 0, (ctypes.c_int * 2)()) == 0
-
-
-@door
 def send_from_pair(path: str) -> object:
     """One of a pair of datagram sockets can be sent to others, too."""
     for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
@@ -297,18 +278,6 @@ def connect_from_pair(path: str) -> object:
 
 
 @door
-def reserve_reads() -> object:
-    """One of the machine's places for asynchronous reads (io_setup on x86_64)."""
-    return _call("syscall", 206, 1, ctypes.byref(ctypes.c_ulong())) == 0
-
-
-@door
-def write_back() -> object:
-    """Everything that waits for the machine's disks (sync on x86_64)."""
-    return _call("syscall", 162) == 0
-
-
-@door
 def take_cores() -> object:
     """More than one core, now or by asking."""
     if len(os.sched_getaffinity(0)) == 1:
@@ -320,12 +289,6 @@ def take_cores() -> object:
 def lower_limit() -> object:
     """That on core dumps to 0, which means something else than 1."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return True
-
-
-@door
-def real_time() -> object:
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     return True
 
 

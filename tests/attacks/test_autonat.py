@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
@@ -38,17 +38,10 @@ LOCAL = AutonatConfig(private=True, pause=0.05, delay=0.0)
 NONCE = 0x1122334455667788
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        with trio.fail_after(30):
-            await main()
-
-    trio.run(limited)
-
-
 async def until(autonat: Autonat, condition: Callable[[], object]) -> None:
-    while not condition():
-        await autonat.news.wait()
+    with trio.fail_after(30):
+        while not condition():
+            await autonat.news.wait()
 
 
 @asynccontextmanager
@@ -122,31 +115,23 @@ async def open_victim() -> AsyncIterator[tuple[Victim, str]]:
         nursery.cancel_scope.cancel()
 
 
-def test_a_node_knows_which_of_its_addresses_can_be_dialled() -> None:
-    async def main() -> None:
-        closed = Multiaddr.tcp("127.0.0.1", 1)
-        async with (
-            open_servers(3) as servers,
-            asking(servers, SwarmConfig(announce=(closed,))) as (host, autonat),
-        ):
-            await until(
-                autonat, lambda: None not in (autonat.standing or {closed: None}).values()
-            )
-            (real,) = host.observed
-            assert autonat.standing == {closed: False, real: True}
-            assert autonat.reachable == (real,)
-
-    run(main)
+async def test_a_node_knows_which_of_its_addresses_can_be_dialled() -> None:
+    closed = Multiaddr.tcp("127.0.0.1", 1)
+    async with (
+        open_servers(3) as servers,
+        asking(servers, SwarmConfig(announce=(closed,))) as (host, autonat),
+    ):
+        await until(autonat, lambda: None not in (autonat.standing or {closed: None}).values())
+        (real,) = host.observed
+        assert autonat.standing == {closed: False, real: True}
+        assert autonat.reachable == (real,)
 
 
-def test_it_asks_again_when_an_address_comes() -> None:
-    async def main() -> None:
-        async with open_servers(3) as servers, asking(servers) as (host, autonat):
-            await until(autonat, lambda: autonat.reachable == (host.addrs[0].transport,))
-            await host.listen(Multiaddr.tcp("127.0.0.1", 0))
-            await until(autonat, lambda: len(autonat.reachable) == 2)
-
-    run(main)
+async def test_it_asks_again_when_an_address_comes() -> None:
+    async with open_servers(3) as servers, asking(servers) as (host, autonat):
+        await until(autonat, lambda: autonat.reachable == (host.addrs[0].transport,))
+        await host.listen(Multiaddr.tcp("127.0.0.1", 0))
+        await until(autonat, lambda: len(autonat.reachable) == 2)
 
 
 def test_answers_count_when_two_agree() -> None:
@@ -157,27 +142,24 @@ def test_answers_count_when_two_agree() -> None:
 
 
 @pytest.mark.parametrize("says", [DialStatus.OK, DialStatus.DIAL_ERROR])
-def test_one_liar_of_three_decides_nothing(says: DialStatus) -> None:
+async def test_one_liar_of_three_decides_nothing(says: DialStatus) -> None:
     async def lie(stream: Stream) -> None:
         await FrameReceiver(stream, MAX_MESSAGE).receive()
         await send_frame(stream, DialResponse(ResponseStatus.OK, 0, says).encode())
 
-    async def main() -> None:
-        async with open_servers(2) as servers, open_host(strict=True) as liar:
-            liar.set_handler(DIAL_REQUEST_ID, lie)
-            async with open_host(strict=True) as host:
-                autonat = Autonat(host, LOCAL, None)
-                host.set_handler(DIAL_BACK_ID, autonat.serve_dial_back)
-                for peer in (*servers, liar):
-                    await host.connect_addr(peer.addrs[0])
-                real, closed = host.addrs[0].transport, Multiaddr.tcp("127.0.0.1", 1)
-                await autonat.ask([real, closed], host.connected)
-                assert autonat.standing == {real: True, closed: False}
-
-    run(main)
+    async with open_servers(2) as servers, open_host(strict=True) as liar:
+        liar.set_handler(DIAL_REQUEST_ID, lie)
+        async with open_host(strict=True) as host:
+            autonat = Autonat(host, LOCAL, None)
+            host.set_handler(DIAL_BACK_ID, autonat.serve_dial_back)
+            for peer in (*servers, liar):
+                await host.connect_addr(peer.addrs[0])
+            real, closed = host.addrs[0].transport, Multiaddr.tcp("127.0.0.1", 1)
+            await autonat.ask([real, closed], host.connected)
+            assert autonat.standing == {real: True, closed: False}
 
 
-def test_a_yes_without_the_right_number_is_none() -> None:
+async def test_a_yes_without_the_right_number_is_none() -> None:
     async def lie(stream: Stream) -> None:
         await FrameReceiver(stream, MAX_MESSAGE).receive()
         async with open_host(listen=(), strict=True) as dialler:
@@ -193,36 +175,30 @@ def test_a_yes_without_the_right_number_is_none() -> None:
     clients: list[SwarmHost] = []
     wrong: list[bool] = []
 
-    async def main() -> None:
-        async with open_host(strict=True) as one, open_host(strict=True) as two:
-            one.set_handler(DIAL_REQUEST_ID, lie)
-            two.set_handler(DIAL_REQUEST_ID, lie)
-            async with open_host(strict=True) as host:
-                clients.append(host)
-                for server in (one, two):
-                    await host.connect_addr(server.addrs[0])
-                async with open_autonat(host, LOCAL) as autonat:
-                    addr = host.addrs[0].transport
-                    await autonat.ask([addr], [one.peer_id, two.peer_id])
-                    assert len(wrong) >= 2
-                    assert autonat.standing == {addr: None}
-
-    run(main)
+    async with open_host(strict=True) as one, open_host(strict=True) as two:
+        one.set_handler(DIAL_REQUEST_ID, lie)
+        two.set_handler(DIAL_REQUEST_ID, lie)
+        async with open_host(strict=True) as host:
+            clients.append(host)
+            for server in (one, two):
+                await host.connect_addr(server.addrs[0])
+            async with open_autonat(host, LOCAL) as autonat:
+                addr = host.addrs[0].transport
+                await autonat.ask([addr], [one.peer_id, two.peer_id])
+                assert len(wrong) >= 2
+                assert autonat.standing == {addr: None}
 
 
-def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> None:
-    async def main() -> None:
-        async with open_server() as server, open_victim() as (victim, place):
-            for pays in (0, 16_000, MAX_DIAL_DATA):
-                async with open_host(strict=True) as attacker:
-                    await attacker.connect_addr(server.addrs[0])
-                    answer, paid = await ask(attacker, server, [place], pays=pays)
-                assert victim.connections == (pays == MAX_DIAL_DATA)
-                assert isinstance(answer, DialResponse) is (pays == MAX_DIAL_DATA)
-            assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
-            assert 0 < victim.bytes < paid / 10
-
-    run(main)
+async def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> None:
+    async with open_server() as server, open_victim() as (victim, place):
+        for pays in (0, 16_000, MAX_DIAL_DATA):
+            async with open_host(strict=True) as attacker:
+                await attacker.connect_addr(server.addrs[0])
+                answer, paid = await ask(attacker, server, [place], pays=pays)
+            assert victim.connections == (pays == MAX_DIAL_DATA)
+            assert isinstance(answer, DialResponse) is (pays == MAX_DIAL_DATA)
+        assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
+        assert 0 < victim.bytes < paid / 10
 
 
 @pytest.mark.parametrize(
@@ -242,60 +218,48 @@ def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> None:
         f"/ip4/8.8.8.8/tcp/80/p2p/{KeyPair(bytes(32)).peer_id}/p2p-circuit",
     ],
 )
-def test_what_is_not_public_is_not_dialled(addr: str) -> None:
-    async def main() -> None:
-        async with open_server(AutonatConfig()) as server, open_host(strict=True) as host:
-            await host.connect_addr(server.addrs[0])
-            assert await ask(host, server, [addr]) == (
-                DialResponse(ResponseStatus.DIAL_REFUSED),
-                0,
-            )
-
-    run(main)
+async def test_what_is_not_public_is_not_dialled(addr: str) -> None:
+    async with open_server(AutonatConfig()) as server, open_host(strict=True) as host:
+        await host.connect_addr(server.addrs[0])
+        assert await ask(host, server, [addr]) == (
+            DialResponse(ResponseStatus.DIAL_REFUSED),
+            0,
+        )
 
 
-def test_a_peer_behind_a_relay_is_not_dialled() -> None:
-    async def main() -> None:
-        async with open_host(strict=True) as relay, open_host(strict=True) as host:
-            with relaying(relay.world, relay, relay.world.signer, RelayConfig(strangers=True)):
-                place = relay.addrs[0].through
-                async with (
-                    open_host(strict=True, listen=[place]) as server,
-                    open_autonat(server, LOCAL),
-                ):
-                    await host.connect_addr(server.addrs[0])
-                    answer, _ = await ask(host, server, host.addrs)
-                    assert answer == DialResponse(ResponseStatus.REQUEST_REJECTED)
-
-    run(main)
+async def test_a_peer_behind_a_relay_is_not_dialled() -> None:
+    async with open_host(strict=True) as relay, open_host(strict=True) as host:
+        with relaying(relay.world, relay, relay.world.signer, RelayConfig(strangers=True)):
+            place = relay.addrs[0].through
+            async with (
+                open_host(strict=True, listen=[place]) as server,
+                open_autonat(server, LOCAL),
+            ):
+                await host.connect_addr(server.addrs[0])
+                answer, _ = await ask(host, server, host.addrs)
+                assert answer == DialResponse(ResponseStatus.REQUEST_REJECTED)
 
 
-def test_a_flood_is_refused_and_others_are_served() -> None:
-    async def main() -> None:
-        async with open_server() as server, open_host(strict=True) as host:
-            await host.connect_addr(server.addrs[0])
-            closed = [Multiaddr.tcp("127.0.0.1", 1)]
-            answers = [(await ask(host, server, closed))[0] for _ in range(40)]
-            served = [one for one in answers if one.status == ResponseStatus.OK]
-            assert 12 <= len(served) < 20
-            async with open_host(strict=True) as other:
-                await other.connect_addr(server.addrs[0])
-                answer, _ = await ask(other, server, closed)
-                assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
-
-    run(main)
+async def test_a_flood_is_refused_and_others_are_served() -> None:
+    async with open_server() as server, open_host(strict=True) as host:
+        await host.connect_addr(server.addrs[0])
+        closed = [Multiaddr.tcp("127.0.0.1", 1)]
+        answers = [(await ask(host, server, closed))[0] for _ in range(40)]
+        served = [one for one in answers if one.status == ResponseStatus.OK]
+        assert 12 <= len(served) < 20
+        async with open_host(strict=True) as other:
+            await other.connect_addr(server.addrs[0])
+            answer, _ = await ask(other, server, closed)
+            assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
 
 
-def test_a_crowd_shares_one_budget() -> None:
-    async def main() -> None:
-        tight = AutonatConfig(private=True, rate=0.05)
-        async with open_server(tight) as server:
-            answers = []
-            for _ in range(5):
-                async with open_host(strict=True) as host:
-                    await host.connect_addr(server.addrs[0])
-                    answers.append((await ask(host, server, ["/ip4/127.0.0.1/tcp/1"]))[0])
-            statuses = [one.status for one in answers if isinstance(one, DialResponse)]
-            assert statuses == [ResponseStatus.OK] * 3 + [ResponseStatus.REQUEST_REJECTED] * 2
-
-    run(main)
+async def test_a_crowd_shares_one_budget() -> None:
+    tight = AutonatConfig(private=True, rate=0.05)
+    async with open_server(tight) as server:
+        answers = []
+        for _ in range(5):
+            async with open_host(strict=True) as host:
+                await host.connect_addr(server.addrs[0])
+                answers.append((await ask(host, server, ["/ip4/127.0.0.1/tcp/1"]))[0])
+        statuses = [one.status for one in answers if isinstance(one, DialResponse)]
+        assert statuses == [ResponseStatus.OK] * 3 + [ResponseStatus.REQUEST_REJECTED] * 2

@@ -39,7 +39,7 @@ from roles.envs.wasm import prepare
 from roles.models.tokenizer import Tokenizer
 from roles.own.envs import main
 from tests.model_folders import END, make_folder
-from tests.support.shady import OWNER, TERMS
+from tests.support.runs import OWNER, TERMS
 
 SOURCE = """
 from roles.envs.answers import spoken

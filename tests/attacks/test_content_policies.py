@@ -64,8 +64,47 @@ async def test_a_folder_arrives_file_by_file(town: Town) -> None:
             assert await read_folder(again, again.shardcast.weights(ONE)) == HF_FOLDER
 
 
-async def refused(town: Town, prepare: Callable[[Path], object], reason: str) -> None:
-    """Publishing what ``prepare`` makes raises, and the node goes on."""
+def links_to(target: str) -> Callable[[Path], object]:
+    return lambda model: (model / "link").symlink_to(target)
+
+
+def is_cut_off_at(size: int) -> Callable[[Path], object]:
+    header = json.dumps({"t": {"dtype": "BF16", "shape": [150], "data_offsets": [0, 300]}})
+    data = len(header).to_bytes(8, "little") + header.encode() + bytes(300)
+    name = "model-00001-of-00002.safetensors"
+    return lambda model: (model / name).write_bytes(data[:size])
+
+
+def holds(*names: str) -> Callable[[Path], object]:
+    return lambda model: [(model / name).write_bytes(b"x") for name in names]
+
+
+def is_empty(model: Path) -> None:
+    for path in HF_FOLDER:
+        (model / path).write_bytes(b"")
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{  # a link to the publisher's ssh key would be the key, on every machine of the run
+        f"a link to {target}": (links_to(target), "is a link to a folder or out of this one")
+        for target in ("../key", "/etc/passwd", "nowhere", "sub")
+    },
+    "no file": (lambda model: os.mkfifo(model / "pipe"), "or no file"),
+    "a name that not every system has": (holds("back\\slash"), "no path of a policy's file"),
+    "names that differ in case only": (holds("Config.json"), "twice"),
+    "too many files": (holds(*map(str, range(10))), "more files than the limit of 10"),
+    "nothing": (is_empty, "no weights"),
+    "a cut header": (is_cut_off_at(20), "is cut off"),
+    "a cut tensor": (is_cut_off_at(200), "is cut off"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_a_folder_that_is_no_policy_is_refused_and_the_node_goes_on(
+    town: Town, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, reason = REFUSED[what]
+    monkeypatch.setattr(publisher, "MAX_FILES", 10)
     with trio.fail_after(20):
         async with town.member(0) as trainer:
             await write_folder(trainer, HF_FOLDER)
@@ -74,57 +113,6 @@ async def refused(town: Town, prepare: Callable[[Path], object], reason: str) ->
                 await trainer.shardcast.publish(ONE, "model")
             assert trainer.shardcast.newest == -1
             await publish(trainer, 1)
-
-
-@pytest.mark.parametrize("target", ["../key", "/etc/passwd", "nowhere", "sub"])
-async def test_links_out_of_a_folder_are_not_followed(town: Town, target: str) -> None:
-    """A link to the publisher's ssh key would be the key, on every machine of the run."""
-    reason = "is a link to a folder or out of this one"
-    await refused(town, lambda model: (model / "link").symlink_to(target), reason)
-
-
-async def test_what_is_no_file_is_refused(town: Town) -> None:
-    await refused(town, lambda model: os.mkfifo(model / "pipe"), "or no file")
-
-
-async def test_names_that_not_every_system_has_are_refused(town: Town) -> None:
-    def prepare(model: Path) -> None:
-        (model / "back\\slash").write_bytes(b"x")
-
-    await refused(town, prepare, "no path of a policy's file")
-
-
-async def test_files_that_differ_in_case_only_are_refused(town: Town) -> None:
-    await refused(town, lambda model: (model / "Config.json").write_bytes(b"x"), "twice")
-
-
-async def test_too_many_files_are_refused(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "MAX_FILES", 10)
-
-    def prepare(model: Path) -> None:
-        for number in range(10):
-            (model / str(number)).write_bytes(b"x")
-
-    await refused(town, prepare, "more files than the limit of 10")
-
-
-async def test_empty_folders_are_refused(town: Town) -> None:
-    def prepare(model: Path) -> None:
-        for path in HF_FOLDER:
-            (model / path).write_bytes(b"")
-
-    await refused(town, prepare, "no weights")
-
-
-@pytest.mark.parametrize("cut", [20, 200])
-async def test_a_safetensors_file_that_is_cut_off_is_refused(town: Town, cut: int) -> None:
-    header = json.dumps({"t": {"dtype": "BF16", "shape": [150], "data_offsets": [0, 300]}})
-    data = len(header).to_bytes(8, "little") + header.encode() + bytes(300)
-
-    def prepare(model: Path) -> None:
-        (model / "model-00001-of-00002.safetensors").write_bytes(data[:cut])
-
-    await refused(town, prepare, "is cut off")
 
 
 @pytest.mark.parametrize("change", ["longer", "same size", "gone", "another"])
@@ -151,13 +139,10 @@ async def test_files_that_change_while_they_are_published_are_refused(
         change_it()
         return cut_files(*args)  # type: ignore[arg-type]
 
-    def prepare(_: Path) -> None:
-        monkeypatch.setattr(publisher, "cut_files", changed_meanwhile)
-
     with trio.fail_after(20):
         async with town.member(0) as trainer:
             await write_folder(trainer, HF_FOLDER)
-            prepare(model)
+            monkeypatch.setattr(publisher, "cut_files", changed_meanwhile)
             with pytest.raises(LocalProtocolError, match="changed while it was published"):
                 await trainer.shardcast.publish(ONE, "model")
             monkeypatch.undo()

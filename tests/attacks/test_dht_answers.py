@@ -18,7 +18,7 @@ from p2p.dht.messages import (
 )
 from p2p.events import Received
 from p2p.wire import KI
-from tests.attacks.dht import contact, key_pair, place, sent, signed, tell
+from tests.attacks.dht import contact, greet, key_pair, place, sent, signed, tell
 
 NAME = b"a name that many publish"
 
@@ -76,9 +76,7 @@ def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
     """
     node, key = holder()
     friend = contact(key_pair(999, 6))
-    for _, question in sent(tell(node, friend, FindNode(bytes(20)), 50.0)):
-        if isinstance(question.body, Ping):
-            tell(node, friend, Pong(), 50.0, question.request_id)
+    greet(node, friend, 50.0)
     greedy = [contact(key_pair(number)) for number in range(30)]
     newcomers = refused = 0
     for step in range(5 * 60):

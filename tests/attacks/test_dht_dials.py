@@ -5,8 +5,7 @@ parties.
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
-from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Effect, Get, Join, Moved, SendIfConnected
+from p2p.dht.core.events import Effect, Get, Join, SendIfConnected
 from p2p.dht.core.lookup import CREDIT
 from p2p.dht.messages import (
     Contact,
@@ -23,7 +22,7 @@ from p2p.dht.messages import (
 )
 from p2p.events import AddAddrs, PeerUp, Send, Tick
 from p2p.identity import PeerId
-from tests.attacks.dht import DIFFICULTY, contact, key_pair, sent, tell
+from tests.attacks.dht import alone, contact, key_pair, meet, sent, tell
 
 VICTIMS = tuple(
     contact(key_pair(number, 7), f"81.{number // 250}.{number % 250}.1")
@@ -84,27 +83,11 @@ def play(
             effects = node.core.handle(Tick(WALL + now), now)
 
 
-def silent_node() -> Node:
-    """A node that publishes nothing, so that all its lookups are a test's."""
-    config = DhtConfig(difficulty=DIFFICULTY, refresh_interval=1e6)
-    (node,) = Swarm(1, 1, config=config).nodes.values()
-    node.core.handle(Moved(()), 0.0)
-    return node
-
-
-def met(node: Node, liar: Contact) -> None:
-    """``liar`` has a place in the node's table, since long ago."""
-    for _, question in sent(tell(node, liar, FindNode(bytes(20)), 0.5)):
-        if isinstance(question.body, Ping):
-            tell(node, liar, Pong(), 0.6, question.request_id)
-    assert node.core.contact_of(liar.peer) is not None
-
-
 def test_a_liar_in_the_table_makes_a_lookup_dial_four_victims_not_twenty() -> None:
     """A reading asks the liar under three keys, and each answer names twenty."""
-    victim = silent_node()
+    victim = alone(refresh_interval=1e6)
     liar = contact(key_pair(1))
-    met(victim, liar)
+    meet(victim, liar)
     effects = victim.core.handle(Get(1, "test", b"name"), LATER)
     dialled = play(victim, effects, {liar.peer: liar}, since=LATER, until=LATER + 30)
     assert 0 < len(set(dialled)) <= 3 * CREDIT
@@ -126,7 +109,7 @@ def test_a_visiting_stranger_causes_no_dial_to_a_third_party() -> None:
 
 
 def test_a_lying_seed_costs_four_dials_a_lookup_and_an_honest_one_is_believed() -> None:
-    victim = silent_node()
+    victim = alone(refresh_interval=1e6)
     seed = contact(key_pair(1))
     effects = victim.core.handle(Join(1, (seed.peer,)), 1.0)
     dialled = play(victim, effects, {seed.peer: seed}, since=1.0, until=4.0)
@@ -145,10 +128,10 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     """Its own word counts, which address it has: else each lookup dials where a liar says that
     it is.
     """
-    victim = silent_node()
+    victim = alone(refresh_interval=1e6)
     liar, honest = contact(key_pair(1)), contact(key_pair(2))
-    met(victim, liar)
-    met(victim, honest)
+    meet(victim, liar)
+    meet(victim, honest)
     victim.core._neighbours.up.pop(honest.peer, None)
     elsewhere = Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
     effects = victim.core.handle(Get(1, "test", b"name"), LATER)
@@ -166,7 +149,7 @@ def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
     """It may have said that it lives at a third party's address, asked, and hung up. Our
     answer, our ping and the two that repeat it wait for no connection.
     """
-    victim = silent_node()
+    victim = alone(refresh_interval=1e6)
     stranger = contact(key_pair(1), "81.2.3.4")
     effects = tell(victim, stranger, FindNode(bytes(20)), 1.0)
     while victim.core.next_deadline < 30:

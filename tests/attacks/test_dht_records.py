@@ -6,22 +6,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.dht import WALL, Node, Swarm
-from p2p.dht.config import DhtConfig
-from p2p.dht.core.events import Effect, Get, Moved
+from bench.dht import WALL, Node
+from p2p.dht.core.events import Effect, Get
 from p2p.dht.core.requester import MAX_FOUND, MAX_VALIDATED, GetOperation
 from p2p.dht.core.store import (
-    MAX_HELD,
-    MAX_PER_PUBLISHER,
     MAX_PUBLISHERS,
-    RecordStore,
 )
 from p2p.dht.core.validation import RecordValidator
 from p2p.dht.messages import (
-    FindNode,
     FindValue,
-    Ping,
-    Pong,
     Store,
     Stored,
     Values,
@@ -29,52 +22,9 @@ from p2p.dht.messages import (
 from p2p.dht.record import MAX_VALUE
 from p2p.events import Penalise
 from p2p.identity import KeyPair
-from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
+from tests.attacks.dht import alone, contact, key_pair, meet, place, sent, signed, tell
 
 LATER = 1000.0
-
-
-def alone(**changes: float) -> Node:
-    config = DhtConfig(difficulty=DIFFICULTY, **changes)  # type: ignore[arg-type]
-    (node,) = Swarm(1, 1, config=config).nodes.values()
-    node.core.handle(Moved(()), 0.0)
-    return node
-
-
-def met(node: Node, key: KeyPair) -> None:
-    for _, question in sent(tell(node, contact(key), FindNode(bytes(20)), 0.5)):
-        if isinstance(question.body, Ping):
-            tell(node, contact(key), Pong(), 0.6, question.request_id)
-    assert node.core.contact_of(key.peer_id) is not None
-
-
-def test_names_near_a_node_do_not_push_out_what_it_holds_for_others() -> None:
-    """A publisher chooses its names and so its keys. Before: 256 stamps, two CPU minutes, and a
-    node held nothing but 16,384 records of the attacker's, since it dropped the keys farthest
-    from it.
-    """
-    store = RecordStore(0, secret=b"ours")
-    bare = signed(key_pair(1), b"honest")
-    honest = [replace(bare, publisher=key_pair(number, 1).peer_id) for number in range(1000)]
-    for number, record in enumerate(honest):
-        assert store.put(_far(number), record, b"blob", WALL, 0.0)
-    for each in range(300):
-        attacker = replace(bare, publisher=key_pair(each, 2).peer_id)
-        for number in range(MAX_PER_PUBLISHER):
-            store.put(_near(each * MAX_PER_PUBLISHER + number), attacker, b"blob", WALL, 0.0)
-    assert len(store) <= MAX_HELD
-    kept = sum(bool(store.get(_far(number))) for number in range(1000))
-    assert kept == 1000
-    late = replace(bare, publisher=key_pair(1, 3).peer_id)
-    assert store.put(_far(5000), late, b"blob", WALL, 0.0)
-
-
-def _far(number: int) -> bytes:
-    return b"\xff" * 18 + number.to_bytes(2, "big")
-
-
-def _near(number: int) -> bytes:
-    return bytes(16) + number.to_bytes(4, "big")
 
 
 def test_a_stranger_stores_its_own_records_and_no_others() -> None:
@@ -86,7 +36,7 @@ def test_a_stranger_stores_its_own_records_and_no_others() -> None:
         replies = sent(tell(node, carrier, Store(place(record), record.encode()), 1.0))
         assert replies[0][1].body == Stored(False)
     assert node.core.records == 0
-    met(node, key_pair(3))
+    meet(node, contact(key_pair(3)))
     record = signed(key_pair(1, 2), b"name")
     replies = sent(tell(node, contact(key_pair(3)), Store(place(record), record.encode()), 1.0))
     assert replies[0][1].body == Stored(True), "a peer in the table may store it"
@@ -111,7 +61,7 @@ def test_long_records_of_distant_expiry_do_not_crowd_others_out_of_an_answer() -
 
 def asked(node: Node, liar: KeyPair) -> tuple[int, bytes]:
     """The node reads a name; the number and key of its question to ``liar``."""
-    met(node, liar)
+    meet(node, contact(liar))
     for _, question in sent(node.core.handle(Get(1, "test", b"name"), LATER)):
         if isinstance(question.body, FindValue):
             return question.request_id, question.body.key

@@ -11,7 +11,7 @@ from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, decode_untrus
 from p2p.events import Received
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from tests.attacks.dht import add_at, contact, key_pair, sent, tell
+from tests.attacks.dht import add_at, contact, greet, key_pair, sent, tell
 
 FAR = 0b00001
 """The first bits of the bucket under attack; the victim's differ in the first."""
@@ -34,10 +34,7 @@ def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:
             )  # type: ignore[misc]
     swarm.run(60)
     for node in honest:
-        met = tell(victim, node.core.own, FindNode(bytes(20)), swarm.now)
-        for _, question in sent(met):
-            if isinstance(question.body, Ping):
-                tell(victim, node.core.own, Pong(), swarm.now, question.request_id)
+        greet(victim, node.core.own, swarm.now)
     # Half of the bucket is met by questions of visitors, the rest by a lookup of our own.
     swarm.give(victim, Get(1, "test", b"name"))
     swarm.run(120)
@@ -95,10 +92,8 @@ def test_a_visitor_enters_the_table_when_it_has_answered_and_not_before() -> Non
     (victim,) = swarm.nodes.values()
     mute, honest = contact(key_pair(1)), contact(key_pair(2))
     for second in range(120):
-        for each in (mute, honest):
-            for _, question in sent(tell(victim, each, FindNode(bytes(20)), float(second))):
-                if isinstance(question.body, Ping) and each is honest:
-                    tell(victim, honest, Pong(), second + 0.1, question.request_id)
+        tell(victim, mute, FindNode(bytes(20)), float(second))
+        greet(victim, honest, float(second))
     assert victim.core.contact_of(honest.peer) == honest
     assert victim.core.contact_of(mute.peer) is None
 
@@ -126,13 +121,6 @@ def test_one_network_gets_ten_places_and_two_in_a_bucket() -> None:
             assert sum(in_bucket) <= 10
         table.add(at(f"93.{number // 250}.{number % 250}.1"))
     assert len(table) > 500, "the honest, each in its own network, find their places"
-
-
-def greet(victim: Node, visitor: object, now: float = 1.0) -> None:
-    """``visitor`` asks, and answers the ping."""
-    for _, question in sent(tell(victim, visitor, FindNode(bytes(20)), now)):  # type: ignore[arg-type]
-        if isinstance(question.body, Ping):
-            tell(victim, visitor, Pong(), now, question.request_id)  # type: ignore[arg-type]
 
 
 def test_private_addresses_are_one_crowd_to_a_node_on_the_public_internet() -> None:

@@ -25,9 +25,9 @@ from roles.engines.torch.model import TransformerModel
 from roles.protocol.scorer import ENGINE_FAILED
 from roles.protocol.standing import RoleStanding
 from roles.workers import client as workers
-from tests.attacks.judged import accepted, play, trainer, validator
 from tests.support.models import SHAPES
 from tests.support.processes import kill
+from tests.support.swarm import Play, perform, roles_of, scored, trainer_of
 from tests.unit.content_life import ARGV, CONFIG, LESSON
 
 
@@ -155,12 +155,12 @@ def test_no_role_ends_with_the_process_of_its_engine(
         make_standing(self, node, began, job, name)
 
     monkeypatch.setattr(RoleStanding, "__init__", note_standing)
-    workers = {"inference-1": "inference", "inference-2": "inference"}
-    health = play(workers, 100.0, steps=6)
+    health = perform(Play(), steps=6, seconds=100)
+    (judge,) = roles_of(health, "validator")
     assert any(count >= 3 for engine in engines for count in engine.calls.values())
-    assert trainer(health)["step"] == 6
+    assert trainer_of(health)["step"] == 6
     # an engine is of the edition under which it was opened, however often it dies
     assert standings.count("trainer") == 1
-    assert validator(health)["rejected"] == 0
-    assert accepted(health, "inference") > 4
-    assert (ENGINE_FAILED in validator(health)["inconclusive"]) == (role == "validator")
+    assert judge["rejected"] == 0
+    assert sum(scored(health, f"inference-{number}")["accepted"] for number in (1, 2)) > 4
+    assert (ENGINE_FAILED in judge["inconclusive"]) == (role == "validator")

@@ -21,8 +21,8 @@ from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
 from roles.workers import client as workers
 from roles.workers.client import START_PAUSES
-from tests.attacks.judged import play, trainer
 from tests.support.processes import kill
+from tests.support.swarm import CAST, Play, perform, trainer_of
 from tests.unit.content_life import ARGV, CONFIG
 
 
@@ -96,6 +96,7 @@ def test_an_engine_that_fails_under_an_older_policy_goes_on_with_the_newest(
     monkeypatch.setattr(InferenceSession, "produce", noting)
     monkeypatch.setattr(FakeEngine, "advance", failing)
     monkeypatch.setattr(FakeEngine, "has_room", property(lambda _: True))
-    health = play({"inference-1": "inference"}, 90.0, steps=6)
+    cast = {name: role for name, role in CAST.items() if name != "inference-2"}
+    health = perform(Play(cast), steps=6, seconds=90)
     assert failed
-    assert trainer(health)["step"] == 6
+    assert trainer_of(health)["step"] == 6

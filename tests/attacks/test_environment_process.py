@@ -21,6 +21,7 @@ from roles.envs.contained import EnvironmentDied, EnvironmentFailed
 from roles.envs.frames import tasks_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.ration import interrupted
+from tests.support.packages import install
 
 CODE = """
 import ctypes, os, sys, time
@@ -74,13 +75,8 @@ SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="dire"),))
 @pytest.fixture
 def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with an environment, as its owner would install it."""
-    info = tmp_path / "dire_env-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dire-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[shoal.envs]\ndire = dire_env:Game\ntalk = dire_env:Talk\n"
-    )
-    (tmp_path / "dire_env.py").write_text(CODE)
+    points = {"dire": "dire_env:Game", "talk": "dire_env:Talk"}
+    install(tmp_path, "dire_env", CODE, "shoal.envs", **points)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return tmp_path / "dire_env.py"
 

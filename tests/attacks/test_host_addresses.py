@@ -36,9 +36,9 @@ from p2p.swarm.core.limits import (
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import DNS_THREADS, TcpNetwork
+from tests.support.hosts import QUIET, hosts
 
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 def peer_at(number: int) -> PeerId:
@@ -135,9 +135,7 @@ async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
     """
     network = SilentNetwork()
     async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as friend,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as contact,
+        hosts(3, network=network) as (host, friend, contact),
         open_world(key=KeyPair(bytes(32))) as world,
     ):
         for number in range(100):

@@ -12,13 +12,13 @@ from p2p.errors import LocalProtocolError
 from p2p.host import MAX_OUTBOX, PeerEvent, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import identify, outbox as outbox_module
-from p2p.swarm.swarm import SwarmConfig, open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.connection import Connection
 from p2p.transport.memory import MemoryNetwork
+from tests.support.hosts import QUIET, hosts
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
-QUIET = SwarmConfig(keepalive=float("inf"))
 
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
@@ -37,8 +37,7 @@ async def test_a_bug_that_a_peer_can_trigger_costs_that_peer_only(
         raise ValueError("our bug")
 
     async with (
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as victim,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as honest,
+        hosts(2, network=network, is_strict=False) as (victim, honest),
         open_host(network=network, listen=("/memory/0",), config=QUIET, key=evil) as attacker,
     ):
         victim.set_handler(ECHO, serve_requests(echo))
@@ -85,11 +84,7 @@ async def test_a_lane_that_a_peer_does_not_read_is_given_up(
     autojump_clock: trio.abc.Clock,
 ) -> None:
     """Beyond the list: before, what waited for a peer that never read waited for ever."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as sleeper,
-    ):
+    async with hosts(2) as (host, sleeper):
 
         async def never_read(_: object) -> None:
             await trio.sleep_forever()
@@ -107,12 +102,8 @@ async def test_a_lane_that_a_peer_does_not_read_is_given_up(
 
 async def test_sending_never_raises_for_what_a_peer_did() -> None:
     """Timers send; what a peer did must not come out of `Host.send`."""
-    network = MemoryNetwork()
     events: list[PeerEvent] = []
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as other,
-    ):
+    async with hosts(2) as (host, other):
         with (
             host.watching(events.append),
             other.receiving(NEWS, lambda _, message: None),

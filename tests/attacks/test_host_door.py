@@ -22,9 +22,9 @@ from p2p.swarm import connector
 from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
 from p2p.swarm.core.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.connection import Secured, secure
-from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
+from tests.attacks.hostile_mux import Hostile
+from tests.support.hosts import hosts
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
@@ -61,17 +61,9 @@ async def honest(network: MemoryNetwork, host: SwarmHost) -> None:
 
 async def stranger(
     network: MemoryNetwork, host: SwarmHost, world: RealWorld, seed: int
-) -> tuple[trio.abc.HalfCloseableStream, Secured]:
+) -> Hostile:
     """A connection that shakes hands and then says nothing for ever."""
-    raw = await network.dial(host.addrs[0])
-    key = KeyPair(seed.to_bytes(32, "big"))
-    return raw, await secure(
-        raw,
-        StaticKey.create(key, world.entropy(32)),
-        world.entropy,
-        dialer=True,
-        expected=host.peer_id,
-    )
+    return await Hostile.dial(world, network, host.addrs[0], KeyPair(seed.to_bytes(32, "big")))
 
 
 async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() -> None:
@@ -191,8 +183,8 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
         async def keep_coming() -> None:
             while True:
                 with contextlib.suppress(trio.BrokenResourceError, RemoteProtocolError):
-                    raw, _ = await stranger(network, host, world, seed=1)
-                    while await raw.receive_some():
+                    crowding = await stranger(network, host, world, seed=1)
+                    while await crowding.raw.receive_some():
                         pass
                 await world.sleep(0.05)
 
@@ -249,12 +241,7 @@ async def test_idle_connections_end_and_messages_open_them_again(
     """Before, an idle connection stayed until its process ended."""
     async with (
         victim() as (network, host),
-        open_host(
-            network=network, listen=("/memory/0",), config=SwarmConfig(keepalive=QUIET)
-        ) as talker,
-        open_host(
-            network=network, listen=("/memory/0",), config=SwarmConfig(keepalive=QUIET)
-        ) as friend,
+        hosts(2, network=network) as (talker, friend),
         open_world(key=KeyPair(bytes(32))) as world,
     ):
         received: list[bytes] = []

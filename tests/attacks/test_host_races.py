@@ -13,10 +13,9 @@ import contextlib
 import gc
 import random
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
@@ -47,24 +46,14 @@ from tests.attacks.hostile_mux import (
     hello,
     open_victims,
 )
+from tests.support.hosts import QUIET, hosts
 from tests.sweeps import swept
 
 HELD = ProtocolId("/test/held")
 NEWS = ProtocolId("/test/news")
 BUG = ProtocolId("/test/bug")
-QUIET = SwarmConfig(keepalive=float("inf"))
 NOWHERE = Multiaddr.parse("/memory/99999")
 TROUBLE = (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-@asynccontextmanager
-async def pair(**options: Any) -> AsyncIterator[tuple[SwarmHost, SwarmHost]]:
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), config=QUIET, **options) as one,
-        open_host(network=network, listen=("/memory/0",), config=QUIET, **options) as other,
-    ):
-        yield one, other
 
 
 def connections_of(host: SwarmHost) -> list[Connection]:
@@ -82,7 +71,7 @@ async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
     """Before, the listeners behind it missed the event: gossip kept a peer that had gone in its
     mesh.
     """
-    async with pair() as (host, other):
+    async with hosts(2, is_strict=False) as (host, other):
         heard: list[PeerState] = []
         with (
             host.watching(crash),
@@ -98,7 +87,7 @@ async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
 
 async def test_a_listener_that_raises_lets_no_violation_go_unpunished() -> None:
     """Before, what it raised at the disconnect came before the penalty, and instead of it."""
-    async with pair() as (host, other):
+    async with hosts(2, is_strict=False) as (host, other):
         with host.watching(
             lambda event: crash() if event.state is PeerState.DISCONNECTED else None
         ):
@@ -121,7 +110,7 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
     """Before, `connect` raised, and listeners heard UNREACHABLE of a peer that was
     connected.
     """
-    async with pair(strict=True) as (host, other):
+    async with hosts(2) as (host, other):
         received: list[bytes] = []
         states: list[PeerState] = []
         with (
@@ -269,7 +258,7 @@ async def test_a_connection_that_is_over_is_freed_at_once() -> None:
     """Before, a cycle kept each dead connection for the collector: 18,000 objects after a
     flood.
     """
-    async with pair(strict=True) as (host, other):
+    async with hosts(2) as (host, other):
         await host.connect_addr(other.addrs[0])
         await trio.testing.wait_all_tasks_blocked()
         dead = [weakref.ref(one) for one in (*connections_of(host), *connections_of(other))]

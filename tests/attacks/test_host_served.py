@@ -16,9 +16,9 @@ from p2p.host import MAX_MESSAGE, Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import identify, swarm as swarm_module
 from p2p.swarm.core import limits as limits_module
-from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
-from p2p.transport.memory import MemoryNetwork
+from p2p.swarm.swarm import SwarmConfig, SwarmHost
 from p2p.wire import encode_varint, frame
+from tests.support.hosts import hosts
 
 ECHO = ProtocolId("/test/echo")
 NEWS = ProtocolId("/test/news")
@@ -47,13 +47,7 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
     """Before, idle streams of 36 connections took all 8,192 places."""
     monkeypatch.setattr(limits_module, "MAX_SERVED", 64, raising=False)
     monkeypatch.setattr(swarm_module, "MAX_SERVED", 64, raising=False)
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-        open_host(network=network, listen=(), config=QUIET) as two,
-        open_host(network=network, listen=(), config=QUIET) as honest,
-    ):
+    async with hosts(4, QUIET) as (victim, one, two, honest):
         victim.set_handler(ECHO, serve_requests(echo))
         for host in (one, two, honest):
             await host.connect_addr(victim.addrs[0])
@@ -69,12 +63,7 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
 
 async def test_a_peer_has_few_streams_of_what_needs_few() -> None:
     """Beyond the list: before, 256 idle pings of each peer; of 700 peers 4,096, or 45 MiB."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-        open_host(network=network, listen=(), config=QUIET) as other,
-    ):
+    async with hosts(3, QUIET) as (victim, one, other):
         for host in (one, other):
             await host.connect_addr(victim.addrs[0])
         held = []
@@ -115,11 +104,7 @@ def test_the_peer_with_the_most_streams_loses_its_newest(
 @pytest.mark.parametrize("kind", ["messages", "requests"])
 async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock) -> None:
     """Before, a frame that was begun was held for as long as its sender liked."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as one,
-    ):
+    async with hosts(2, QUIET) as (victim, one):
         victim.protect("test", [one.peer_id])
         one.protect("test", [victim.peer_id])
         blocks = ExitStack()
@@ -147,12 +132,7 @@ async def test_unfinished_frames_are_bounded_over_all_peers() -> None:
     """Before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
     all.
     """
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-        open_host(network=network, listen=(), config=QUIET) as honest,
-    ):
+    async with hosts(3, QUIET) as (victim, one, honest):
         victim.memory.max_held = 2_000_000
         victim.set_handler(ECHO, serve_requests(echo))
         await one.connect_addr(victim.addrs[0])
@@ -167,12 +147,8 @@ async def test_unfinished_frames_are_bounded_over_all_peers() -> None:
 
 async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
     """Before, each of 256 streams was read, and held a frame of its own."""
-    network = MemoryNetwork()
     received = []
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-    ):
+    async with hosts(2, QUIET) as (victim, one):
         with victim.receiving(NEWS, lambda _, message: received.append(message)):
             await one.connect_addr(victim.addrs[0])
             streams = [await one.open_stream(victim.peer_id, NEWS) for _ in range(5)]
@@ -191,7 +167,6 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
     """Before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one
     go.
     """
-    network = MemoryNetwork()
     count = 0
 
     def take(peer: PeerId, message: bytes) -> None:
@@ -199,8 +174,7 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
         count += 1
 
     async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
+        hosts(2, QUIET) as (victim, one),
         trio.open_nursery() as nursery,
     ):
         with victim.receiving(NEWS, take):

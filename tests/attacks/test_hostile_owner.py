@@ -21,15 +21,10 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.launch import find_containment
-from p2p.wire import pack
 from roles.contract.core.file import (
-    DOMAIN,
-    FORMAT,
     EnvironmentPin,
-    _sorted,
     decode_run_untrusted,
     sign_run,
-    write_table,
 )
 from roles.contract.core.pin import FilePin
 from roles.contract.core.sampling import SamplingTerms
@@ -38,31 +33,13 @@ from roles.engines.config import EngineConfig, MachineLimits, engine_of, memory_
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
 from roles.rl.recipes import NETWORK, SORTER
-from tests.support.shady import OWNER, TERMS, install
+from tests.support.packages import install_shady
+from tests.support.runs import OWNER, TERMS, sign_table, with_value
 
+INF, NAN = math.inf, math.nan
 HOSTILE = (
-    0,
-    1,
-    -1,
-    2,
-    10**9,
-    10**12,
-    2**63,
-    -(2**63),
-    0.0,
-    -1.0,
-    1e-300,
-    1e308,
-    math.inf,
-    -math.inf,
-    math.nan,
-)
-
-
-def signed(table: dict[str, Any]) -> bytes:
-    body = pack(_sorted(table))
-    owner = OWNER.peer_id.digest
-    return pack([FORMAT, owner, body, OWNER.sign(DOMAIN, pack([FORMAT, owner, body]))])
+    0, 1, -1, 2, 10**9, 10**12, 2**63, -(2**63), 0.0, -1.0, 1e-300, 1e308, INF, -INF, NAN,
+)  # fmt: skip
 
 
 def numbers(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -77,17 +54,8 @@ def numbers(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield path
 
 
-TABLE = write_table(TERMS)
+TABLE: Any = TERMS.to_table()
 PATHS = list(numbers(TABLE))
-
-
-def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
-    table = deepcopy(TABLE)
-    place: Any = table
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return table
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
@@ -99,7 +67,7 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
     voided = 0
     for value in HOSTILE:
         try:
-            run = decode_run_untrusted(signed(with_number(path, value)))
+            run = decode_run_untrusted(sign_table(with_value(TABLE, path, value)))
         except BadMessage:
             voided += 1
             continue
@@ -108,6 +76,28 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
         with suppress(ConfigError):  # more than this machine allows
             assert isinstance(engine_of(run), EngineConfig)
     assert voided >= 3, "inf, -inf and NaN at least"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"off": [[0.05, 1e9]]}, {"off": [[0.05, 1.0000001]]}, {"off": [[0.05, NAN]]},
+        {"off": [[NAN, 0.1]]}, {"off": [[0.05, INF]]}, {"off": [[0.05, -0.0001]]},
+        {"off": [[0.05]]}, {"off": [0.05, 0.1]}, {"gap_mean": INF}, {"gap_scale": -1.0},
+        {"surprise": NAN}, {"exponent_mismatches": 2.5}, {"exponent_mismatches": 2**63},
+    ],
+)  # fmt: skip
+def test_limits_that_limit_nothing_are_no_run(limits: dict[str, Any]) -> None:
+    """A share of 1e9 kept each validator for minutes with the limit of one group."""
+    with pytest.raises(BadMessage):
+        decode_run_untrusted(sign_table({**TABLE, "limits": {**TABLE["limits"], **limits}}))
+
+
+def test_steps_in_any_order_or_none_are_a_run() -> None:
+    for off in ([], [[0.4, 0.1], [0.05, 0.2]], [[0.05, 1.0]]):
+        run = decode_run_untrusted(sign_table(with_value(TABLE, ("limits", "off"), off)))
+        assert sign_run(run.terms, OWNER).document == run.document
+        assert run.terms.limits.off_limits(8192, 1e-6).keys() == {step for step, _ in off}
 
 
 NAMES = (
@@ -128,7 +118,7 @@ def test_an_owner_cannot_name_a_callable(name: str) -> None:
     table = deepcopy(TABLE)
     table["environments"][0]["name"] = name  # type: ignore[index]
     with pytest.raises(BadMessage, match="entry point"):
-        decode_run_untrusted(signed(table))
+        decode_run_untrusted(sign_table(table))
     for find in (make_environment, environment_digest):
         with pytest.raises(ConfigError, match="there is no environment"):
             find(name)
@@ -144,7 +134,7 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
     """The digest of the package's files comes first, of helper modules and data
     too.
     """
-    install(tmp_path)
+    install_shady(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     digest = environment_digest("shady")
@@ -220,7 +210,7 @@ def test_what_pretends_has_no_tokenizer() -> None:
     base = tuple(FilePin(name=name, size=1, digest=bytes(32)) for name in names)
     with pytest.raises(ValueError, match="takes no base"):
         replace(TERMS.model, engine="fake", base=base)
-    hostile = write_table(replace(TERMS, model=replace(TERMS.model, base=base)))
+    hostile: Any = replace(TERMS, model=replace(TERMS.model, base=base)).to_table()
     hostile["model"]["engine"] = "fake"
     with pytest.raises(BadMessage, match="takes no base"):
-        decode_run_untrusted(signed(hostile))
+        decode_run_untrusted(sign_table(hostile))

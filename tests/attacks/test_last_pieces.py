@@ -25,10 +25,10 @@ from p2p.shardcast.bulk import BulkReader, Sender, Throttle
 from p2p.shardcast.messages import ChunkHeader
 from p2p.shardcast.store import PolicyStore
 from p2p.swarm import identify
-from p2p.swarm.swarm import SwarmConfig, open_host
-from p2p.transport.memory import MemoryNetwork
+from p2p.swarm.swarm import SwarmConfig
 from p2p.wire import KI, MIB, FrameReader, encode_varint
 from p2p.world import World
+from tests.support.hosts import hosts
 
 QUIET = SwarmConfig(keepalive=float("inf"), identify=False)
 NEWS = [ProtocolId(f"/test/news/{number}") for number in range(8)]
@@ -124,11 +124,7 @@ async def test_a_reader_that_waits_keeps_no_piece_that_it_has_read(
 
 async def test_a_message_that_a_stream_takes_slowly_counts_as_waiting() -> None:
     """Before: up to a megabyte of each lane had left the account by then."""
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
-        open_host(network=network, listen=("/memory/0",), config=QUIET) as sleeper,
-    ):
+    async with hosts(2, QUIET) as (host, sleeper):
 
         async def never_read(_: object) -> None:
             await trio.sleep_forever()

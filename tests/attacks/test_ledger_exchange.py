@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 
@@ -22,9 +21,8 @@ from p2p.ledger.core.exchange import (
 )
 from p2p.ledger.service import DOUBTED
 from p2p.wire import FrameReader
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
+from tests.support.simulated import on_swarm
 
 JUDGE, BOASTER = "n0", "n1"
 CONFIG = ExchangeConfig(is_on=True)
@@ -70,14 +68,6 @@ class Stage:
                     self.ended += group.exceptions
 
 
-def play(scene: Callable[[Swarm], Awaitable[None]], horizon: float = 1000) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            await scene(swarm)
-
-    run_simulation(partial(main), seed=1, horizon=horizon)
-
-
 BACKUP = ("ledger/00000000.seg", "ledger/synced")
 
 
@@ -108,7 +98,7 @@ def test_a_ledger_that_came_from_a_backup_ends_its_node(are_copies_lost: bool) -
         assert "restore the ledger as it was" in str(stage.ended[0])
         assert not any(one.exchange.forks for one in stage.exchanges.values())
 
-    play(scene)
+    on_swarm(scene)
 
 
 def test_one_that_claims_to_know_more_does_not_keep_all_questions_to_itself() -> None:
@@ -147,4 +137,4 @@ def test_one_that_claims_to_know_more_does_not_keep_all_questions_to_itself() ->
         honest, rounds = len(stage.exchanges), 2 * DOUBTED / CONFIG.interval
         assert 0 < len(asked) < honest * rounds / 2
 
-    play(scene)
+    on_swarm(scene)

@@ -18,23 +18,22 @@ from pathlib import Path
 import pytest
 
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
 from p2p.machine import RealWorld, load_or_create_key, open_world
 from roles.contract import Run
-from roles.contract.core.file import EnvironmentPin, Terms, sign_run
+from roles.contract.core.file import EnvironmentPin, sign_run
 from roles.contract.core.pin import FilePin
 from roles.engines.config import MachineLimits
 from roles.envs.base import environment_digest
 from roles.envs.client import open_environment_of, setup_of
 from roles.envs.contained import Payment
 from roles.envs.mix import open_mix
-from roles.rl.recipes import NETWORK, SORTING
 from tests.model_folders import END, LLAMA, make_folder
+from tests.support.packages import install
+from tests.support.runs import OWNER, TERMS
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
 )
-OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
 QUESTIONS = b"".join(
     json.dumps({"question": f"What is {number}?", "answer": str(number)}).encode() + b"\n"
     for number in range(100)
@@ -61,26 +60,16 @@ def make_node(folder: Path) -> tuple[int, ...]:
 
 
 def run_of(folder: Path, environment: EnvironmentPin) -> Run:
-    pins = tuple(
-        FilePin(
-            name=path.name,
-            size=path.stat().st_size,
-            digest=hashlib.sha256(path.read_bytes()).digest(),
-        )
-        for path in sorted((folder / "base").iterdir())
-    )
-    terms = Terms(
-        name="thief",
-        expiry=2_000_000_000,
-        environments=(environment,),
-        trainers=(TRAINER.peer_id,),
-        validators=(VALIDATOR.peer_id,),
-        sampling=NETWORK.sampling,
-        model=SORTING,
-    )
-    model = replace(terms.model, base=pins, context=4096, end_tokens=(END,), shape=LLAMA)
-    sampling = replace(terms.sampling, max_new_tokens=8)
-    return sign_run(replace(terms, model=model, sampling=sampling), OWNER)
+    pins = tuple(pin_file(path) for path in sorted((folder / "base").iterdir()))
+    model = replace(TERMS.model, base=pins, context=4096, end_tokens=(END,), shape=LLAMA)
+    sampling = replace(TERMS.sampling, max_new_tokens=8)
+    terms = replace(TERMS, environments=(environment,), model=model, sampling=sampling)
+    return sign_run(terms, OWNER)
+
+
+def pin_file(path: Path) -> FilePin:
+    data = path.read_bytes()
+    return FilePin(name=path.name, size=len(data), digest=hashlib.sha256(data).digest())
 
 
 def pin(name: str, **options: object) -> EnvironmentPin:
@@ -101,11 +90,7 @@ async def pay_all(
 def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that evaluates, in no process of its own, gives the key away: else what
     follows would show nothing."""
-    info = tmp_path / "trusting_env-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trusting-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\ntrusting = trusting_env:Trusting\n")
-    (tmp_path / "trusting_env.py").write_text(
+    source = (
         "from roles.envs.text import Message, TextTask\n"
         "class Trusting:\n"
         "    name = 'trusting'\n"
@@ -116,6 +101,7 @@ def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def evaluation(self):\n"
         "        return [self.task(b'')]\n"
     )
+    install(tmp_path, "trusting_env", source, "shoal.envs", trusting="trusting_env:Trusting")
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "node"
     tokens = make_node(folder)
@@ -138,8 +124,7 @@ async def test_no_environment_that_comes_with_shoal_runs_it(
     options: dict[str, object] = {}
     if name.startswith("math"):
         (tmp_path / "questions.jsonl").write_bytes(QUESTIONS)
-        digest = hashlib.sha256(QUESTIONS).digest()
-        options["data"] = FilePin(name="questions.jsonl", size=len(QUESTIONS), digest=digest)
+        options["data"] = pin_file(tmp_path / "questions.jsonl")
     if name == "reasoning-gym":
         options["kinds"] = {"prime_factorization": 1.0, "number_sorting": 1.0, "jugs": 1.0}
     run = run_of(folder, pin(name, **options))

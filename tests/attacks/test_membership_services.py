@@ -15,10 +15,9 @@ from p2p.identity import PeerId
 from p2p.membership import Membership, MembershipConfig, open_membership
 from p2p.membership.core.core import ANCHOR_BEATS, READDRESS_BEATS
 from p2p.membership.service import ANCHORS_PATH
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
 from sim.node.host import SimHost
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
+from tests.support.simulated import on_swarm
 
 CONFIG = MembershipConfig(interval=1.0)
 
@@ -47,29 +46,28 @@ class Town:
 
 
 def play(body: Callable[[Town], Awaitable[Any]], size: int = 6) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            town = Town(swarm, size)
-            add, protect = SimHost.add_addrs, SimHost.protect
+    async def main(swarm: Swarm) -> None:
+        town = Town(swarm, size)
+        add, protect = SimHost.add_addrs, SimHost.protect
 
-            def note_addrs(
-                host: SimHost, peer: PeerId, addrs: Any, source: AddrSource = AddrSource.OWNER
-            ) -> None:
-                town.told.append((town.names[host.peer_id], source))
-                add(host, peer, addrs, source)
+        def note_addrs(
+            host: SimHost, peer: PeerId, addrs: Any, source: AddrSource = AddrSource.OWNER
+        ) -> None:
+            town.told.append((town.names[host.peer_id], source))
+            add(host, peer, addrs, source)
 
-            def note_protected(host: SimHost, purpose: str, peers: Iterable[PeerId]) -> None:
-                peers = tuple(peers)
-                town.protected.setdefault(town.names[host.peer_id], {})[purpose] = peers
-                protect(host, purpose, peers)
+        def note_protected(host: SimHost, purpose: str, peers: Iterable[PeerId]) -> None:
+            peers = tuple(peers)
+            town.protected.setdefault(town.names[host.peer_id], {})[purpose] = peers
+            protect(host, purpose, peers)
 
-            with (
-                patch.object(SimHost, "add_addrs", note_addrs),
-                patch.object(SimHost, "protect", note_protected),
-            ):
-                await body(town)
+        with (
+            patch.object(SimHost, "add_addrs", note_addrs),
+            patch.object(SimHost, "protect", note_protected),
+        ):
+            await body(town)
 
-    run_simulation(main, seed=1)
+    on_swarm(main)
 
 
 def test_a_members_address_is_told_again_and_as_its_own_word() -> None:

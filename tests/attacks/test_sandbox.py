@@ -36,6 +36,7 @@ from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.workers.calls import decode_reply, encode_request
+from tests.support.packages import install
 from tests.support.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
@@ -115,6 +116,7 @@ class House:
             "a namespace": ["new_namespace"],
             "a mount": ["mounted"],
             "the kernel's keys": ["keys"],
+            "the kernel's keyrings": ["keyring"],
             "root": ["become_root"],
             "limits": ["raise_limits"],
             "a process": ["start_processes"],
@@ -159,11 +161,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def package(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """The spy as an environment of another package."""
     folder = house.folder.parent / "package"
-    info = folder / "spying-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spying\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\nspying = spying:Spy\n")
-    (folder / "spying.py").write_text(ENVIRONMENT)
+    install(folder, "spying", ENVIRONMENT, "shoal.envs", spying="spying:Spy")
     doors = [[name, arguments] for name, *arguments in house.doors.values()]
     (folder / "spying_doors.py").write_text(f"DOORS = {doors!r}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))

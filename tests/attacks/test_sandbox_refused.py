@@ -20,7 +20,8 @@ from roles.engines.config import MachineLimits
 from roles.envs import base
 from roles.envs.base import EVALUATES_NOTHING, environment_digest, evaluates_nothing
 from roles.envs.client import open_environment_of
-from tests.support.shady import OWNER, TERMS, install
+from tests.support.packages import install_shady
+from tests.support.runs import OWNER, TERMS
 
 WHY = "bwrap: No permissions to create a new namespace"
 
@@ -45,7 +46,7 @@ async def test_a_node_refuses_what_may_evaluate_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ran as the node's own user."""
-    install(tmp_path)
+    install_shady(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     run = runs_on("shady")

@@ -27,22 +27,29 @@ from p2p.offence import Offence
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
 from roles.contract.core.file import (
-    DOMAIN,
-    FORMAT,
     MAX_COMPLAINT,
     MAX_RUN,
     _sorted,
     open_run,
-    write_table,
 )
 from tests.counting import calls_at_most
 from tests.support.nodes import CONFIG, Echo, member, wait_members
-from tests.support.runs import OWNER, RUN, STRANGER, TERMS, TRAINER, VALIDATOR
+from tests.support.runs import (
+    OWNER,
+    RUN,
+    STRANGER,
+    TERMS,
+    TRAINER,
+    VALIDATOR,
+    sign_body,
+    sign_table,
+    with_value,
+)
 
 MOST_CALLS = 100_000
 """To read a document of 256 KiB at most; the worst below makes 20,555."""
 
-TABLE = write_table(TERMS)
+TABLE: Any = TERMS.to_table()
 NESTED: Any = b""
 for _ in range(7):
     NESTED = [NESTED]
@@ -54,11 +61,6 @@ HOSTILE_VALUES: tuple[Any, ...] = (
     {str(number): number for number in range(1_000)},
     [{"name": "sort", "digest": b"0" * 32}] * 65, [str(OWNER.peer_id)] * 1_000,
 )  # fmt: skip
-
-
-def signed(body: bytes, key: KeyPair = OWNER) -> bytes:
-    owner = key.peer_id.digest
-    return pack([FORMAT, owner, body, key.sign(DOMAIN, pack([FORMAT, owner, body]))])
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -76,17 +78,6 @@ def places(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 PLACES = list(places(TABLE))
-
-
-def changed(path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    table: Any = deepcopy(TABLE)
-    place = table
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return table
 
 
 def peculiar_bodies() -> Iterator[bytes]:
@@ -122,7 +113,7 @@ def hostile_bodies() -> Iterator[bytes]:
     for path in PLACES:
         for value in HOSTILE_VALUES:
             try:
-                yield pack(_sorted(changed(path, value)))
+                yield pack(_sorted(with_value(TABLE, path, value)))
             except ValueError:  # deeper than msgpack will pack
                 continue
 
@@ -181,7 +172,7 @@ async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(
             book._run = book._pin = RUN
         try:
             with calls_at_most(MOST_CALLS):
-                await book.offer(signed(body))
+                await book.offer(sign_body(body))
         except BadMessage as error:
             refused += 1
             check_complaint(error)
@@ -207,7 +198,7 @@ async def test_another_owners_document_costs_no_signature_and_another_runs_one(
     void = {**TABLE, "model": 0}
     for key, name, signatures in ((STRANGER, "x", 0), (OWNER, "other", 1)):
         judged.clear()
-        document = signed(pack(_sorted({**void, "name": name})), key)
+        document = sign_table({**void, "name": name}, key)
         with pytest.raises(OtherRun):
             await book.offer(document)
         assert len(judged) == signatures
@@ -271,12 +262,9 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
     """A self-signed run file with key_heads = 0 ended all three within 25 s."""
     shape = {**TABLE["model"]["shape"], "key_heads": 0}  # type: ignore[index]
     lethal = {**TABLE, "model": {**TABLE["model"], "shape": shape}}  # type: ignore[dict-item]
-    bodies = [
-        pack(_sorted(table))
-        for table in (lethal, {**TABLE, "sampling": {"lag": -1}}, {**TABLE, "epoch": "2"})
-    ]
-    documents = [signed(body, key) for body in bodies for key in (STRANGER, OWNER)] * 3
-    void = [b"garbage", signed(bodies[0])[:-1]]
+    tables = (lethal, {**TABLE, "sampling": {"lag": -1}}, {**TABLE, "epoch": "2"})
+    documents = [sign_table(table, key) for table in tables for key in (STRANGER, OWNER)] * 3
+    void = [b"garbage", sign_table(lethal)[:-1]]
     config = replace(CONFIG, run=RunConfig(refresh=0.02))
     network, joining = MemoryNetwork(), KeyPair(b"j" * 32)
     roles = [Echo(), Echo(), Echo()]

@@ -27,12 +27,11 @@ from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
 from roles.workers.calls import decode_reply_untrusted
 from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
+from tests.support.packages import install
 
 CODE = """
 import os
 import stat
-import subprocess
-import time
 import trio
 from roles.envs.text import Message, TextTask
 
@@ -53,12 +52,6 @@ class Game:
                 except OSError:
                     pass
         match text:
-            case "fork":
-                if os.fork():
-                    os._exit(1)
-                time.sleep(600)
-            case "run":
-                subprocess.run(["/bin/true"], check=True)
             case "raise":
                 raise LookupError("no such word")
             case "spin":
@@ -88,11 +81,7 @@ BRIEF = 0.3
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's folder, and beside it a package with an environment."""
-    info = tmp_path / "wordy_env-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wordy-env\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\nwordy = wordy_env:Game\n")
-    (tmp_path / "wordy_env.py").write_text(CODE)
+    install(tmp_path, "wordy_env", CODE, "shoal.envs", wordy="wordy_env:Game")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return make_folder(tmp_path / "model")
 

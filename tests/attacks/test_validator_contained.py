@@ -17,7 +17,7 @@ from roles.envs.sort import SortEnvironment
 from roles.protocol.scorer import ENVIRONMENT_FAILED
 from roles.rl.recipes import NETWORK
 from roles.trainer.curve import LearningCurve
-from tests.attacks.judged import play, trainer, validator
+from tests.support.swarm import CAST, Play, perform, roles_of, trainer_of
 from tests.sweeps import swept
 
 
@@ -89,12 +89,11 @@ def test_a_reward_that_fails_costs_its_answer_and_no_submission(
     monkeypatch.setattr(
         SortEnvironment, "reward", fails_sometimes(SortEnvironment.reward, FAILURES[name])
     )
-    health = play(
-        {"inference-1": "inference", "inference-2": "inference"}, 120.0, steps=3, submission=1
-    )
-    assert trainer(health)["step"] == 3
-    assert validator(health)["inconclusive"].get(ENVIRONMENT_FAILED, 0) == 0
-    assert validator(health)["rejected"] == 0
+    health = perform(Play(), steps=3, submission=1, seconds=120)
+    (judge,) = roles_of(health, "validator")
+    assert trainer_of(health)["step"] == 3
+    assert judge["inconclusive"].get(ENVIRONMENT_FAILED, 0) == 0
+    assert judge["rejected"] == 0
     said = [record.getMessage() for record in caplog.records]
     told = [words for words in said if "such an answer earns nothing" in words]
     assert told
@@ -114,12 +113,9 @@ def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
         return 1.0 if is_kind and not is_tried else original(self, task, tokens)
 
     monkeypatch.setattr(SortEnvironment, "reward", reward)
-    workers = {"inference-1": "inference", "inference-2": "inference"}
-    health = play(workers, 60.0, steps=2, submission=1)
-    assert trainer(health)["step"] == 2
-    assert trainer(health)["liars"] == {}
-    assert trainer(health)["lies"] == 0
-    assert trainer(health)["bans"] == {}
+    trainer = trainer_of(perform(Play(), steps=2, submission=1, seconds=60))
+    assert trainer["step"] == 2
+    assert (trainer["liars"], trainer["lies"], trainer["bans"]) == ({}, 0, {})
     assert "answers another reward when asked again" in caplog.text
 
 
@@ -137,10 +133,10 @@ def test_a_task_that_fails_ends_no_worker(
         return original(self, seed, held_out=held_out)
 
     monkeypatch.setattr(SortEnvironment, "task", task)
-    workers = {f"inference-{number}": "inference" for number in range(1, 5)}
-    health = play(workers, 120.0, steps=3)
-    assert trainer(health)["step"] == 3
-    assert validator(health)["rejected"] == 0
+    workers = dict.fromkeys(("inference-3", "inference-4"), "inference")
+    health = perform(Play({**CAST, **workers}), steps=3, seconds=120)
+    assert trainer_of(health)["step"] == 3
+    assert [judge["rejected"] for judge in roles_of(health, "validator")] == [0]
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors
     assert len(errors) <= len(health), "each role of a node says it once"

@@ -145,28 +145,62 @@ def count_signatures(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-def test_what_is_wrong_at_a_glance_costs_no_signature_check(
+AT_A_GLANCE: dict[str, tuple[dict[str, Any], str]] = {
+    "another run": ({"run": b"x" * 32}, "start the node with that run"),
+    "other terms": ({"terms": b"x" * 32}, "do not hold any more"),
+    "another policy": ({"policy": b"x" * 32}, "another policy"),
+}
+"""What is wrong with a window, and what its sender is told."""
+
+
+def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, told = count_signatures(monkeypatch), list[Reply | None]()
+    """What is wrong at a glance costs no signature check."""
+    seen, told, glance = count_signatures(monkeypatch), dict[str, Reply | None](), []
+    broken = list[Reply | None]()
 
     async def tries(self: Attacker) -> None:
         version = self.node.shardcast.newest
         for number in range(20):
-            told.append(await self.commit(self.window(version=version + 1 + number)))
-        for changes in ({"terms": b"x" * 32}, {"run": b"x" * 32}, {"policy": b"x" * 32}):
-            told.append(await self.commit(self.window(**changes)))
-        stranger = made.key(77, "validator")
-        for validator in (None, stranger):
+            told[f"{number} to come"] = await self.commit(
+                self.window(version=version + 1 + number)
+            )
+        for name, (changes, _) in AT_A_GLANCE.items():
+            told[name] = await self.commit(self.window(**changes))
+        for number, validator in enumerate((None, made.key(77, "validator"))):
             verdict = self.verdict(self.window(), validator)
-            request = ContestRequest(verdict, self.sign(self.window()))
-            told.append(await self.ask(frame(encode_request(request))))
-            told.append(await self.ask(frame(encode_request(VerdictRequest(verdict)))))
+            contest = ContestRequest(verdict, self.sign(self.window()))
+            for request in (contest, VerdictRequest(verdict)):
+                name = f"{type(request).__name__} {number}"
+                told[name] = await self.ask(frame(encode_request(request)))
+        glance.append(seen[str(self.node.peer_id)])
+        honest = self.window()
+        told["another node"] = await self.commit(replace(honest, node=self.trainer))
+        told["a gap"] = await self.commit(replace(honest, first=3))
+        told["too few claims"] = await self.commit(replace(honest, claims=honest.claims[:-1]))
+        told["honest"] = await self.commit(honest)
+        told["the same"] = await self.commit(honest)
+        told["other content"] = await self.commit(replace(honest, contents=(b"x" * 32,)))
+        unsigned = SignedWindow(replace(honest, first=1), bytes(64))
+        for data in (encode_request(WindowRequest(unsigned)), bytes(range(200))):
+            broken.append(await self.ask(frame(data)))
 
     health = play(tries, monkeypatch)
-    assert len(told) == 27
-    assert all(isinstance(one, Refused) for one in told)
-    assert seen[health["attacker-1"]["peer"]] == 0
+    assert glance == [0]
+    answers = [told.pop("honest"), told.pop("the same")]
+    assert all(isinstance(one, Answer) and one.wanted == (0,) for one in answers)
+    words = {name: said for name, (_, said) in AT_A_GLANCE.items()} | {
+        "another node": "from the node that signed it", "too few claims": "groups, not",
+    }  # fmt: skip
+    assert len(told) == 20 + 3 + 4 + 4
+    for name, reply in told.items():
+        assert isinstance(reply, Refused), (name, reply)
+        sentence = "the newest policy is" if "to come" in name else words.get(name, "")
+        assert sentence in reply.reason
+    assert broken == [None, None]
+    assert scored(health, "attacker-1")["rejected"] == 0
+    assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
 
 
 def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(

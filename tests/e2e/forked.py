@@ -1,6 +1,7 @@
 """Command lines of ``shoal`` in forked processes, which need not import everything again.
 
-Each ends as a user's process does: what is left in its streams is flushed.
+Each ends as a user's process does: what is left in its streams is flushed. None finds the nodes
+that this user happens to run on this machine.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import IO, Any, Final
 DRIVER: Final = """
 import gc, json, os, pwd, shutil, sys, traceback
 from functools import partial
+from pathlib import Path
+from p2p.node import folders
 from p2p.node.commands import command_names, load_command, main
 for name in command_names():
     load_command(name)
 import roles.demo.command
+folders._SOCKETS = Path(os.devnull)
 
 
 def ended(command):

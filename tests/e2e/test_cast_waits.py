@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
-from threading import Timer
 
 import pytest
 
@@ -27,6 +26,7 @@ from p2p.node.usage import SOON
 from tests.e2e.cast_process import LOCAL, Cast, cast, contents
 from tests.e2e.forked import Forks, Surroundings
 from tests.sweeps import swept
+from tests.terminal import terminal
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
@@ -260,35 +260,11 @@ def test_it_is_played_in_a_terminal_and_ended_by_ctrl_c(command: str, tmp_path: 
         line = ["pull", ticket, "--out", str(tmp_path / "out"), "--seed", "1000"]
         if command == "push":
             line = ["push", str(source), "--data", str(tmp_path / "other"), *LOCAL[:-1]]
-        shown, code = played([*SHOAL, *line], "passing on" if command == "pull" else "no other")
-    assert code == 0
-    assert "the same command line goes on" in shown
-    assert "Traceback" not in shown
+        with terminal(*SHOAL[1:], *line) as shown:
+            shown.wait("passing on" if command == "pull" else "no other")
+            shown.press_ctrl_c()
+            assert shown.end() == 0
+    assert "the same command line goes on" in shown.said
+    assert "Traceback" not in shown.said
     if command == "push":
-        assert "[bold]model" in shown
-
-
-def played(line: list[str], until: str) -> tuple[str, int]:
-    """What a command shows on a terminal of 80 x 24, with Ctrl-C once it shows ``until``."""
-    terminal, inside = os.openpty()
-    fcntl.ioctl(terminal, 0x5414, b"\x18\0\x50\0\0\0\0\0")  # TIOCSWINSZ
-    process = subprocess.Popen(
-        line, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, 0x540E, 0),  # TIOCSCTTY: Ctrl-C reaches it
-    )  # fmt: skip
-    os.close(inside)
-    alarm = Timer(60, process.kill)
-    alarm.start()
-    shown, pressed = b"", False
-    with os.fdopen(terminal, "r+b", buffering=0) as screen, process:
-        while True:
-            try:
-                shown += screen.read(4096)
-            except OSError:  # the other end is closed
-                break
-            if not pressed and until.encode() in shown:
-                pressed = True
-                screen.write(b"\x03")
-        code = process.wait()
-    alarm.cancel()
-    return shown.decode(errors="replace"), code
+        assert "[bold]model" in shown.said

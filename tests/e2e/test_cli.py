@@ -87,25 +87,6 @@ def test_a_newcomer_needs_one_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_folder_pinned_to_one_run_does_not_join_another(tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours.shoal", tmp_path / "theirs.shoal"
-    ours.write_bytes(RUN.document)
-    theirs.write_bytes(sign_run(replace(TERMS, name="theirs"), OWNER).document)
-    with node(tmp_path / "a", "--run", str(theirs)) as stranger:
-        addr = stranger.line()["addrs"][0]
-        stranger.line()
-        code, error = fail(
-            "--data", str(tmp_path / "b"), *LOOPBACK, "--run", str(ours), "--bootstrap", addr
-        )
-        assert code == 1
-        assert error.startswith(
-            f"error: the run file of {addr} cannot be used: it is of run 'theirs'"
-        )
-        assert "this node is pinned to 'sorting'" in error
-        assert error.endswith("use another --data, or a member of that run\n")
-
-
-@pytest.mark.deep
 def test_a_newer_edition_is_never_rolled_back(tmp_path: Path) -> None:
     old, new = tmp_path / "1.shoal", tmp_path / "2.shoal"
     old.write_bytes(RUN.document)
@@ -160,27 +141,24 @@ def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
             "cannot listen at /ip4/203.0.113.1/tcp/1: ",
         ),
         (["--data", "/proc/nowhere"], 1, "/proc/nowhere cannot be used: "),
+        (
+            ["--config", "node.toml"],
+            2,
+            "node.toml: membership: there is no key 'intervall'; did you mean 'interval'?",
+        ),
     ],
 )
 def test_every_error_is_one_sentence(
     arguments: list[str], exit_code: int, sentence: str, tmp_path: Path, shells: Forks
 ) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "node.toml").write_text("[membership]\nintervall = 1\n")
     line = ["node", "--data", str(tmp_path / "n"), *arguments]
-    code, _, error = shells.run(line, tmp_path / "here", Surroundings())
+    code, _, error = shells.run(line, folder, Surroundings())
     assert code == exit_code
     assert error.startswith(f"error: {sentence}")
     assert error.count("\n") == 1
-
-
-def test_a_wrong_key_in_the_configuration_is_named(tmp_path: Path, shells: Forks) -> None:
-    path = tmp_path / "node.toml"
-    path.write_text("[membership]\nintervall = 1\n")
-    line = ["node", "--data", str(tmp_path / "n"), "--config", str(path)]
-    code, _, error = shells.run(line, tmp_path / "here", Surroundings())
-    assert (code, error) == (
-        2,
-        f"error: {path}: membership: there is no key 'intervall'; did you mean 'interval'?\n",
-    )
 
 
 def test_wrong_usage_is_exit_code_2(tmp_path: Path, shells: Forks) -> None:
@@ -234,18 +212,6 @@ def test_a_role_from_another_package_runs(role: str, installed: Path, tmp_path: 
         running.line()
         assert running.line()["roles"] == {"greeter": {"word": "ahoy", "greeted": 0}}
         assert running.interrupt() == 0
-
-
-def test_discovery_without_kademlia_names_the_package(tmp_path: Path) -> None:
-    (tmp_path / "kademlia.py").write_text("raise ImportError(\"No module named 'kademlia'\")\n")
-    run_file = tmp_path / "run.shoal"
-    run_file.write_bytes(RUN.document)
-    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
-    code, error = fail(*arguments, PYTHONPATH=str(tmp_path))
-    assert code == 1
-    assert "kademlia" in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
 
 
 def test_the_wheel_holds_four_packages_and_nothing_else(tmp_path: Path) -> None:

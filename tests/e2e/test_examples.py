@@ -1,4 +1,4 @@
-"""Each program in examples/ runs as examples/README.md says."""
+"""Each program in examples/ runs as examples/README.md says, and that of the README."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def test_a_program_that_a_page_shows_is_the_one_in_the_folder(page: str, file: s
     found = re.search(rf"<!-- file: {file} -->\n```\w+\n(.*?)```", text, re.DOTALL)
     assert found is not None
     assert found.group(1) == (EXAMPLES / file).read_text(encoding="utf-8")
+
+
+def test_the_embedding_example_of_the_readme_echoes(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    said = play("-W", "error", "-c", example, cwd=tmp_path)
+    assert re.fullmatch(r"hello from 12D3Koo\w+\n", said)
 
 
 def test_a_cheats_arrays_are_told_from_honest_ones() -> None:

@@ -177,10 +177,6 @@ class Wrong:
     async def live(self, node):
         await node.world.sleep(1)
         return {}["missing"]
-
-class Reads:
-    async def run(self, swarm, scenario):
-        return {"lifetime": scenario.parameter("lifetime", 3.0)}
 """
 
 
@@ -472,6 +468,3 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
     code, said = play("-m", "roles.demo", PYTHONPATH=path)
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
-
-
-# The page

@@ -86,16 +86,6 @@ async def test_curl_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert part.read_bytes() == WEIGHTS
 
 
-async def test_a_removed_file_ends_the_answer_and_not_the_edge(tmp_path: Path) -> None:
-    shelf = shelf_of(tmp_path, {"w": WEIGHTS})
-    async with edge_of(tmp_path, shelf) as port:
-        (tmp_path / "1/w").unlink()
-        status, _, body = await get(port, "/v/1/raw")
-        assert (status, body) == (410, b"w changed since it was published\n")
-        shelf.remove(shelf.versions[0])
-        assert (await get(port, "/distribution.txt"))[2] == b""
-
-
 # Hostile clients
 
 

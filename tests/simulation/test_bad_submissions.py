@@ -1,5 +1,5 @@
-"""Workers that break the rules of `/shoal/work/1.0.0`: each is told why, nothing of it is
-learnt from, and the honest nodes of the same swarm do not notice."""
+"""Workers that sign forged content or wrong claims: each is told why, nothing of it is learnt
+from, and the honest nodes of the same swarm do not notice."""
 
 from __future__ import annotations
 
@@ -8,27 +8,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-import trio
 
-from p2p.errors import PeerUnreachable
-from p2p.host import request
-from p2p.node.node import Node
-from roles.contract import run_of
 from roles.engines.base import Group
 from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.core.answer import (
-    MAX_ANSWER,
-    WORK_PROTOCOL,
-    Answer,
-    Refused,
-    WindowRequest,
-    decode_reply_untrusted,
-    encode_request,
-)
-from roles.protocol.core.terms import terms_digest
-from roles.protocol.core.window import Claim, SignedWindow, Window
+from roles.protocol.core.window import Claim
 from tests.support.swarm import (
     CAST,
     Health,
@@ -133,78 +118,3 @@ def test_wrong_claims_end_a_standing_and_teach_nothing() -> None:
     assert set(reasons) == {"a claim about its rewards is wrong"}
     assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
     assert nobody_honest_is_rejected(health)
-
-
-class Asker(Inference):
-    """Sends windows of its own making, and keeps what it is told."""
-
-    name: ClassVar[str] = "asker"
-    told: ClassVar[dict[str, object]] = {}
-
-    async def run(self, node: Node) -> None:
-        run = run_of(node)
-        await node.shardcast.wait_policy(node.shardcast.newest + 1)
-        version = node.shardcast.newest
-        policy = node.shardcast.manifest(version).weights_digest
-        claims = bytes([Claim.SPREAD] * run.terms.sampling.submission)
-        honest = Window(
-            *(run.id, terms_digest(run), node.peer_id, version, policy, 0),
-            *((bytes(32),), claims),
-        )
-        forged = {
-            "another run": replace(honest, run=b"x" * 32),
-            "another node": replace(honest, node=run.terms.trainers[0]),
-            "other terms": replace(honest, terms=b"x" * 32),
-            "a version to come": replace(honest, version=version + 1000),
-            "another policy": replace(honest, policy=b"x" * 32),
-            "a gap": replace(honest, first=3),
-            "too few claims": replace(honest, claims=claims[:-1]),
-            "honest": honest,
-            "the same": honest,
-            "other content": replace(honest, contents=(b"x" * 32,)),
-        }
-        for name, window in forged.items():
-            signed = SignedWindow.sign(window, node.world.signer)
-            self.told[name] = await self._ask(node, encode_request(WindowRequest(signed)))
-        wrong = SignedWindow(replace(honest, first=1), bytes(64))
-        with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-            await self._ask(node, encode_request(WindowRequest(wrong)))
-        for number in range(3):
-            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-                await self._ask(node, bytes(range(number, 200)))
-            self.counts.retries += 1
-        await trio.sleep_forever()
-
-    async def _ask(self, node: Node, asked: bytes) -> object:
-        trainer = run_of(node).terms.trainers[0]
-        await node.locate(trainer)
-        data = await request(
-            node.host, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER + 1024
-        )
-        return decode_reply_untrusted(data, node.world.verify)
-
-
-def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody() -> None:
-    Asker.told.clear()
-    health = play(Asker, steps=6)
-    assert health["done"] == 1
-    told = dict(Asker.told)
-    answers = [told.pop("honest"), told.pop("the same")]
-    assert all(isinstance(one, Answer) and one.wanted == (0,) for one in answers)
-    words = {
-        "another run": "start the node with that run",
-        "another node": "from the node that signed it",
-        "other terms": "do not hold any more",
-        "a version to come": "the newest policy is",
-        "another policy": "another policy",
-        "a gap": "",
-        "too few claims": "groups, not",
-        "other content": "",
-    }
-    assert told.keys() == words.keys()
-    for name, reply in told.items():
-        assert isinstance(reply, Refused), (name, reply)
-        assert words[name] in reply.reason
-    assert scored(health, "attacker-1")["rejected"] == 0
-    assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
-    assert health["attacker-1"]["roles"]["asker"]["retries"] == 3

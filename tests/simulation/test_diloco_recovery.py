@@ -9,11 +9,10 @@ from p2p.host import Stream
 from p2p.world import World
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
 from sim.net.link import LinkSpec
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
 from tests.support.pieces import in_memory
+from tests.support.simulated import on_swarm
 from tests.sweeps import swept
 
 PIECES = [bytes([one]) * 200_000 for one in range(48)]
@@ -82,19 +81,15 @@ def fetched(kinds: list[type[PieceServer]], most: float = 600.0) -> tuple[float,
                 found.clear()
             done.append((world.now() - began, [found[one] for one in sorted(found)]))
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            await play(simulation, swarm)
-
-    async def play(simulation: Simulation, swarm: Swarm) -> None:
+    async def play(swarm: Swarm) -> None:
         for number, kind in enumerate(kinds):
             swarm.add(f"s{number}", lambda machine, k=kind: source(k, machine), link=SOURCE)
         await swarm.sleep(1)
         swarm.add("joiner", joiner, link=JOINER)
-        while not done and simulation.now < most:
+        while not done and swarm.simulation.now < most:
             await swarm.sleep(0.5)
 
-    run_simulation(main, seed=1)
+    on_swarm(play)
     return done[0]
 
 

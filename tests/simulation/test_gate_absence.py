@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from proofs.checks import Verdict
-from roles.contract.core.trust import TrustTerms
-from roles.inference.windows import SILENT, TOO_OLD, Windows
-from roles.protocol.core.window import SignedWindow
+from roles.inference.windows import SILENT, TOO_OLD
 from sim.node.swarm import Swarm
-from tests.support.gates import Deaf, Silent, cast_of, with_one_listed
+from tests.support.gates import TRUST, Deaf, Silent, cast_of, given_up, with_one_listed
 from tests.support.swarm import (
     CAST,
     Health,
@@ -23,7 +19,6 @@ from tests.support.swarm import (
 )
 from tests.sweeps import swept
 
-TRUST = TrustTerms(share=0.25, probation=8, window=4)
 AWAY = 900.0
 
 
@@ -55,17 +50,7 @@ class Away(Play):
 def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reasons: Counter[str] = Counter()
-    settle = Windows._settle
-
-    async def settled(
-        self: Windows, window: SignedWindow, index: int, verdict: Verdict, *rest: Any
-    ) -> None:
-        if verdict is Verdict.INCONCLUSIVE:
-            reasons[rest[0]] += 1
-        await settle(self, window, index, verdict, *rest)
-
-    monkeypatch.setattr(Windows, "_settle", settled)
+    reasons = given_up(monkeypatch)
     play = Away(how)
     health = perform(play, steps=8, seconds=AWAY + 200)
     assert health["done"] == 1

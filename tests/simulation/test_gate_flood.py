@@ -25,7 +25,7 @@ from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, SignedWindow, Window
 from roles.protocol.scorer import Scorer
 from sim.node.swarm import NodeMain, SimNode, Swarm
-from tests.support.gates import with_one_listed
+from tests.support.gates import TRUST, with_one_listed
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of
 from tests.sweeps import swept
 
@@ -38,8 +38,7 @@ class Flooded(Play):
     """Strangers with keys of their own, and no more than that, come to the trainer."""
 
     def __init__(self, strangers: int, *, is_slow: bool = False) -> None:
-        trust = TrustTerms(share=0.25, probation=8, window=4)
-        super().__init__({**CAST, "inference-3": "inference"}, with_one_listed(trust))
+        super().__init__({**CAST, "inference-3": "inference"}, with_one_listed(TRUST))
         self._strangers = strangers
         self._is_slow = is_slow
         self.answers = 0

@@ -12,13 +12,12 @@ import trio
 
 from p2p.identity import Signer
 from proofs.checks import Verdict
-from roles.contract.core.trust import TrustTerms
 from roles.engines.fake import FakeEngine
 from roles.inference.life import LifeBook
 from roles.inference.outbox import Outbox
 from roles.inference.windows import SILENT, TOO_OLD, Windows
 from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import SignedWindow, Window
+from roles.protocol.core.window import Window
 from roles.protocol.scorer import NOT_HELD, Scorer
 from roles.trainer.core import gate
 from roles.trainer.core.buffer import BufferedGroup
@@ -30,7 +29,7 @@ from roles.trainer.intake import Intake
 from roles.trainer.session import TrainerSession
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
-from tests.support.gates import FORGER, with_one_listed
+from tests.support.gates import FORGER, TRUST, given_up, with_one_listed
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of
 from tests.sweeps import swept
 
@@ -73,8 +72,7 @@ class Killed(Play):
     """One node is killed each time that it comes to a point, and started again."""
 
     def __init__(self, cast: dict[str, str], victim: str, times: Sequence[int]) -> None:
-        trust = TrustTerms(share=0.25, probation=8, window=4)
-        super().__init__(cast, with_one_listed(trust))
+        super().__init__(cast, with_one_listed(TRUST))
         self._victim = victim
         self._times = times
         self._calls = 0
@@ -133,10 +131,10 @@ def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
     monkeypatch.setattr(gate, "AUDITS", 0.6)
     said: dict[bytes, set[tuple[tuple[int, ...], str]]] = {}
     accepted: dict[str, set[bytes]] = {}
-    reasons: Counter[str] = Counter()
+    reasons = given_up(monkeypatch)
     used: dict[int, list[tuple[bytes, int]]] = {}
     answer, sign = WorkDesk._answer_window, SignedVerdict.signed
-    settle, wait = Windows._settle, Intake.wait_groups
+    wait = Intake.wait_groups
 
     async def answer_window(self: WorkDesk, window: Window, given: Assignment) -> Any:
         if window.contents:
@@ -148,13 +146,6 @@ def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
             accepted.setdefault(str(self.commitment.node), set()).add(self.commitment.digest)
         return sign(self, signer)
 
-    async def settled(
-        self: Windows, window: SignedWindow, index: int, verdict: Verdict, *rest: Any
-    ) -> None:
-        if verdict is Verdict.INCONCLUSIVE and self._node.world.name.startswith("inference"):
-            reasons[rest[0]] += 1
-        await settle(self, window, index, verdict, *rest)
-
     async def wait_groups(self: Intake, count: int) -> list[BufferedGroup]:
         taken = await wait(self, count)
         used[self._step] = [(group.source, group.number) for group in taken]
@@ -162,7 +153,6 @@ def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
 
     monkeypatch.setattr(WorkDesk, "_answer_window", answer_window)
     monkeypatch.setattr(SignedVerdict, "signed", signed)
-    monkeypatch.setattr(Windows, "_settle", settled)
     monkeypatch.setattr(Intake, "wait_groups", wait_groups)
     cast = {**CAST, "inference-3": "inference"}
     if name == "_keep_proof":

@@ -10,7 +10,6 @@ import pytest
 
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
-from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.window import Submission
 from roles.protocol.scorer import Ruling
 from roles.trainer import desk
@@ -22,6 +21,7 @@ from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
 from tests.support.gates import (
     FORGER,
+    TRUST,
     Silent,
     cast_of,
     with_one_listed,
@@ -116,8 +116,7 @@ def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
         refuser=Refuser,
         silent=Silent,
     )
-    trust = TrustTerms(share=0.25, probation=8, window=4)
-    play = Besieged(cast, with_one_listed(trust))
+    play = Besieged(cast, with_one_listed(TRUST))
     health = perform(play, seed=seed, steps=40, seconds=560)
     assert_the_run_is_well(health, play, learnt)
 
@@ -155,8 +154,7 @@ class Tardy(Stamper):
 
 def test_verdicts_that_nobody_can_repeat_any_more_raise_nobody() -> None:
     cast = {**cast_of(workers=1, tardy=Tardy), "cheat-1": FORGER}
-    trust = TrustTerms(share=0.25, probation=8, window=4)
-    health = perform(Play(cast, with_one_listed(trust)), steps=14, seconds=200)
+    health = perform(Play(cast, with_one_listed(TRUST)), steps=14, seconds=200)
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)
     assert sum(one["accepted"] for one in roles_of(health, "validator")) > 0

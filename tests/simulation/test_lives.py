@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,19 @@ import pytest
 
 from roles.contract.core.sampling import SamplingTerms
 from roles.own.status import SwarmStatus
-from sim import Simulation, open_swarm, run_simulation
 from sim.node.swarm import Swarm
-from sim.run.scenario import Scenario, load_scenario
-from sim.workloads.spine import Spine
+from sim.run.scenario import Scenario
+from tests.support.swarm import CAST, Play, perform
 
 ROOT = Path(__file__).parent.parent.parent
-CAST = {
-    "relay-1": "none",
-    "trainer-1": "trainer",
-    "validator-1": "validator",
-    "inference-1": "inference",
-    "inference-2": "inference",
-}
 FATES = ("learnt", "no_spread", "stale", "left_over", "waiting")
 
 
-class Lives(Spine):
+class Lives(Play):
     """One worker is killed again and again, and the trainer is away for a while."""
 
     def __init__(self) -> None:
-        super().__init__(CAST)
+        super().__init__()
         self.seen: list[Mapping[str, Any]] = []
         """Healths of the worker."""
         self.said: list[str] = []
@@ -71,19 +62,10 @@ class Lives(Spine):
 
 @pytest.fixture(scope="module")
 def lives() -> tuple[Lives, Mapping[str, Any]]:
-    scenario = load_scenario("spine").with_changes(nodes=len(CAST), duration=400.0)
-    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 8})
     play = Lives()
-
-    async def main(simulation: Simulation) -> Mapping[str, Any]:
-        async with open_swarm(simulation) as swarm:
-            metrics = await play.run(swarm, scenario)
-            assert metrics["done"]
-            return play.health()
-
-    outcome = run_simulation(main, seed=5, horizon=1000)
-    assert outcome.value is not None
-    return play, outcome.value
+    health = perform(play, seed=5, steps=8, seconds=400)
+    assert health["done"]
+    return play, health
 
 
 def test_accepted_work_is_never_more_than_was_made_in_all_lives(
@@ -145,7 +127,7 @@ def test_the_page_names_every_key_of_a_status(lives: tuple[Lives, Mapping[str, A
         for one in of.split(", "):
             named.setdefault(one.strip("`"), set()).update(re.findall(r"`(\w+)`", plain))
     _, health = lives
-    roles = {name: role for one in health.values() for name, role in one["roles"].items()}
+    roles = {name: role for name in CAST for name, role in health[name]["roles"].items()}
     said = {
         "the node": health["trainer-1"],
         "shardcast": health["trainer-1"]["shardcast"],

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import trio
 
@@ -15,9 +12,8 @@ from p2p.own_time import STALL
 from p2p.patience import fail_after_own
 from p2p.swarm.connector import IDLE_TIMEOUT, UNUSED_TIMEOUT
 from p2p.swarm.swarm import open_host
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
+from tests.support.simulated import on_swarm
 from tests.sweeps import swept
 from tests.unit.diloco_swarm import DilocoSwarm
 
@@ -40,31 +36,22 @@ def test_nobody_is_declared_dead_by_a_process_that_was_stopped(seconds: float) -
             await members.join([other.addr for other in node.siblings[:2] if other is not node])
             await trio.sleep_forever()
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            names = [swarm.add(f"n{number}", live).name for number in range(8)]
-            await swarm.sleep(60)
-            told.clear()
-            swarm.pause("n3", seconds)
-            await swarm.sleep(seconds + 1)
-            gone = [event.change for name, event in told if name == "n3"]
-            assert Change.DIED not in gone
-            assert Change.FORGOTTEN not in gone
-            await swarm.sleep(60)
-            back = {name for name, event in told if event.change is Change.JOINED}
-            lost = {name for name, event in told if event.change is Change.DIED}
-            assert back == lost  # whoever gave it up takes it in again
-            assert lost <= {*names} - {"n3"}
+    async def body(swarm: Swarm) -> None:
+        names = [swarm.add(f"n{number}", live).name for number in range(8)]
+        await swarm.sleep(60)
+        told.clear()
+        swarm.pause("n3", seconds)
+        await swarm.sleep(seconds + 1)
+        gone = [event.change for name, event in told if name == "n3"]
+        assert Change.DIED not in gone
+        assert Change.FORGOTTEN not in gone
+        await swarm.sleep(60)
+        back = {name for name, event in told if event.change is Change.JOINED}
+        lost = {name for name, event in told if event.change is Change.DIED}
+        assert back == lost  # whoever gave it up takes it in again
+        assert lost <= {*names} - {"n3"}
 
-    run_simulation(main, seed=int(seconds))
-
-
-def play(body: Callable[[Swarm], Any]) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            await body(swarm)
-
-    run_simulation(main, seed=1)
+    on_swarm(body, seed=int(seconds))
 
 
 @pytest.mark.parametrize("seconds", [UNUSED_TIMEOUT + 5, IDLE_TIMEOUT + 5])
@@ -107,7 +94,7 @@ def test_connections_over_which_somebody_asks_are_not_idle(seconds: float) -> No
         await swarm.sleep(seconds + 5)
         assert len(served) == 1
 
-    play(body)
+    on_swarm(body)
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -140,7 +127,7 @@ def test_a_wait_of_our_own_time_ends_only_in_time_that_we_lived(comes: bool) -> 
         await swarm.sleep(100)
         assert ended == [("x", 62)] if comes else [("too slow", 67)]
 
-    play(body)
+    on_swarm(body)
 
 
 @pytest.mark.parametrize("number", swept(range(4), 1))

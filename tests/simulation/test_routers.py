@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import pytest
@@ -18,12 +17,11 @@ from p2p.host import request, serve_requests
 from p2p.multiaddr import Multiaddr
 from p2p.reach.mapping import ReachConfig
 from p2p.reach.nat import NatConfig, open_nat
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
 from sim.net.link import NATS, LinkSpec
-from sim.node.swarm import SimNode, open_swarm
+from sim.node.swarm import SimNode, Swarm
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
+from tests.support.simulated import on_swarm
 from tests.unit.test_circuit import ECHO, echo, until
 
 PORT = 4001
@@ -73,13 +71,12 @@ def test_routers_let_in_what_real_ones_let_in(one: str, other: str) -> None:
             nursery.cancel_scope.cancel()
         assert node.endpoint.punches == {}
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            for name, kind in zip("ab", (one, other), strict=True):
-                swarm.add(name, live, link=LinkSpec(nat=kind))
-            await swarm.sleep(70.0)
+    async def body(swarm: Swarm) -> None:
+        for name, kind in zip("ab", (one, other), strict=True):
+            swarm.add(name, live, link=LinkSpec(nat=kind))
+        await swarm.sleep(70.0)
 
-    run_simulation(main, seed=1, horizon=3600)
+    on_swarm(body)
     assert ("dialled" in met) is can_punch(one, other)
 
 
@@ -132,14 +129,13 @@ def test_two_homes_meet_by_productions_code(home: str, guest: str, is_direct: bo
                 assert host.is_direct(there.peer_id) is is_direct
             await trio.sleep_forever()
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            for name, kind in (("r1", ""), ("r2", ""), ("home", home), ("guest", guest)):
-                swarm.add(name, live, link=LinkSpec(nat=kind))
-                await swarm.sleep(1.0)
-            await swarm.sleep(100.0)
+    async def body(swarm: Swarm) -> None:
+        for name, kind in (("r1", ""), ("r2", ""), ("home", home), ("guest", guest)):
+            swarm.add(name, live, link=LinkSpec(nat=kind))
+            await swarm.sleep(1.0)
+        await swarm.sleep(100.0)
 
-    run_simulation(partial(main), seed=1, horizon=3600)
+    on_swarm(body)
     assert looks == {kind: kind == "symmetric" for kind in (home, guest)}
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import pytest
 import trio
 
 from p2p.host import Stream
+from proofs.checks import Verdict
 from roles.contract import Terms
 from roles.contract.core.file import AdmissionRules
 from roles.contract.core.trust import TrustTerms
-from roles.protocol.core.window import Submission
+from roles.inference.windows import Windows
+from roles.protocol.core.window import SignedWindow, Submission
 from roles.protocol.scorer import Ruling
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
 
+TRUST = TrustTerms(share=0.25, probation=8, window=4)
+"""Rules under which a newcomer comes to standing within a test."""
 FORGER = "tests.simulation.test_bad_submissions:Truncated"
 
 
@@ -42,6 +48,22 @@ class Deaf(Validator):
     """Never even replies."""
 
     session_type: ClassVar[type[ValidatorSession]] = DeafSession
+
+
+def given_up(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count, from now on, why honest workers give places up."""
+    reasons: Counter[str] = Counter()
+    settle = Windows._settle
+
+    async def settled(
+        self: Windows, window: SignedWindow, index: int, verdict: Verdict, *rest: Any
+    ) -> None:
+        if verdict is Verdict.INCONCLUSIVE and self._node.world.name.startswith("inference"):
+            reasons[rest[0]] += 1
+        await settle(self, window, index, verdict, *rest)
+
+    monkeypatch.setattr(Windows, "_settle", settled)
+    return reasons
 
 
 def cast_of(*, workers: int, **validators: type[Validator]) -> dict[str, str]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
 from p2p.identity import KeyPair
 from p2p.node.tables import write_table, write_toml
+from p2p.wire import pack
 from roles.contract.core.file import (
+    DOMAIN,
+    FORMAT,
     EnvironmentPin,
     Terms,
+    _sorted,
     sign_run,
 )
 from roles.envs.base import environment_digest
@@ -23,6 +31,30 @@ TERMS = Terms(
     model=SORTING,
 )
 RUN = sign_run(TERMS, OWNER)
+
+
+def sign_body(body: bytes, key: KeyPair = OWNER) -> bytes:
+    """A run file with a good signature of ``key``, whatever its owner signs."""
+    owner = key.peer_id.digest
+    return pack([FORMAT, owner, body, key.sign(DOMAIN, pack([FORMAT, owner, body]))])
+
+
+def sign_table(table: Any, key: KeyPair = OWNER) -> bytes:
+    return sign_body(pack(_sorted(table)), key)
+
+
+def with_value(table: Any, path: Sequence[Any], value: Any) -> Any:
+    """A copy of ``table`` with ``value`` at a path of keys and indices."""
+    if not path:
+        return value
+    changed: Any = deepcopy(table)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return changed
+
+
 SAMPLING = {"steps": 7, "group_size": 16, "max_new_tokens": 12}
 MODEL = {"shape": write_table(SORTER)}
 SORTING_TABLES = {"environments": ["sort"], "sampling": SAMPLING, "model": MODEL}

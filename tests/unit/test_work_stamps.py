@@ -17,8 +17,8 @@ from roles.inference.role import Inference
 from roles.trainer.core.pace import Paces
 from sim.node.swarm import Swarm
 from sim.workloads import spine
-from tests.attacks.judged import accepted, play, trainer
 from tests.support.runs import OWNER, RUN, STRANGER, TERMS, TRAINER
+from tests.support.swarm import CAST, Play, perform, scored, trainer_of
 
 BITS = 10
 
@@ -60,10 +60,11 @@ def test_who_shows_its_stamp_works_and_who_does_not_is_told_what_to_do(
     """Ten fresh names cost a key each, and each had its share of the scorer."""
     with_stamps(monkeypatch)
     sparing = {"sparing-1": f"{__name__}:Sparing"}
-    health = play({"inference-1": "inference", **sparing}, 30.0, steps=1000)
-    assert accepted(health, "inference") > 5
-    assert accepted(health, "sparing") == 0
-    assert trainer(health)["refused"]["no work stamp"] > 0
+    cast = {name: role for name, role in CAST.items() if name != "inference-2"}
+    health = perform(Play({**cast, **sparing}), steps=1000, seconds=30)
+    assert scored(health, "inference-1")["accepted"] > 5
+    assert scored(health, "sparing-1")["accepted"] == 0
+    assert trainer_of(health)["refused"]["no work stamp"] > 0
 
 
 def test_a_run_names_whom_it_asks_for_no_stamp() -> None:

@@ -3,6 +3,7 @@
 Steps:
 
 - ``nodes ann bob ...``: so many cores, which do not know each other yet;
+- ``members ann bob ...``: the same, once they have joined one after the other;
 - ``join bob ann``: bob is told of ann and asks her to take him in;
 - ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
   did);
@@ -70,6 +71,11 @@ class MembershipPlayer:
         match command, args:
             case "nodes", names:
                 self.make(names)
+            case "members", [first, *others]:
+                self.make([first, *others])
+                for name in others:
+                    list(self.join(name, first))
+                    list(self.deliver(1000))
             case "join", [name, other]:
                 yield from self.join(name, other)
             case "deliver", []:

@@ -15,8 +15,9 @@ Steps:
 - ``wait SECONDS``: time passes, and cores get the ticks that they asked for.
 
 A line without indent is an event at a node, the lines below it are the effects. Chunks are
-kept, and policies stored, at once and without a word; ticks and news of which nothing comes are
-left out. At the end of a step stands the state of each node that changed in it.
+kept, and policies stored, at once and without a word. Ticks, chunks, and what peers tell of
+themselves are left out if nothing comes of them. At the end of a step stands the state of each
+node that changed in it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from tests.transcripts import player
 RUN = b"transcript"
 SPAN = 32 * KI
 UPLOAD = 5e6
+ROUTINE = (Credit, Have, Hello, PolicyNews, Receipt, RosterNews)
 Flight = tuple[str, str, Message | ChunkHeader | None]
 """From, to, and what: None is a gossiped announcement, which waits in
 `ShardcastPlayer.gossip`."""
@@ -411,10 +413,11 @@ class ShardcastPlayer:
 
 
 def is_routine(event: ev.Event) -> bool:
-    """Whether nothing is expected to come of it: a tick, a chunk that left, news told a second
-    time."""
-    news = isinstance(event, ev.Heard) and isinstance(event.message, PolicyNews | RosterNews)
-    return news or isinstance(event, ev.Tick | ev.ChunkSent)
+    """Whether mostly nothing comes of it: a tick, a chunk that left or came, and what a peer
+    tells of its state."""
+    if isinstance(event, ev.Heard):
+        return isinstance(event.message, ROUTINE)
+    return isinstance(event, ev.Tick | ev.ChunkSent | ev.ChunkCame)
 
 
 def spans(chunks: ChunkSet) -> str:
