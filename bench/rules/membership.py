@@ -30,6 +30,7 @@ TESTS: Final = (
     "tests/attacks/test_membership_services.py",
     "tests/unit/test_membership_core.py",
     "tests/unit/test_membership_dissemination.py",
+    "tests/unit/test_membership_service.py",
 )
 RULES: Final = {
     "message quota": Rule(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Final
 
 from p2p.bounded import KeyedQuotas, RateLimit
@@ -72,7 +74,7 @@ def carrier(place: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(module)
     for name in outer:
         owner = getattr(owner, name.removesuffix("()"))
-    made = owner.__init__.__code__ if "()" in path else None
+    made = inspect.unwrap(owner.__init__).__code__ if "()" in path else None
     found = (
         vars(owner) if made is None else (*made.co_names, *made.co_consts, *made.co_varnames)
     )
@@ -99,6 +101,7 @@ def switch_off(rule: Rule) -> None:
 def _with_attribute(
     initialise: Callable[..., None], name: str, value: object
 ) -> Callable[..., None]:
+    @wraps(initialise)
     def changed(self: object, *args: object, **options: object) -> None:
         initialise(self, *args, **options)
         object.__setattr__(self, name, value)
