@@ -42,11 +42,7 @@ from p2p.gossip.messages import (
 )
 from p2p.identity import PeerId
 from tests.transcripts import changes, player
-from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
-
-
-def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
-    return fake_verify_raw(peer, payload, signature)
+from tests.unit.core_swarm import FakeSigner, fake_verify as verify, peer_named
 
 
 @player("gossip")
