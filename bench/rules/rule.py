@@ -12,10 +12,25 @@ from typing import Any, Final
 
 from p2p.bounded import KeyedQuotas, RateLimit
 
-UNLIMITED: Final = RateLimit(1e12, 1e12)
-UNLIMITED_EACH: Final = KeyedQuotas(1e12, 1e12)
 HUGE: Final = 10**9
 """Stands for a maximum number that is switched off."""
+
+
+class _Unlimited(KeyedQuotas):
+    """Quotas without a limit, and without a memory: many swarms share them."""
+
+    def take(self, peer: bytes, now: float, count: float = 1.0) -> bool:
+        return True
+
+    def has(self, peer: bytes, now: float) -> bool:
+        return True
+
+    def level(self, peer: bytes, now: float) -> float:
+        return 1e12
+
+
+UNLIMITED: Final = RateLimit(1e12, 1e12)
+UNLIMITED_EACH: Final = _Unlimited(1.0, 1.0)
 
 
 @dataclass(frozen=True)
