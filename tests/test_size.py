@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 53935,
+    "tests": 53943,
 }
 
 NO_CODE = {
