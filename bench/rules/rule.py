@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -61,6 +63,28 @@ def fixed(value: object) -> property:
     return property(lambda _: value)
 
 
+def edited(place: str, old: str, new: str) -> object:
+    """Return the function, method or property at ``place`` with a piece of its source replaced,
+    for rules whose number or condition stands in the middle of it.
+
+    Raises:
+        AttributeError: Its source does not have ``old`` exactly once.
+    """
+    owner, name = carrier(place)
+    found = vars(owner)[name]
+    function = inspect.unwrap(getattr(found, "fget", found))
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise AttributeError(f"{place} carries no {old!r} any more")
+    made: dict[str, object] = {}
+    exec(
+        f"from __future__ import annotations\n{source.replace(old, new)}",
+        vars(sys.modules[function.__module__]),
+        made,
+    )
+    return made[name]
+
+
 def carrier(place: str) -> tuple[Any, str]:
     """Return the module or class that carries a rule, and the name of its attribute.
 
@@ -72,7 +96,9 @@ def carrier(place: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(module)
     for name in outer:
         owner = getattr(owner, name.removesuffix("()"))
-    found = owner.__init__.__code__.co_names if "()" in path else vars(owner)
+    found = vars(owner)
+    if "()" in path:
+        found = {**dict.fromkeys(owner.__init__.__code__.co_names), **owner.__annotations__}
     if last not in found:
         raise AttributeError(f"{place} carries no rule any more")
     return owner, last

@@ -2,8 +2,294 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from bench.rules.rule import Service
+from bench.rules.rule import HUGE, Rule, Service, always, edited
 
-SERVICE: Final = Service("transport", {})
+BUDGET: Final = "p2p.transport.core.budget"
+YAMUX: Final = "p2p.transport.core.yamux"
+NOISE: Final = "p2p.transport.core.noise"
+NEGOTIATE: Final = "p2p.transport.core.negotiate"
+CONNECTION: Final = "p2p.transport.connection"
+DIAL: Final = "p2p.transport.dial"
+DNS: Final = "p2p.transport.dns"
+WIRE: Final = "p2p.wire"
+
+
+def edit(place: str, old: str, new: str) -> dict[str, object]:
+    """Return the replacement of a piece of a method."""
+    return {place: edited(place, old, new)}
+
+
+async def always_in_turn(_: Any) -> None:
+    """Make a checkpoint, as a task that waits for nobody would."""
+    import trio
+
+    await trio.lowlevel.checkpoint()
+
+
+RULES: Final = {
+    # Unread bytes.
+    "unread bytes": Rule(
+        "what nobody reads is bounded over all connections",
+        {f"{BUDGET}:MAX_HELD": HUGE, f"{BUDGET}:HostBudget().max_held": HUGE},
+    ),
+    "age counts": Rule(
+        "the hoard is given up, not the fastest sender",
+        edit(f"{BUDGET}:HostBudget._evict", "(now - holder.since + 0.1)", "1"),
+    ),
+    "bytes count": Rule(
+        "the hoard is given up, not the slowest reader",
+        edit(f"{BUDGET}:HostBudget._evict", "holder.held * (", "("),
+    ),
+    "peers are weighed": Rule(
+        "the peer with the most pays, however many streams it has",
+        edit(
+            f"{BUDGET}:HostBudget._evict",
+            "weights.get(holder.peer, 0.0) + weight",
+            "max(weights.get(holder.peer, 0.0), weight)",
+        ),
+    ),
+    "protected bytes": Rule(
+        "peers that the node wants lose their bytes last",
+        edit(f"{BUDGET}:HostBudget._evict", "self._protected(peer), ", ""),
+    ),
+    "an eighth is freed": Rule(
+        "a flood pays for the choice of whom to evict only once in a while",
+        edit(f"{BUDGET}:HostBudget._evict", " - self.max_held // 8", ""),
+    ),
+    "unfinished records": Rule(
+        "records that no stream has yet are counted",
+        {f"{CONNECTION}:_Tail.count": always(None)},
+    ),
+    "waiting records": Rule(
+        "records that wait for a choked peer are counted",
+        edit(
+            f"{CONNECTION}:Connection._wait_turn",
+            "self.budget.hold(self._tail, waiting)",
+            "waiting = 0",
+        ),
+    ),
+    "unfinished frames": Rule(
+        "frames that a reader keeps are counted", {f"{WIRE}:FrameReader._tell": always(None)}
+    ),
+    "taken bytes": Rule(
+        "bytes count until the application comes back",
+        edit(
+            f"{CONNECTION}:MuxedStream.receive_some",
+            "self._taken = len(chunk)",
+            "self._owner.budget.release(self, len(chunk))",
+        ),
+    ),
+    "unnamed streams": Rule(
+        "streams without a protocol are counted", {f"{CONNECTION}:_UNNAMED_COST": 0}
+    ),
+    "small pieces": Rule(
+        "bytes that come one by one take no more memory",
+        edit(f"{CONNECTION}:MuxedStream.feed", "size < (4 * KI)", "False"),
+    ),
+    "cut records": Rule(
+        "a rest of a record does not keep all of it",
+        edit(
+            f"{CONNECTION}:MuxedStream.feed", "data.__alloc__() <= size + size // 4 + 1", "True"
+        ),
+    ),
+    # Queued bytes.
+    "queued bytes": Rule(
+        "what waits for all peers is bounded", {f"{BUDGET}:MAX_OUTGOING": HUGE}
+    ),
+    "outgoing share": Rule(
+        "no connection stands still for what others queue", {f"{BUDGET}:OUTGOING_SHARE": 0}
+    ),
+    "queue of a connection": Rule(
+        "what waits for one peer is bounded", {f"{YAMUX}:MAX_CONNECTION_QUEUE": HUGE}
+    ),
+    "queue of a stream": Rule(
+        "what waits on one stream is bounded", {f"{YAMUX}:MAX_QUEUED": HUGE}
+    ),
+    "sealed bytes": Rule(
+        "bytes that the network does not take count", {f"{YAMUX}:MuxQueue.seal": always(None)}
+    ),
+    "sealing buffers": Rule(
+        "a peer that takes nothing does not hold a sealing buffer",
+        edit(f"{CONNECTION}:Connection._send_batch", "_BATCH_BYTES // 8", "-1"),
+    ),
+    "short bursts": Rule(
+        "a message does not wait for seconds behind bulk",
+        {f"{CONNECTION}:Connection._note_line": always(None)},
+    ),
+    "small frames first": Rule("a heartbeat does not wait behind bulk", {f"{YAMUX}:SMALL": -1}),
+    "bulk has turns": Rule(
+        "a flood of heartbeats does not stop the bulk",
+        edit(f"{YAMUX}:MuxQueue._gather", "bool(self.small and self.bulk)", "False"),
+    ),
+    # Windows.
+    "windows grow": Rule("distance does not limit speed", {f"{YAMUX}:Mux._widen": always(0)}),
+    "windows grow when read quickly": Rule(
+        "what is read slowly gets no window", {f"{YAMUX}:QUICK": 1e9}
+    ),
+    "extra window": Rule(
+        "windows over all connections are bounded", {f"{BUDGET}:MAX_EXTRA_WINDOW": HUGE}
+    ),
+    "extra window of a connection": Rule(
+        "one connection does not take the stock of window",
+        {f"{BUDGET}:CONNECTION_EXTRA_WINDOW": HUGE},
+    ),
+    "half of the stock": Rule(
+        "later streams get some window",
+        edit(f"{BUDGET}:HostBudget.widen", "free // 2", "free"),
+    ),
+    "idle grants": Rule(
+        "window that nobody uses returns to the stock",
+        edit(f"{BUDGET}:HostBudget.widen", "self.now() - 10.0", "-1.0"),
+    ),
+    "worthwhile grants": Rule(
+        "a grant of window is worth its frame",
+        edit(f"{BUDGET}:HostBudget.widen", "64 * KI", "1"),
+    ),
+    "overrun windows": Rule(
+        "a peer sends no more than its window",
+        edit(f"{YAMUX}:Mux._receive_stream_frame", "length > stream.receive_window", "False"),
+    ),
+    "windows of 32 bits": Rule(
+        "a window does not grow without end",
+        edit(
+            f"{YAMUX}:Mux._receive_stream_frame",
+            "min((2**32 - 1), stream.send_window + length)",
+            "stream.send_window + length",
+        ),
+    ),
+    # Streams.
+    "streams": Rule("a peer has so many streams", {f"{YAMUX}:MAX_STREAMS": HUGE}),
+    "lingering streams": Rule(
+        "streams that peers do not end are bounded over all connections",
+        {f"{BUDGET}:MAX_LINGERING": HUGE},
+    ),
+    "lingering share": Rule(
+        "a connection keeps some streams that its peer has yet to end",
+        {f"{BUDGET}:LINGERING_SHARE": 0},
+    ),
+    "streams are swept": Rule(
+        "a stream that the peer never ends is reset", {f"{YAMUX}:Mux.sweep": always(None)}
+    ),
+    "room for streams": Rule(
+        "a stream that the peer never ends keeps out no new one",
+        {f"{YAMUX}:Mux._make_room": always(False)},
+    ),
+    "control frames": Rule(
+        "answers that a peer does not take are bounded", {f"{YAMUX}:MAX_CONTROL": HUGE}
+    ),
+    "skipped ids": Rule("skipped stream ids are bounded", {f"{YAMUX}:MAX_SKIPPED": 10**6}),
+    "ids are used once": Rule(
+        "an answer that crosses a reset reaches no other stream",
+        {f"{YAMUX}:Mux._is_first_use": always(True)},
+    ),
+    "late data": Rule("a peer learns that it is not read", {f"{YAMUX}:MAX_LATE": HUGE}),
+    "data after the end": Rule(
+        "an end is an end",
+        edit(
+            f"{YAMUX}:Mux._receive_stream_frame", "length and stream.remote_finished", "False"
+        ),
+    ),
+    "streams get a protocol": Rule(
+        "a stream that never says its protocol is reset",
+        edit(f"{CONNECTION}:Connection._tick", "elif ticks:", "elif False:"),
+    ),
+    "stalls": Rule(
+        "a peer that takes nothing of an answer does not hold it",
+        {f"{CONNECTION}:STALLS": HUGE},
+    ),
+    # Work.
+    "frame rate": Rule(
+        "tiny frames take a part of the core", {f"{CONNECTION}:_Pace.charge": always(0.0)}
+    ),
+    "cautious reads": Rule(
+        "a read of tiny frames does not hold up others",
+        {f"{CONNECTION}:_CAUTIOUS_READ": 512 * 1024},
+    ),
+    "crowds of frames": Rule(
+        "many frames leave turns to others", {f"{CONNECTION}:_CROWD": HUGE}
+    ),
+    "streams are work": Rule(
+        "many new streams leave turns to others", {f"{YAMUX}:STREAM_WORK": 1}
+    ),
+    "one turn a pass": Rule(
+        "many floods together leave turns to others",
+        {f"{CONNECTION}:Turns.wait": always_in_turn},
+    ),
+    "proposals are frames": Rule(
+        "a flood of proposals takes a part of the core",
+        edit(f"{CONNECTION}:MuxedStream._negotiate", "negotiation.proposals - proposals", "0"),
+    ),
+    "yields": Rule("a busy stream leaves turns to others", {f"{CONNECTION}:YIELD_EVERY": HUGE}),
+    "proposals": Rule(
+        "a dialer proposes so many protocols", {f"{NEGOTIATE}:MAX_PROPOSALS": HUGE}
+    ),
+    "lines": Rule("a proposal is short", {f"{NEGOTIATE}:MAX_LINE": 2**40}),
+    "handshake messages": Rule(
+        "a handshake is short", {f"{NOISE}:MAX_HANDSHAKE_MESSAGE": HUGE}
+    ),
+    "muxers": Rule(
+        "a peer offers few muxers",
+        edit(f"{NOISE}:decode_hello_untrusted", "muxers[:16]", "muxers"),
+    ),
+    "spoken protocols": Rule(
+        "a peer's protocols are bounded",
+        edit(f"{CONNECTION}:Connection.learn", "< 256", "< 10**9"),
+    ),
+    # Ends.
+    "keep-alive": Rule(
+        "a peer that is silent is gone",
+        edit(f"{CONNECTION}:Connection._tick", "self._silence >= 3", "False"),
+    ),
+    "late keep-alives": Rule(
+        "a machine that stood still drops nobody for it",
+        edit(f"{CONNECTION}:Connection._tick", "self._keepalive / 2", "1e18"),
+    ),
+    "closing ends": Rule(
+        "a peer that takes nothing does not hold up the end",
+        {f"{CONNECTION}:CLOSE_TIMEOUT": 1e6},
+    ),
+    # Dials.
+    "staggered dials": Rule(
+        "a dead address holds up no live one", edit(f"{DIAL}:stagger", "0.25", "60.0")
+    ),
+    "four dials at once": Rule(
+        "a dial takes few sockets",
+        edit(f"{DIAL}:stagger", "CapacityLimiter(4)", "CapacityLimiter(10**6)"),
+    ),
+    "names' bytes": Rule("an answer of a name server is short", {f"{DNS}:MAX_DATAGRAM": 2**20}),
+    "names' records": Rule("an answer has few records", {f"{DNS}:MAX_RECORDS": HUGE}),
+    "names' depth": Rule("names that lead in circles end", {f"{DNS}:MAX_DEPTH": 1000}),
+    "names' addresses": Rule("a name has few addresses", {f"{DNS}:MAX_FOUND": HUGE}),
+    "names' patience": Rule("a dead name server holds up no dial", {f"{DNS}:SECONDS": 1e9}),
+    "names' circles": Rule(
+        "a name in a message ends",
+        edit(f"{DNS}:_name_untrusted", "at >= limit", "False"),
+    ),
+}
+
+SERVICE: Final = Service(
+    "transport",
+    RULES,
+    tests=(
+        "tests/unit/test_negotiate.py",
+        "tests/unit/test_noise.py",
+        "tests/unit/test_yamux.py",
+        "tests/unit/test_connection.py",
+        "tests/unit/test_dnsaddr.py",
+        "tests/fuzz/test_fuzz_dns.py",
+        *[
+            f"tests/attacks/test_transport_{name}.py"
+            for name in ("memory", "violation", "stream_ids", "pressure", "frames", "addresses")
+        ],
+        "tests/attacks/test_host_served.py",
+        "tests/attacks/test_host_races.py",
+        "tests/conformance/test_hosts.py",
+    ),
+    formats={
+        "core.noise:MAX_RECORD": "by its length field",
+        "core.noise:MAX_PLAINTEXT": "by its length field",
+        "core.yamux:MAX_ID": "by its field",
+    },
+)
