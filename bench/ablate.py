@@ -1,11 +1,11 @@
 """What each rule of the network is worth: its exams with the rule off, against all rules on.
 
-``python -m bench ablate SERVICE [--rules NAME ...] [--scenarios NAME ...] [--tests ARG ...]
-[--seeds N] [--jobs N] [--write]``
+``python -m bench ablate SERVICE [--rules NAME ...] [--scenarios NAME ...] [--tests NAMES]
+[--seeds N] [--write]``
 
 An exam is a scenario of the simulator or a test (`bench.rules`). The table gives a scenario's
 metrics as ratios, the median over the seeds, where they differ by a tenth; "!" marks a scenario
-that breaks its own expectations; a file of tests stands with the number of its tests that fail.
+that breaks its own expectations; the first test that fails stands with its file.
 ``--write`` replaces the measured rows of ``bench/rules.md``. A rule without an effect, or that
 helps its own scenario alone by less than a tenth, goes.
 """
@@ -13,41 +13,40 @@ helps its own scenario alone by less than a tenth, goes.
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar, cast
+
+import pytest
 
 from bench.rules import SERVICES
-from bench.rules.off import VARIABLE
 from bench.rules.rule import Exam, Service, switch_off
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed
 
+T = TypeVar("T")
 ALL_ON: Final = ""
 TABLE: Final = Path(__file__).with_name("rules.md")
 HEAD: Final = """# The value of each rule of the network
 
 `python -m bench ablate SERVICE --write` writes this page. Effect of switching a rule off:
 metrics of scenarios as ratios to all rules on, where they differ by a tenth ("!": the scenario
-breaks its own expectations), and how many tests of a file fail.
+breaks its own expectations), and the first test that fails.
 """
 PATIENCE: Final = 300
-"""Seconds for the tests of one rule, which may hang without it."""
+"""Seconds for an exam of a rule, which may hang without it."""
+Run = tuple[Mapping[str, float], bool]
+"""Metrics of a run, and whether it keeps the scenario's expectations."""
 Table = dict[str, dict[str, tuple[str, str]]]
 """Maps each service and rule to the rule's law and effect."""
 
 
-def measure(
-    service: str, rule: str, scenario: str, seed: int
-) -> tuple[Mapping[str, float], bool]:
+def measure(service: str, rule: str, scenario: str, seed: int) -> Run:
     """Return a scenario's metrics with a rule off, and whether it keeps its expectations.
 
     Call it in a process of its own.
@@ -66,10 +65,12 @@ def measure(
 def compared(
     scenario: str,
     exam: Exam,
-    usual: Sequence[tuple[Mapping[str, float], bool]],
-    runs: Sequence[tuple[Mapping[str, float], bool]],
+    usual: Sequence[Run],
+    runs: Sequence[Run],
 ) -> str:
     """Return what a scenario shows of a rule, or nothing."""
+    if not all(values for values, _ in runs):
+        return f"{scenario} does not end"
     found = []
     for name in exam.metrics:
         before, after = (median(values[name] for values, _ in each) for each in (usual, runs))
@@ -81,21 +82,46 @@ def compared(
     return f"{scenario} {', '.join(found)}{broken}" if found or broken else ""
 
 
-def failing(service: str, rule: str, tests: Sequence[str]) -> str:
-    """Return how many of ``tests`` fail with a rule off, by file."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "bench.rules.off"]
-    played = [*command, "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, VARIABLE: f"{service}:{rule}"}
+def failing(service: str, rule: str, named: str) -> str:
+    """Return the service's first test, of those ``named``, that fails with a rule off. The
+    tests keep the constants that they imported; only p2p has others.
+
+    Call it in a process of its own.
+    """
+    found: list[str] = []
+
+    class Plugin:
+        def pytest_collection_finish(self) -> None:
+            switch_off(SERVICES[service].rules[rule])
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                file, _, test = report.nodeid.partition("::")
+                found.append(f"{Path(file).stem}: {test.partition('[')[0]}")
+
+    options = ["-qx", "--tb=no", "-p", "no:cacheprovider", "-k", named]
+    with redirect_stdout(io.StringIO()) as said:
+        code = pytest.main([*options, *SERVICES[service].tests], plugins=[Plugin()])
+    if code > 1:
+        raise RuntimeError(said.getvalue())
+    return next(iter(found), "")
+
+
+def in_a_child(function: Callable[..., T], *args: object) -> T | None:
+    """Call a function in a process of its own, since what is switched off stays off. Return
+    None if it hangs."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(function(*args)))
+    child.start()
+    theirs.close()
     try:
-        done = subprocess.run(
-            played, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        return "a test hangs"
-    if done.returncode > 1:
-        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    found = re.findall(r"^(?:FAILED|ERROR) \S*?(\w+)\.py::", done.stdout, re.MULTILINE)
-    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(found).items()))
+        return cast(T, ours.recv()) if ours.poll(PATIENCE) else None
+    except EOFError:
+        raise RuntimeError(f"{args}: the exam broke, see above") from None
+    finally:
+        child.kill()
+        child.join()
 
 
 def read_table(text: str) -> Table:
@@ -130,59 +156,43 @@ def run(args: Sequence[str]) -> int:
     parser.add_argument("service", choices=list(SERVICES))
     parser.add_argument("--rules", nargs="+")
     parser.add_argument("--scenarios", nargs="*")
-    parser.add_argument("--tests", nargs="*")
+    parser.add_argument("--tests")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(args)
     service = SERVICES[options.service]
     unknown = set(options.rules or ()) - set(service.rules)
     if unknown:
         parser.error(f"no rule of {service.name}: {', '.join(unknown)}")
-    rows = effects(service, options)
-    for rule, effect in rows.items():
-        print(f"| {rule} | {service.rules[rule].law} | {effect} |")
-    if options.write:
-        table = read_table(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
-        for rule, effect in rows.items():
-            table.setdefault(service.name, {})[rule] = service.rules[rule].law, effect
-        TABLE.write_text(write_table(table), encoding="utf-8")
+    for rule, effect in effects(service, options):
+        law = service.rules[rule].law
+        print(f"| {rule} | {law} | {effect} |", flush=True)
+        if options.write:
+            table = read_table(TABLE.read_text(encoding="utf-8"))
+            table.setdefault(service.name, {})[rule] = law, effect
+            TABLE.write_text(write_table(table), encoding="utf-8")
     return 0
 
 
-def effects(service: Service, options: argparse.Namespace) -> dict[str, str]:
-    """Play the exams of the rules that are asked for. Return the effect of each."""
-    rules = {name: service.rules[name] for name in options.rules or service.rules}
-    scenarios = {
-        name: first_given(options.scenarios, rule.scenarios, tuple(service.scenarios))
-        for name, rule in rules.items()
-    }
-    scenarios[ALL_ON] = tuple({each: None for names in scenarios.values() for each in names})
-    seeds = range(1, options.seeds + 1)
-    found: dict[str, str] = {}
-    # One run a process: what is switched off stays off, and a simulation leaves memory behind.
-    with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as pool:
-        runs = {
-            (rule, name): [
-                pool.submit(measure, service.name, rule, name, seed) for seed in seeds
-            ]
-            for rule in (ALL_ON, *rules)
-            for name in scenarios[rule]
-        }
-        for name, rule in rules.items():
-            shown = []
-            for each in scenarios[name]:
-                usual, off = (
-                    [done.result() for done in runs[key, each]] for key in (ALL_ON, name)
-                )
-                shown.append(compared(each, service.scenarios[each], usual, off))
-            tests = first_given(options.tests, rule.tests, service.tests)
-            shown.append(failing(service.name, name, tests) if tests else "")
-            found[name] = "; ".join(filter(None, shown)) or "none"
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    return found
+def effects(service: Service, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Play the exams of the rules that are asked for, and yield the effect of each."""
+    usual: dict[str, list[Run]] = {}
 
+    def played(rule: str, scenario: str) -> list[Run]:
+        seeds = range(1, options.seeds + 1)
+        runs = [in_a_child(measure, service.name, rule, scenario, seed) for seed in seeds]
+        return [({}, False) if run is None else run for run in runs]
 
-def first_given(*choices: Sequence[str] | None) -> Sequence[str]:
-    """Return the first choice that is not None."""
-    return next(choice for choice in choices if choice is not None)
+    for name in options.rules or service.rules:
+        rule, shown = service.rules[name], []
+        for each in rule.scenarios if options.scenarios is None else options.scenarios:
+            if each not in usual:
+                usual[each] = played(ALL_ON, each)
+            shown.append(
+                compared(each, service.scenarios[each], usual[each], played(name, each))
+            )
+        named = rule.tests if options.tests is None else options.tests
+        if service.tests:
+            found = in_a_child(failing, service.name, name, named)
+            shown.append("a test hangs" if found is None else found)
+        yield name, "; ".join(filter(None, shown)) or "none"

@@ -135,6 +135,7 @@ SLEEP_IN_LOOP = {
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
     "p2p/reach/lan.py": "who comes into the local network later is found by asking again",
     "p2p/reach/relays.py": "a named relay that is away is asked again, ever more rarely",
+    "p2p/shardcast/store.py": "a disk that refuses is tried again, ever more rarely",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
     "roles/own/stage.py": "a terminal shows the seconds that pass",

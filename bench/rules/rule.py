@@ -26,10 +26,10 @@ class Rule:
     off: Mapping[str, object] = field(repr=False)
     """Replacements by ``module:NAME``, ``module:Class.name``, or ``module:Class().name`` for
     an attribute that each instance gets in its ``__init__``."""
-    scenarios: tuple[str, ...] | None = None
-    """Scenarios of its exam; None for all of the service's."""
-    tests: tuple[str, ...] | None = None
-    """Arguments of pytest for its exam; None for all of the service's."""
+    scenarios: tuple[str, ...] = ()
+    """Scenarios that examine it."""
+    tests: str = ""
+    """Names of the service's tests that examine it, for pytest's ``-k``; all if empty."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ def carrier(place: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(module)
     for name in outer:
         owner = getattr(owner, name.removesuffix("()"))
-    found = vars(owner)
-    if "()" in path:
-        found = {**dict.fromkeys(owner.__init__.__code__.co_names), **owner.__annotations__}
+    made = owner.__init__.__code__ if "()" in path else None
+    found = (
+        vars(owner) if made is None else (*made.co_names, *made.co_consts, *made.co_varnames)
+    )
     if last not in found:
         raise AttributeError(f"{place} carries no rule any more")
     return owner, last

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final
 
-from bench.rules.rule import Exam, Rule, Service, always, fixed
+from bench.rules.rule import HUGE, UNLIMITED, Exam, Rule, Service, always, fixed
 from p2p.shardcast.chunkset import EMPTY
 
 CORE: Final = "p2p.shardcast.core"
@@ -18,14 +18,11 @@ SCENARIOS: Final = {
     "lab_even_20": Exam(),
     "lab_broadcast": Exam(),
     "lab_warm": Exam(),
-    "lab_warm_small": Exam(),
     "warm_far": Exam(changes={"versions": 2}),
     "black_hole": Exam(),
     "black_hole_forty": Exam(),
-    "black_hole_roots": Exam(),
     "boaster": Exam(changes={"nodes": 101, "versions": 2}),
     "overclaim": Exam(changes={"versions": 3}),
-    "slander": Exam(changes={"versions": 2}),
     "liar": Exam(changes={"versions": 2}),
     "dripper": Exam(changes={"versions": 2}),
     "slow_relay": Exam(changes={"versions": 2}),
@@ -35,7 +32,6 @@ SCENARIOS: Final = {
     "late_joiners": Exam(("join_seconds_100",)),
     "origin_dies": Exam(changes={"versions": 2}),
     "deltas": Exam(),
-    "deltas_thousand": Exam(("times_bound_99",), changes={"nodes": 300}),
 }
 
 
@@ -44,78 +40,146 @@ def everything_held(_: object, download: Any, claims: Any) -> Any:
     return reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
 
 
+TESTS: Final = (
+    "tests/attacks/test_content_shardcast.py",
+    "tests/attacks/test_receipts.py",
+    "tests/unit/test_shardcast_handout.py",
+    "tests/unit/test_shardcast_liars.py",
+    "tests/unit/test_shardcast_parts.py",
+    "tests/unit/test_shardcast_core.py",
+)
+BOUNDED: Final = "size of a `BoundedDict`"
+FORMATS: Final = {
+    **dict.fromkeys(
+        ("forest", "codec", "messages", "patch", "index", "layout", "manifest", "chunkset"),
+        "fields of the format",
+    ),
+    "http.core.answers": "fields of the format",
+    "http.app": BOUNDED,
+    "core.peers": BOUNDED,
+    "core.download:MAX_SUBSCRIBERS": BOUNDED,
+}
 RULES: Final = {
     "earliest finish": Rule(
         "the root that confirms last is not given the last chunk",
         {f"{CORE}.handout:Root.finish": fixed(0.0)},
+        ("lab_adsl", "lab_uneven", "lab_even_20"),
     ),
     "late roots": Rule(
         "what a root does not confirm goes to another",
         {f"{CORE}.handout:HandOut.expire": always(None)},
+        ("black_hole", "lab_killed", "slow_relay"),
     ),
     "asked twice": Rule(
         "what two peers miss comes along another stripe",
         {f"{CORE}.handout:HandOut.ask": always(False)},
+        ("black_hole", "lab_killed", "dripper"),
     ),
     "demotion": Rule(
         "a root that relays nothing loses its stripe",
         {f"{CORE}.handout:HandOut.report": always(False)},
+        ("black_hole", "black_hole_forty"),
     ),
     "roster is dialled": Rule(
-        "no root is reported before its children are there", {f"{CORE}.handout:MESH": 10**9}
+        "no root is reported before its children are there",
+        {f"{CORE}.handout:MESH": 10**9},
+        ("after_push", "late_joiners", "lab_broadcast", "crowd"),
     ),
     "busy origin": Rule(
         "asking does not keep the origin's line from its roots",
         {f"{CORE}.upload:Upload.lanes": fixed(0)},
+        ("after_push", "crowd", "late_joiners", "boaster"),
     ),
     "settle": Rule("those that come together get one roster", {f"{CORE}.handout:_SETTLE": 0.0}),
     "line credit": Rule("a long line is filled", {f"{CORE}.queue:Line.credit": always(2)}),
     "two classes": Rule(
         "who asks does not hold up a stripe",
         {f"{CORE}.queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
+        ("crowd", "late_joiners", "dripper"),
     ),
     "one answer": Rule(
         "a crowd of askers does not hold up the stripes",
         {f"{CORE}.queue:SendQueue.waits": fixed(False)},
+        ("crowd", "after_push", "late_joiners"),
     ),
     "withholding": Rule(
-        "a slow child does not hold its siblings up", {f"{CORE}.upload:CHILD_BACKLOG": 10**6}
+        "a slow child does not hold its siblings up",
+        {f"{CORE}.upload:CHILD_BACKLOG": 10**6},
+        ("slow_relay", "lab_slow_relay", "dripper"),
     ),
     "dial ahead": Rule(
         "hops do not dial one after another",
         {f"{CORE}.upload:Upload.connect": lambda *_: iter(())},
+        ("dripper", "lab_slow_relay", "warm_far"),
     ),
     "origin's turns": Rule(
         "chunks that are on their way are not asked of the origin",
         {f"{CORE}.download:LateChunks._overdue_after": property(lambda late: late._stall)},
+        ("black_hole", "dripper"),
     ),
     "usual lag": Rule(
         "a node behind its neighbours does not pull what is coming",
         {f"{CORE}.pace:ChunkPace.note_lag": always(None)},
+        ("lab_adsl", "lab_slow_relay", "slow_relay"),
     ),
     "proven holders": Rule(
         "who boasts is asked for one chunk",
         {f"{CORE}.repair:Repair._believable": everything_held},
+        ("black_hole", "boaster", "liar"),
     ),
     "trial": Rule(
         "who drips costs each asker one wait",
         {f"{CORE}.repair:Source.room": property(lambda source: 4 - source.owed)},
+        ("black_hole", "dripper"),
     ),
     "own line": Rule(
-        "no node asks for more than its line carries", {f"{CORE}.repair:_AHEAD": 1e9}
+        "no node asks for more than its line carries",
+        {f"{CORE}.repair:_AHEAD": 1e9},
+        ("lab_adsl", "deltas", "late_joiners"),
     ),
     "credulity": Rule(
-        "one claim does not bend the forest", {f"{CORE}.receipts:_CREDULITY": 1e9}
+        "one claim does not bend the forest",
+        {f"{CORE}.receipts:_CREDULITY": 1e9},
+        ("boaster", "overclaim"),
     ),
     "receipts": Rule(
         "who claims much and relays little is believed what it relays",
         {f"{CORE}.receipts:ReceiptBook.judge": lambda *_: iter(())},
+        ("overclaim", "dripper"),
     ),
     "rare first": Rule(
         "a restarted origin gives what most lack",
         {f"{CORE}.handout:HandOut._doubt_what_is_rare": always(None)},
+        ("origin_dies", "black_hole"),
+    ),
+    "unfinished frames": Rule(
+        "frames of strangers take bounded memory",
+        {
+            "p2p.shardcast.bulk:MAX_UNFINISHED": HUGE,
+            "p2p.shardcast.bulk:FrameBudget()._limit": HUGE,
+        },
+    ),
+    "waiting items": Rule(
+        "a peer that takes nothing is given up", {"p2p.shardcast.bulk:MAX_WAITING": HUGE}
+    ),
+    "rates": Rule(
+        "a node keeps to its owner's rates",
+        {"p2p.shardcast.bulk:Throttle()._bucket": UNLIMITED},
+    ),
+    "indexes": Rule("a peer gets few indexes", {f"{CORE}.upload:MAX_INDEXES": HUGE}),
+    "manifests": Rule(
+        "a publisher's versions take bounded memory",
+        {f"{CORE}.statements:MAX_MANIFESTS": HUGE},
+    ),
+    "rosters": Rule("rosters take bounded memory", {f"{CORE}.statements:MAX_ROSTERS": HUGE}),
+    "fetches": Rule("few versions are fetched at once", {f"{CORE}.versions:MAX_FETCHES": HUGE}),
+    "largest credit": Rule(
+        "a line is given a bounded credit", {f"{CORE}.queue:MAX_CREDIT": HUGE}, ("warm_far",)
+    ),
+    "holders": Rule(
+        "sources of a download take bounded memory", {f"{CORE}.download:MAX_HOLDERS": HUGE}
     ),
 }
 
 
-SERVICE: Final = Service("shardcast", RULES, SCENARIOS)
+SERVICE: Final = Service("shardcast", RULES, SCENARIOS, TESTS, FORMATS)

@@ -17,14 +17,13 @@ from typing import Final
 
 import trio
 
-from p2p.bounded import BoundedDict, RateLimit
+from p2p.bounded import BoundedDict, KeyedQuotas
 from p2p.concurrency import AutoResetEvent
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, RemoteProtocolError, ShoalError
 from p2p.host import Host, Stream, request, send_frame
 from p2p.identity import PeerId
 from p2p.ledger.core.chain import (
-    Entry,
     Statement,
     decode_brief_untrusted,
     decode_fork_untrusted,
@@ -58,8 +57,6 @@ QUESTIONS: Final = 0.5
 one."""
 BURST: Final = 8.0
 """Questions of one peer that are answered at once, as for a node that returns after a day."""
-MAX_ASKING: Final = 1024
-"""Maximum number of peers whose questions are counted: as many as are connected."""
 DOUBTED: Final = 120.0
 """Seconds for which a peer's claim to have more is ignored after it had nothing new. Twelve
 questions go to others in that time."""
@@ -104,13 +101,16 @@ class LedgerExchange:
         self._config = config
         self._peers = peers
         self._meter = meter or StrangerMeter(world, lambda peer: peer in peers())
-        self._exchange = Exchange(world.verify)
-        self._kept = KeptLedgers(world, self._exchange)
-        self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
+        self.exchange = Exchange(world.verify)
+        """Copies of the followed ledgers, and proofs against their authors."""
+        self._kept = KeptLedgers(world, self.exchange)
+        self._asking = KeyedQuotas(QUESTIONS, BURST)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
         """Peer that claims to have more than this node, if any."""
-        self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
+        self._doubted: BoundedDict[PeerId, float] = BoundedDict(
+            1024
+        )  # as many as are connected
         """Maps each peer to the time until which its claim to have more is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
@@ -120,23 +120,9 @@ class LedgerExchange:
         """True if ledgers are exchanged in this run."""
         return self._config.is_on
 
-    @property
-    def forks(self) -> dict[PeerId, Equivocation[Statement]]:
-        """Maps each author that equivocated to the proof."""
-        return dict(self._exchange.forks)
-
     def is_forked(self, author: PeerId) -> bool:
         """Return True if ``author`` has equivocated, so that none of its statements count."""
-        return author in self._exchange.forks
-
-    def statements(self, author: PeerId, kind: str) -> list[Entry]:
-        """Return the author's valid statements of a kind."""
-        return [one for one in self._exchange.statements(author) if one.kind == kind]
-
-    def top(self, author: PeerId) -> int:
-        """Return the number of the newest entry of ``author`` held here; -1 if there is
-        none."""
-        return self._exchange.top(author)
+        return author in self.exchange.forks
 
     def on_found(self, listener: Callable[[Equivocation[Statement]], None]) -> None:
         """Call ``listener`` with each proof that this node finds itself, not with those from
@@ -145,25 +131,25 @@ class LedgerExchange:
 
     def follow(self, authors: Sequence[PeerId]) -> None:
         """Keep the ledgers of these authors from now on, and of no others."""
-        self._exchange.follow(authors if self._config.is_on else ())
+        self.exchange.follow(authors if self._config.is_on else ())
         self._followed.set()
 
     # What the node hands over.
 
     def hear_head(self, author: PeerId, brief: bytes) -> None:
         """Process the head of its ledger that ``author`` sent in a heartbeat."""
-        if author not in self._exchange.authors or self.is_forked(author):
+        if author not in self.exchange.authors or self.is_forked(author):
             return
         try:
             head = decode_brief_untrusted(author, brief)
-            news = self._exchange.take_untrusted(head)
+            news = self.exchange.take_untrusted(head)
         except BadMessage as error:
             # Whoever passed the heartbeat on could not read it: it is its author's own.
             logger.info("ledger.head_refused author=%s reason=%s", author, error)
             return
         if news is not None:
             self._tell(news, is_found=True)
-        elif head.seqno > self._exchange.top(author):
+        elif head.seqno > self.exchange.top(author):
             self._hear_claim(author)
 
     def _hear_claim(self, peer: PeerId) -> bool:
@@ -180,7 +166,7 @@ class LedgerExchange:
         Raises:
             BadMessage: The bytes prove nothing.
         """
-        fork = self._exchange.take_fork_untrusted(decode_fork_untrusted(data))
+        fork = self.exchange.take_fork_untrusted(decode_fork_untrusted(data))
         if fork is not None:
             self._tell(fork)
         return fork is not None
@@ -201,10 +187,10 @@ class LedgerExchange:
     async def _state(self, tell_head: Callable[[bytes], None]) -> None:
         """Add our own new entries to the exchange, if the run names us, until cancelled."""
         me = self._world.signer.peer_id
-        while me not in self._exchange.authors:
+        while me not in self.exchange.authors:
             await self._followed.wait()
         ledger = await self._own.opened()
-        seen = max(self._exchange.top(me), ledger.head.seqno - OWN_BATCH * 16)
+        seen = max(self.exchange.top(me), ledger.head.seqno - OWN_BATCH * 16)
         while True:
             await ledger.wait_grown(seen)
             news: list[News] = []
@@ -224,7 +210,7 @@ class LedgerExchange:
                 await self._due.wait()
             peers = [one for one in self._peers() if one != world.signer.peer_id]
             claimant, self._next = self._next, None
-            if not peers or not self._exchange.authors:
+            if not peers or not self.exchange.authors:
                 due = world.now() + ASK_BACK
                 continue
             if claimant in peers and not await self._ask_one(claimant):
@@ -236,7 +222,7 @@ class LedgerExchange:
     async def _ask_one(self, peer: PeerId) -> bool:
         """Ask one peer, then pause. Return True if it answers, and its answer held news."""
         is_news = False
-        question = self._exchange.question().to_bytes()
+        question = self.exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
                 reply = await request(
@@ -248,7 +234,7 @@ class LedgerExchange:
         except (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("ledger.no_answer peer=%s reason=%s", peer, error)
         # If peers have entries of our own log that it lacks, it would sign their numbers again.
-        told = self._exchange.top(self._world.signer.peer_id)
+        told = self.exchange.top(self._world.signer.peer_id)
         if told >= 0 and told > (await self._own.opened()).head.seqno:
             raise self._own.came_from_backup(told)
         await self._world.sleep_until(self._world.now() + ASK_BACK)
@@ -280,15 +266,13 @@ class LedgerExchange:
     async def serve(self, stream: Stream) -> None:
         """Answer one question on a stream, as a `StreamHandler`. A peer that asks too often
         gets no answer, and a stranger an empty one if strangers' share is used up."""
-        limit = self._asking.get(stream.peer) or RateLimit(QUESTIONS, BURST)
-        self._asking.renew(stream.peer, limit)
-        if not limit.allows(1.0, self._world.now()):
+        if not self._asking.take(stream.peer, self._world.now()):
             return
         with trio.move_on_after(ASK_SECONDS):
             asked = await FrameReader(stream, MAX_QUESTION).receive()
             if asked is None:
                 return
-            answer = self._exchange.answer(decode_question_untrusted(asked))
+            answer = self.exchange.answer(decode_question_untrusted(asked))
             reply = answer.to_bytes()
             if not self._meter.allows(stream.peer, len(reply)):
                 reply = Answer().to_bytes()
@@ -309,8 +293,8 @@ class LedgerExchange:
 
     def _take_untrusted(self, said: Statement | Equivocation[Statement]) -> News | None:
         if isinstance(said, Equivocation):
-            return self._exchange.take_fork_untrusted(said)
-        return self._exchange.take_untrusted(said)
+            return self.exchange.take_fork_untrusted(said)
+        return self.exchange.take_untrusted(said)
 
     def _tell(self, news: News, *, is_found: bool = False) -> None:
         if isinstance(news, Equivocation):

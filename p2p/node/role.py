@@ -160,7 +160,7 @@ class Node:
             "reachable": [str(addr) for addr in self.nat.reachable] if self.nat else [],
             "relays": [str(peer) for peer in self.nat.relays] if self.nat else [],
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
-            "two_stories": [str(author) for author in self.ledgers.forks],
+            "two_stories": [str(author) for author in self.ledgers.exchange.forks],
             "flows": self.shardcast.flows,
             "roles": {role.name: self.guard.health(role) for role in roles},
         }

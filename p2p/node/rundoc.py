@@ -13,16 +13,14 @@ A peer that asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, 
 gets the document if it is newer than what the asker has, or of another run (the asker learns
 that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter
 who hands it over; by choosing whom to bootstrap from one chooses the owner. Who has nothing
-newer is asked for another edition of the same epoch, which no honest owner signs
-(`Rivalry`). An asker that has a newer one is asked in return (`RunBook.hint`), so a node
-that takes an edition up tells its neighbours of it by asking them.
+newer is asked for another edition of the same epoch, which no honest owner signs. An asker that
+has a newer one is asked in return (`RunBook.hint`), so a node that takes an edition up tells
+its neighbours of it by asking them.
 
 What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
-compared with its run before more than a signature of it is judged (`RunReader`), remembers what
-it has judged, so that the same document costs a digest the next time, and takes whatever the
-reader raises for a refusal. The peer pays for a void document once, unless it could not know
-(`UnusableEdition`).
-
+compared with its run before more than a signature of it is judged (`RunReader`), and takes
+whatever the reader raises for a refusal. The peer pays for a void document, unless it could not
+know (`UnusableEdition`). A node gets a document only where it asks, and it asks seldom.
 
 Two editions of one epoch
 -------------------------
@@ -46,7 +44,6 @@ kept, asked for, or told of. An edition with a higher epoch, which both camps ta
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -106,9 +103,6 @@ exactly."""
 WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
 """Seconds before the expiry of a document at which the operator is warned: a day, an hour, and
 the end."""
-MAX_JUDGED: Final = 1_024
-"""Maximum number of documents remembered as judged, by digest; 200 KiB. One peer of every
-member of a large run could send as many in a round."""
 HINT_PAUSE: Final = 10.0
 """Minimum seconds between questions to peers that seem to have another document. That makes six
 a minute, however often strangers claim to have one."""
@@ -129,14 +123,6 @@ MAX_PAUSE: Final = 30.0
 one that is gone costs two dials a minute."""
 
 logger = logging.getLogger(__name__)
-
-
-class Expired(UnusableEdition):
-    """The document has expired."""
-
-    def __init__(self, message: str, expiry: int) -> None:
-        super().__init__(message)
-        self.expiry = expiry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,82 +158,34 @@ def are_rivals(one: SignedRun, other: SignedRun) -> bool:
     )
 
 
-class Rivalry:
-    """Contradicting run document of the pinned epoch, if there is one."""
+class _File:
+    """File in the node's folder that is written again until the disk has taken it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, path: str) -> None:
         self._world = world
+        self._path = path
+        self._content: bytes | None = None
         self._is_kept = True
-        """True if the disk has the present state. Writing is repeated until it has."""
-        self.rival: SignedRun | None = None
-        """Other document of the pinned epoch, or None."""
 
-    async def load(self, pin: SignedRun, read: Callable[[bytes, SignedRun], SignedRun]) -> None:
-        """Load the proof from disk, and remove it if it does not contradict ``pin``."""
-        if await self._world.disk.size(RIVAL_PATH) is None:
-            return
-        try:
-            rival = read(await self._world.disk.read(RIVAL_PATH), pin)
-        except BadMessage as error:
-            path = self._world.disk.locate(RIVAL_PATH)
-            logger.warning("run.rival_damaged %s is removed: %s", path, error)
-        else:
-            if are_rivals(pin, rival):
-                self._take(rival)
-                return
-        self._is_kept = False
-        await self.keep()
-
-    async def note(self, rival: SignedRun) -> None:
-        """Keep the first document that contradicts the pinned one, and warn the operator."""
-        if self.rival is not None:
-            return
-        self._take(rival)
-        self._is_kept = False
-        await self.keep()
-
-    def _take(self, rival: SignedRun) -> None:
-        self.rival = rival
-        logger.warning(
-            "the owner of run %r has signed two run files of epoch %d that say different"
-            " things: this node works on under the one it holds, others hold the other; ask the"
-            " owner for one with a higher epoch, and start one node with it: --run FILE",
-            rival.name,
-            rival.epoch,
-        )
-        self._world.trace("run.rival", epoch=rival.epoch)
-
-    async def settle(self, edition: SignedRun) -> None:
-        """Forget the proof if ``edition``, which is now pinned, has a higher epoch."""
-        if self.rival is None or edition.epoch <= self.rival.epoch:
-            return
-        logger.info("run.rival_settled epoch=%d", edition.epoch)
-        self.rival, self._is_kept = None, False
+    async def put(self, content: bytes | None) -> None:
+        """Write ``content`` to the file, or remove it if that is None."""
+        self._content, self._is_kept = content, False
         await self.keep()
 
     async def keep(self) -> None:
-        """Write the proof to disk unless the file is up to date."""
+        """Write the file, unless it is up to date. A disk that refuses is only logged."""
+        content = self._content
         if self._is_kept:
             return
         try:
-            if self.rival is None:
-                await self._world.disk.remove(RIVAL_PATH)
+            if content is None:
+                await self._world.disk.remove(self._path)
             else:
-                await self._world.disk.replace(RIVAL_PATH, self.rival.document)
-            self._is_kept = True
+                await self._world.disk.replace(self._path, content)
         except StorageError as error:
-            logger.warning("run.rival_not_kept reason=%s", error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Reason why a document was refused. The error itself is not kept, since it holds all
-    frames that it passed through.
-    """
-
-    kind: type[BadMessage]
-    text: str
-    expiry: int | None
+            logger.warning("run.not_kept path=%s reason=%s", self._path, error)
+        else:
+            self._is_kept = content is self._content
 
 
 def refused_document(addr: Multiaddr, error: OtherRun) -> ConfigError:
@@ -267,14 +205,11 @@ class RunBook:
         accepted."""
         self._held: bytes | None = None
         """Id of the run that the folder belongs to by `HELD`; None if the folder is new."""
-        self._is_pinned = True
-        """True if the newest document is on disk. Writing is repeated until it is."""
-        self._judged: BoundedDict[bytes, _Refusal | None] = BoundedDict(MAX_JUDGED)
-        """Maps digests of documents to reasons for refusal, oldest first. None stands for a
-        document that was no news."""
+        self.rival: SignedRun | None = None
+        """Other document of the pinned epoch, signed by the same owner; None if there is none.
+        Only a higher epoch settles which of them holds."""
+        self._files = {path: _File(world, path) for path in (HELD, PATH, RIVAL_PATH)}
         self._turn = trio.Lock()
-        self._found = trio.Event()
-        self._replaced = Notifier()
         self._changed = Notifier()
         self._told: tuple[int, int, bool] = (0, 0, True)
         """State at the last look: epoch, number of warnings given of its expiry, and whether it
@@ -282,11 +217,11 @@ class RunBook:
         self._was_guest = False
         """True if an invite admitted this node at the last look. That can end without a new
         document."""
-        self._hints: dict[PeerId, float] = {}
-        """Maps each peer that seemed to have another document to the time at which it was
-        asked; infinity until it has been asked."""
+        self._hints: dict[PeerId, None] = {}
+        """Peers that seem to have another document, and have not been asked yet."""
+        self._hinted_at: BoundedDict[PeerId, float] = BoundedDict(MAX_HINTS)
+        """Maps each peer that was asked for that reason to the time."""
         self._hinted = Notifier()
-        self._rivalry = Rivalry(world)
         self.guests = GuestBook(world)
         """Guests of the run."""
         self.own_pass = b""
@@ -310,12 +245,6 @@ class RunBook:
     def expired(self) -> SignedRun | None:
         """Pinned document, if it has expired and there is no newer one."""
         return self._pin if self._run is None else None
-
-    @property
-    def rival(self) -> SignedRun | None:
-        """Other document of the pinned epoch, signed by the same owner; None if there is none.
-        Only a higher epoch settles which of them holds."""
-        return self._rivalry.rival
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Return True if ``peer`` has ``capability`` by the newest document or an invite.
@@ -388,7 +317,7 @@ class RunBook:
         """Wait for a document with an epoch higher than ``after``, and return the newest
         one."""
         while self._run is None or self._run.epoch <= after:
-            await self._replaced.wait()
+            await self._changed.wait()
         return self._run
 
     async def wait_change(self) -> None:
@@ -406,7 +335,7 @@ class RunBook:
         until cancelled."""
         while True:
             with trio.move_on_after(self._look_at_the_clock()):
-                await self._replaced.wait()
+                await self._changed.wait()
 
     def _look_at_the_clock(self) -> float:
         """Warn of an expiry that comes, and tell of changes that the clock brings. Return the
@@ -444,23 +373,16 @@ class RunBook:
         nodes with different ones. Strangers can cause no more than one question every
         `HINT_PAUSE` seconds, and none before those to trainers and validators.
         """
-        now = self._world.now()
-        at = self._hints.get(peer)
-        if at is not None and now < at + HINT_AGAIN:
-            return at > now
-        if at is None and len(self._hints) >= MAX_HINTS:
-            old = next(
-                (known for known, asked in self._hints.items() if asked + HINT_AGAIN <= now),
-                None,
-            )
-            if old is None and self._is_officer(peer):
-                old = next(
-                    (known for known in self._hints if not self._is_officer(known)), None
-                )
+        asked_at = self._hinted_at.get(peer, -math.inf)
+        if peer not in self._hints and self._world.now() < asked_at + HINT_AGAIN:
+            return False
+        if peer not in self._hints and len(self._hints) >= MAX_HINTS:
+            others = (known for known in self._hints if not self._is_officer(known))
+            old = next(others, None) if self._is_officer(peer) else None
             if old is None:
                 return False
             del self._hints[old]
-        self._hints[peer] = math.inf
+        self._hints[peer] = None
         self._hinted.notify_all()
         return True
 
@@ -472,14 +394,12 @@ class RunBook:
     async def follow_hints(self, host: Host, timeout: float) -> None:
         """Ask the peers noted by `hint` one after the other, until cancelled."""
         while True:
-            waiting = [peer for peer, asked in self._hints.items() if asked == math.inf]
-            if not waiting:
+            if not self._hints:
                 await self._hinted.wait()
-                continue
-            peer = next(filter(self._is_officer, waiting), waiting[0])
+            peer = next(filter(self._is_officer, self._hints), next(iter(self._hints)))
+            del self._hints[peer]
             await self.ask_quietly(host, peer, timeout)
-            if peer in self._hints:  # else an officer has taken its place
-                self._hints[peer] = self._world.now()
+            self._hinted_at.renew(peer, self._world.now())
             await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:
@@ -497,9 +417,8 @@ class RunBook:
         self._pin = await self._read_pin(has_other=document is not None)
         if self._pin is not None and not self._has_expired(self._pin):
             self._run = self._pin
-            self._found.set()
         if self._pin is not None:
-            await self._rivalry.load(self._pin, self._read)
+            await self._load_rival(self._pin)
             await self._hold(self._pin)
         if document is not None:
             try:
@@ -517,15 +436,10 @@ class RunBook:
             return None
 
     async def _hold(self, run: SignedRun) -> None:
-        """Note on disk which run the folder belongs to. A disk that refuses is only logged."""
-        if self._held == run.id:
-            return
-        try:
-            await self._world.disk.replace(HELD, run.id.hex().encode())
-        except StorageError as error:
-            logger.warning("run.not_held reason=%s", error)
-            return
-        self._held = run.id
+        """Note on disk which run the folder belongs to."""
+        if self._held != run.id:
+            self._held = run.id
+            await self._files[HELD].put(run.id.hex().encode())
 
     async def _read_pin(self, *, has_other: bool) -> SignedRun | None:
         if await self._world.disk.size(PATH) is None:
@@ -544,6 +458,32 @@ class RunBook:
                 "run.pin_damaged %s is replaced by the run file given: %s", path, error
             )
             return None
+
+    async def _load_rival(self, pin: SignedRun) -> None:
+        """Load the proof from disk, and remove it if it does not contradict ``pin``."""
+        if await self._world.disk.size(RIVAL_PATH) is None:
+            return
+        try:
+            rival = self._read(await self._world.disk.read(RIVAL_PATH), pin)
+        except BadMessage as error:
+            path = self._world.disk.locate(RIVAL_PATH)
+            logger.warning("run.rival_damaged %s is removed: %s", path, error)
+        else:
+            if are_rivals(pin, rival):
+                self._take_rival(rival)
+                return
+        await self._files[RIVAL_PATH].put(None)
+
+    def _take_rival(self, rival: SignedRun) -> None:
+        self.rival = rival
+        logger.warning(
+            "the owner of run %r has signed two run files of epoch %d that say different"
+            " things: this node works on under the one it holds, others hold the other; ask the"
+            " owner for one with a higher epoch, and start one node with it: --run FILE",
+            rival.name,
+            rival.epoch,
+        )
+        self._world.trace("run.rival", epoch=rival.epoch)
 
     async def offer(self, document: bytes) -> bool:
         """Judge a document. If it is newer than ours, pin it and return True.
@@ -564,14 +504,15 @@ class RunBook:
                 return False
             self._note_stamps(run)
             self._run = self._pin = run
-            self._is_pinned = False
             self._told = (0, 0, True)
             # before anything is awaited: what a role does after this, it does knowing it
             self._changed.notify_all()
-            await self._keep()
-            await self._rivalry.settle(run)
-            self._found.set()
-            self._replaced.notify_all()
+            await self._hold(run)
+            await self._files[PATH].put(run.document)
+            if self.rival is not None and self.rival.epoch < run.epoch:
+                logger.info("run.rival_settled epoch=%d", run.epoch)
+                self.rival = None
+                await self._files[RIVAL_PATH].put(None)
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
@@ -589,16 +530,10 @@ class RunBook:
             time = min(max(least, 10.0 * work_cost(asked)), most)
             self._stamp_grace = before, self._world.now() + time
 
-    async def _keep(self) -> None:
-        """Write the newest document to disk, unless it is there."""
-        if self._is_pinned or self._run is None:
-            return
-        try:
-            await self._hold(self._run)
-            await self._world.disk.replace(PATH, self._run.document)
-            self._is_pinned = True
-        except StorageError as error:
-            logger.warning("run.not_pinned epoch=%d reason=%s", self._run.epoch, error)
+    async def keep(self) -> None:
+        """Write what the disk has refused before."""
+        for file in self._files.values():
+            await file.keep()
 
     async def _judge(self, document: bytes) -> SignedRun | None:
         """Return the run of ``document`` if it is newer than ours; else None.
@@ -608,33 +543,14 @@ class RunBook:
         """
         if self._pin is not None and document == self._pin.document and self._run is not None:
             return None
-        digest = hashlib.sha256(document).digest()
-        if digest in self._judged and self._refuse_again(self._judged[digest]):
-            return None
-        try:
-            # Bytes of a document read per second on one core, to model the cost of a long one.
-            run = await decode_off_loop(self._world, self._read, document, self._pin, rate=4e6)
-            if self._pin is not None and are_rivals(self._pin, run):
-                await self._rivalry.note(run)  # a proof, even if its time is over
-            elif self._is_news(run):
-                return run
-        except BadMessage as error:
-            expiry = error.expiry if isinstance(error, Expired) else None
-            self._judged.renew(digest, _Refusal(type(error), str(error), expiry))
-            raise
-        self._judged.renew(digest, None)
+        # Bytes of a document read per second on one core, to model the cost of a long one.
+        run = await decode_off_loop(self._world, self._read, document, self._pin, rate=4e6)
+        if self._pin is None or not are_rivals(self._pin, run):
+            return run if self._is_news(run) else None
+        if self.rival is None:  # a proof, even if its time is over
+            self._take_rival(run)
+            await self._files[RIVAL_PATH].put(run.document)
         return None
-
-    def _refuse_again(self, refusal: _Refusal | None) -> bool:
-        """Return True if a document is still no news. Raise its earlier refusal again if that
-        still holds. Return False if it must be judged again."""
-        if refusal is None:
-            return True
-        if refusal.expiry is None:
-            raise refusal.kind(refusal.text)
-        if self._is_over(refusal.expiry):
-            raise Expired(refusal.text, refusal.expiry)
-        return False
 
     def _read(self, document: bytes, pin: SignedRun | None) -> SignedRun:
         try:
@@ -659,18 +575,16 @@ class RunBook:
                 f" {self._held.hex()[:12]}, whose work is in it: use another --data"
             )
         if self._has_expired(run):
-            message = f"the run file of {run.name!r} has expired; ask its owner for a newer one"
-            raise Expired(message, run.expiry)
+            raise UnusableEdition(
+                f"the run file of {run.name!r} has expired; ask its owner for a newer one"
+            )
         if self._pin is None or run.epoch > self._pin.epoch:
             return True
         # a clock has been set right
         return self._run is None and run.document == self._pin.document
 
     def _has_expired(self, run: SignedRun) -> bool:
-        return self._is_over(run.expiry)
-
-    def _is_over(self, expiry: int) -> bool:
-        return self._world.wall() > expiry + EXPIRY_TOLERANCE
+        return self._world.wall() > run.expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host, meter: StrangerMeter | None = None) -> None:
         """Serve the document and proofs of equivocation, within the budget ``meter`` for
@@ -714,8 +628,7 @@ class RunBook:
         Raises:
             BadMessage: The document is void or of another run.
         """
-        await self._keep()
-        await self._rivalry.keep()
+        await self.keep()
         known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
         document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
         if document:
@@ -740,15 +653,13 @@ class RunBook:
             await self._take(host, peer, document)
 
     async def _take(self, host: Host, peer: PeerId, document: bytes) -> bool:
-        """Judge a document from a peer. The peer is penalised for a void one, once."""
-        was_judged = hashlib.sha256(document).digest() in self._judged
+        """Judge a document from a peer, which is penalised for a void one."""
         try:
             return await self.offer(document)
         except UnusableEdition:
             raise
         except BadMessage as error:
-            if not was_judged:
-                host.penalise(peer, Offence.VIOLATION.points, f"a void run file: {error}")
+            host.penalise(peer, Offence.VIOLATION.points, f"a void run file: {error}")
             raise
 
     async def ask_quietly(self, host: Host, peer: PeerId, timeout: float) -> None:
@@ -793,8 +704,9 @@ class RunBook:
                     )
             if stranger is not None:
                 raise stranger
-            with trio.move_on_after(pause):
-                await self._found.wait()
+            if self._run is None:
+                with trio.move_on_after(pause):
+                    await self._changed.wait()
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
         return self._run
 

@@ -33,7 +33,6 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.bounded import BoundedDict
-from p2p.concurrency import AutoResetEvent, Notifier
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
 from p2p.identity import Verify
@@ -153,15 +152,12 @@ class StoredPolicy:
         """Spans that were verified, in memory or on disk."""
         self.stored = False
         """True if the policy is complete, durable and under its final name."""
-        self.has_head = False
-        """True if the head is on the disk."""
         self.has_room = False
-        """True if the files are on the disk, with room for every span."""
+        """True if the head and the files are on the disk, with room for every span."""
         self.unwritten: dict[int, Bytes] = {}
         """Maps each verified span that is not yet written to its bytes."""
-        self._busy: dict[int, None] = {}
-        """Spans that are being written."""
-        self._idle = Notifier()
+        self.writing = trio.Lock()
+        """Held by the task that writes its spans."""
         self.pins = 0
 
     def __repr__(self) -> str:
@@ -237,31 +233,10 @@ class StoredPolicy:
         self.verified = self.verified.including(span)
         self.unwritten[span] = raw
 
-    @contextmanager
-    def writing(self) -> Iterator[dict[int, Bytes]]:
-        """Yield the unwritten spans that no other task is writing. They count as written if the
-        block ends without an exception."""
-        mine = {s: raw for s, raw in sorted(self.unwritten.items()) if s not in self._busy}
-        self._busy |= dict.fromkeys(mine)
-        try:
-            yield mine
-            for span in mine:
-                del self.unwritten[span]
-        finally:
-            for span in mine:
-                del self._busy[span]
-            if not self._busy:
-                self._idle.notify_all()
-
-    async def wait_idle(self) -> None:
-        """Return when no task writes its spans."""
-        while self._busy:
-            await self._idle.wait()
-
     def disown(self) -> None:
         """Forget the files from which this node published it, because they are gone or changed.
         It is then fetched like any other policy."""
-        self.source, self.stored, self.has_head, self.verified = "", False, False, EMPTY
+        self.source, self.stored, self.verified = "", False, EMPTY
 
     # Who needs it
 
@@ -283,8 +258,8 @@ def decode_head_untrusted(data: bytes, run: bytes, verify: Verify, folder: str) 
     return StoredPolicy(manifest, manifest.index_untrusted(fields[1]), folder, fields[2])
 
 
-class DiskHealth:
-    """State of a disk, with one log line whenever it changes.
+class DiskTrial:
+    """Waits for a disk that refused, by trials.
 
     A disk is full for minutes (a log is rotated, its owner makes room) or for good (it is too
     small, or has gone read-only). Either way a node that can read goes on: it serves what it
@@ -295,45 +270,16 @@ class DiskHealth:
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._trial = f"{folder}/trial"
-        self._failed = AutoResetEvent()
-        self._pause = FIRST_RETRY
-        self.refuses = False
-        """True if the last write failed."""
+        self.pause = FIRST_RETRY
+        """Seconds until the next trial."""
 
-    def note_failure(self, error: StorageError) -> bool:
-        """Record a failed write. Return True if the disk worked until now."""
-        news, self.refuses = not self.refuses, True
-        if news:
-            logger.warning(
-                "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
-                error,
-            )
-            self._failed.set()
-        return news
-
-    def note_success(self) -> None:
-        """Record that something large was written whole. The next failure counts as a new
-        one."""
-        self._pause = FIRST_RETRY
-
-    async def wait_mended(self) -> None:
-        """Return when a write has failed and a later trial has succeeded."""
-        while not self.refuses:
-            await self._failed.wait()
-        while self.refuses:
-            await self._pause_longer()
-            self.refuses = not await self.takes_data()
-        logger.warning("disk.takes_data: policies are fetched again")
-
-    async def _pause_longer(self) -> None:
-        await self._world.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
-
-    async def wait_room(self, needed: int) -> None:
-        """Pause, then return once `needed` bytes are free."""
-        await self._pause_longer()
-        while not await self.takes_data(needed):
-            await self._pause_longer()
+    async def wait(self, needed: int = 0) -> None:
+        """Pause, then return once the disk takes data and has ``needed`` bytes free."""
+        while True:
+            await self._world.sleep(self.pause)
+            self.pause = min(2 * self.pause, LONGEST_RETRY)
+            if await self.takes_data(needed):
+                return
 
     async def takes_data(self, needed: int = 0) -> bool:
         """Return True if a trial can be written, and ``needed`` bytes are free."""
@@ -447,33 +393,32 @@ class PolicyStore:
             NoRoom: The whole policy would not fit.
         """
         entry = self._entries.get(policy)
-        if entry is None or not entry.unwritten:
+        if entry is None:
             return
-        await self._make_room(entry)
-        with entry.writing() as spans:
+        async with entry.writing:
+            if not entry.unwritten:
+                return
+            await self._make_room(entry)
+            spans = dict(sorted(entry.unwritten.items()))
             for path, offset, data in _runs(entry, spans):
                 await self._disk.write(path, data, offset)
                 if self._world.buggify("shardcast/early sync"):
                     await self._disk.fsync(path)
-        if not spans:
-            await entry.wait_idle()  # another task writes them
+            for span in spans:
+                del entry.unwritten[span]
         await self._remove_if_forgotten(entry)
 
     async def _make_room(self, entry: StoredPolicy) -> None:
         """Write the head, and files of the final length. Raise `StorageError` if the disk
         refuses."""
         async with self._preparing:
-            if not entry.has_head:
-                data, local = entry.encode_head(), self._world.signer.peer_id
-                # Only a head that this node has signed is fsynced, since later lives must know
-                # it; for others `finish` does it, since every stream would wait.
-                if entry.manifest.publisher == local:
-                    await self._disk.replace(entry.head, data)
-                else:
-                    await self._disk.write(entry.head, data)
-                entry.has_head = True
             if entry.has_room:
                 return
+            # Only a head that this node has signed is fsynced, since later lives must know it;
+            # for others `finish` does it, since every stream would wait.
+            is_ours = entry.manifest.publisher == self._world.signer.peer_id
+            write = self._disk.replace if is_ours else self._disk.write
+            await write(entry.head, entry.encode_head())
             files, chosen = entry.index.files, self._selection
             numbers = range(len(files)) if chosen is None else chosen.files(entry.index)
             try:
@@ -520,9 +465,7 @@ class PolicyStore:
         if entry.stored:
             return True
         await self._make_room(entry)
-        while entry.unwritten:
-            await self.flush(policy)
-            await entry.wait_idle()
+        await self.flush(policy)
         for path in (entry.head, *entry.files):
             await self._disk.fsync(path)
         await self._disk.rename(entry.part, entry.final)
@@ -828,7 +771,7 @@ class PolicyStore:
         """
         entry = StoredPolicy(manifest, index, self.folder, source)
         entry.verified |= ChunkSet.below(len(index))
-        entry.stored = entry.has_head = True
+        entry.stored = True
         for path in [draft] if draft else entry.files:
             await self._disk.fsync(path)
         if draft:
@@ -923,7 +866,6 @@ class PolicyStore:
             return None  # torn, or of an older Shoal: nothing of it can be believed
         if entry.head != path:
             return None
-        entry.has_head = True
         if entry.source or await self._disk.walk(entry.final, 1):
             entry.stored = True
         entry.verified |= await self._good_spans(entry)

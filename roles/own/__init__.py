@@ -77,8 +77,9 @@ def add_arguments(commands: Any) -> None:
     add_dashboard(start)
     report = commands.add_parser("report", help="write the page of a run as one file")
     add_folder(report, "of a node, or of several")
-    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
-                        help="where the page goes")  # fmt: skip
+    report.add_argument(
+        "-o", dest="out", type=Path, metavar="FILE", help="(report.html in the folder)"
+    )
     export = commands.add_parser(
         "export", help="write a run's model as a folder, or its answers as a file"
     )

@@ -56,6 +56,8 @@ trusted.
 """
 ONE_LINE: Final = ("arithmetic",)
 """Environments whose answer is one line, begun for the model: a newline ends it, too."""
+DRAWN_TASKS: Final = 8
+"""Tasks of each environment that tell how long right answers are."""
 NUMBERS: Final = ("sort", "guess")
 """The environments of models without a base: their tasks are numbers, not text."""
 
@@ -426,6 +428,8 @@ def write_draft(plan: Plan) -> str:
         is_line = all(name in ONE_LINE for name in names)
         kind = kind_of(config.shape.parameters, has_base=True)
         notes = (*config.notes, *found.notes)
+        if kind is SMALL_MODEL and not set(names) & set(ANSWER_TOKENS):
+            _say_short_answers(sources)
         model = {
             "base": plan.model if plan.model in MODELS else str(folder.absolute()),
             "dtype": "float32",
@@ -484,11 +488,31 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def _talks(source: Source) -> bool:
-    if is_ours(source.name):
-        return False
+    return not is_ours(source.name) and hasattr(_made(source), "respond")
+
+
+def _made(source: Source) -> Any:
     data = None if source.file is None else pin_data(str(source.file))
     pin = EnvironmentPin(name=source.name, digest=bytes(32), data=data)
-    return hasattr(_make(pin, source.file or Path()), "respond")
+    return _make(pin, source.file or Path())
+
+
+def _say_short_answers(sources: Iterable[Source]) -> None:
+    """Say how long right answers are, if they are much shorter than answers may be.
+
+    A step takes as long as its longest answers, and a model that need not think gains nothing
+    from the room.
+    """
+    environments = [_made(source) for source in sources]
+    seeds = [number.to_bytes(4, "big") for number in range(DRAWN_TASKS)]
+    tasks = [one.task(seed) for one in environments if is_text(one) for seed in seeds]
+    longest = max((len(task.answer) for task in tasks), default=OTHER_ANSWER_TOKENS)
+    if longest <= OTHER_ANSWER_TOKENS // 8:
+        remark(
+            f"an answer may have {OTHER_ANSWER_TOKENS} tokens, and right ones have"
+            f" {longest} characters at most: unless the model should think first, write"
+            " max_new_tokens = 32 in the draft (8 for one word), and every step is faster"
+        )
 
 
 def _environment(source: Source, kind: ModelKind) -> dict[str, object]:

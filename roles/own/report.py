@@ -1,4 +1,4 @@
-"""``shoal run report DIR -o FILE``: the page of a run as one file.
+"""``shoal run report DIR [-o FILE]``: the page of a run as one file.
 
 ``DIR`` is a node's folder, or one that has folders of nodes (of `roles.own`, of a demo). A node
 that runs is asked at its socket; one that does not has left its newest page in its folder.
@@ -30,19 +30,20 @@ def main(options: argparse.Namespace) -> int:
         ConfigError: The folder has nothing to report.
     """
     folder = (named_folder(options) or node_of(options)).absolute()
-    check_target("-o", options.out)
     found = list(_found(folder))
     if not found:
         raise ConfigError(
             f"{folder} has no node that runs, nor one that has left its page ({KEPT})"
         )
+    out = options.out or folder / "report.html"
+    check_target("-o", out)
     try:
         whole = merged(found)
     except (KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"a page in {folder} is of another version: {error!r}") from None
     whole["picture"]["facts"] = [["made by", f"shoal run report {folder}"]]
-    write_text("-o", options.out, write_report(whole))
-    say(f"the run as a page: {options.out}")
+    write_text("-o", out, write_report(whole))
+    say(f"the run as a page: {out}")
     return 0
 
 

@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from p2p.naming import printable
 from roles.own.nodes import LocalNodes
 from roles.own.pending import pending
 from roles.own.status import Doorbell, SwarmStatus
-from roles.shared.reasons import printable
 
 Decode = Callable[[Sequence[int]], str]
 """A function that returns tokens as text."""
@@ -179,6 +179,8 @@ def work_of(roles: Any) -> str:
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]
+        if not health["accepted"] + health["rejected"]:
+            return "no newcomer to judge"
         return f"{health['accepted']} accepted, {health['rejected']} rejected"
     for role in ("inference", "cheat"):
         if role in roles:

@@ -23,9 +23,9 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
-from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskHealth, PolicyStore
+from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskTrial, PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of
@@ -78,7 +78,7 @@ async def test_a_newer_run_document_is_used_and_pinned_when_there_is_room(
     assert book.run == newer
     assert (tmp_path / PATH).read_bytes() == RUN.document
     disk.full = False
-    await book._keep()
+    await book.keep()
     assert (tmp_path / PATH).read_bytes() == newer.document
 
 
@@ -129,11 +129,9 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     world, disk = moody_world(tmp_path)
-    care = DiskHealth(world, "policies")
-    assert care.note_failure(StorageError("full"))
-    assert not care.note_failure(StorageError("full"))
+    care = DiskTrial(world, "policies")
     with trio.move_on_after(3600):
-        await care.wait_mended()
+        await care.wait()
     pauses = [b - a for a, b in zip(disk.attempts, disk.attempts[1:], strict=False)]
     assert pauses[0] == pytest.approx(2 * FIRST_RETRY, abs=0.5)
     assert pauses[-1] == pytest.approx(LONGEST_RETRY, abs=0.5)
@@ -141,8 +139,7 @@ async def test_a_full_disk_is_tried_ever_more_seldom(
     # a thread is slower than this clock
     disk._disk = SimpleNamespace(replace=_take, remove=_take)
     with trio.fail_after(2 * LONGEST_RETRY):
-        await care.wait_mended()
-    assert not care.refuses
+        await care.wait()
 
 
 async def _take(*_: object) -> None:
@@ -150,7 +147,8 @@ async def _take(*_: object) -> None:
 
 
 def manifest(version: int) -> Manifest:
-    draft = ManifestBody(
+    return Manifest(
+        TRAINER.peer_id,
         b"run",
         PolicyVersion(version),
         NO_POLICY,
@@ -158,8 +156,7 @@ def manifest(version: int) -> Manifest:
         INDEX.digest,
         INDEX.size,
         (Encoding.anchor(INDEX, INDEX.size),),
-    )
-    return draft.sign(TRAINER)
+    ).sign(TRAINER)
 
 
 def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
@@ -213,11 +210,11 @@ def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
     news = PolicyNews(manifest(1).encode(), INDEX.data)
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, news), 0.1)
-    core.handle(ev.Unusable(manifest(1).digest), 0.2)
+    core.handle(ev.Unusable(manifest(1).digest, until_room=True), 0.2)
     assert core.downloads == ()
     core.handle(ev.Heard(PARENT, news), 0.3)
     assert core.downloads == (), "nobody brings it meanwhile"
-    effects = core.handle(ev.RoomMade(manifest(1).digest, manifest(1)), 60.0)
+    effects = core.handle(ev.Writable(), 60.0)
     assert [d.manifest for d in core.downloads] == [manifest(1)]
     asked = [e.message for e in effects if isinstance(e, ev.Send)]
     assert any(isinstance(message, Ask) for message in asked)

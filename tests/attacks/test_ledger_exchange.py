@@ -96,7 +96,7 @@ def test_a_ledger_that_came_from_a_backup_ends_its_node(are_copies_lost: bool) -
         for number in range(3):
             await ledger.append("verdict", b"%d" % number)
         await swarm.sleep(60)
-        assert all(one.top(stage.judge) == 3 for one in stage.exchanges.values())
+        assert all(one.exchange.top(stage.judge) == 3 for one in stage.exchanges.values())
         swarm.kill(JUDGE)
         for path, data in old.items():
             machine.disk.replace_now(path, data)
@@ -106,7 +106,7 @@ def test_a_ledger_that_came_from_a_backup_ends_its_node(are_copies_lost: bool) -
         await swarm.sleep(10)
         assert ["told its peers of entry 3" in str(error) for error in stage.ended] == [True]
         assert "restore the ledger as it was" in str(stage.ended[0])
-        assert not any(one.forks for one in stage.exchanges.values())
+        assert not any(one.exchange.forks for one in stage.exchanges.values())
 
     play(scene)
 
@@ -139,7 +139,7 @@ def test_one_that_claims_to_know_more_does_not_keep_all_questions_to_itself() ->
         ledger = await stage.owns[JUDGE].opened()
         await ledger.append("verdict", b"one")
         began = swarm.simulation.now
-        while any(one.top(stage.judge) < 0 for one in stage.exchanges.values()):
+        while any(one.exchange.top(stage.judge) < 0 for one in stage.exchanges.values()):
             await swarm.sleep(1)
             assert swarm.simulation.now < began + 60
         asked.clear()

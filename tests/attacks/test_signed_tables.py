@@ -22,7 +22,7 @@ from p2p.identity import KeyPair, PeerId, Verify, verify
 from p2p.machine import RealWorld
 from p2p.node.admission import OtherRun, SignedRun
 from p2p.node.node import Node, run_roles
-from p2p.node.rundoc import MAX_JUDGED, PROTOCOL_ID, RunBook, RunConfig
+from p2p.node.rundoc import PROTOCOL_ID, RunBook, RunConfig
 from p2p.offence import Offence
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
@@ -33,7 +33,6 @@ from roles.contract.core.file import (
     MAX_RUN,
     _sorted,
     open_run,
-    sign_run,
     write_table,
 )
 from tests.counting import calls_at_most
@@ -212,33 +211,6 @@ async def test_another_owners_document_costs_no_signature_and_another_runs_one(
         with pytest.raises(OtherRun):
             await book.offer(document)
         assert len(judged) == signatures
-        with pytest.raises(OtherRun):  # remembered: nothing is judged again
-            await book.offer(document)
-        assert len(judged) == signatures
-
-
-async def test_what_was_judged_is_not_judged_again_and_little_is_remembered(
-    tmp_path: Path,
-) -> None:
-    """The same document could be handed over, and read, for ever."""
-    reader = Reader()
-    book = RunBook(RealWorld(KeyPair(b"k" * 32), tmp_path), reader)
-    newer = sign_run(replace(TERMS, epoch=2), OWNER)
-    assert await book.offer(newer.document)
-    void = signed(pack(_sorted({**TABLE, "model": 0})))
-    for document, is_void in ((RUN.document, False), (newer.document, False), (void, True)):
-        calls = reader.calls
-        for _ in range(3):
-            if is_void:
-                with pytest.raises(BadMessage, match="model"):
-                    await book.offer(document)
-            else:
-                assert not await book.offer(document)
-        assert reader.calls <= calls + 1
-    for number in range(MAX_JUDGED + 10):
-        with pytest.raises(BadMessage):
-            await book.offer(b"garbage %d" % number)
-    assert len(book._judged) == MAX_JUDGED
 
 
 @pytest.mark.parametrize(

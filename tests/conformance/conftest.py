@@ -7,9 +7,11 @@ network or host under the same laws, add a function to `NETWORKS` or `HOSTS`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import trio
@@ -31,6 +33,21 @@ from sim.node.swarm import SimNode, open_swarm
 
 PATIENCE = 20.0
 """Seconds for one law; reached only when it fails."""
+
+
+def law_of(subjects: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Turn a coroutine function into a test that a fixture runs over each of its subjects."""
+
+    def decorate(law: Callable[..., Any]) -> Callable[..., None]:
+        def test(**given: Any) -> None:
+            given[subjects](law)
+
+        test.__name__, test.__doc__ = law.__name__, law.__doc__
+        parameter = inspect.Parameter(subjects, inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 @dataclass(frozen=True)

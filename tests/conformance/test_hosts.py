@@ -27,7 +27,7 @@ from p2p.host import (
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from tests.conformance.conftest import Hosts
+from tests.conformance.conftest import Hosts, law_of
 
 ECHO = ProtocolId("/shoal/test-echo/1.0.0")
 NEWS = ProtocolId("/shoal/test-news/1.0.0")
@@ -103,460 +103,401 @@ async def stream_pair(one: Host, other: Host, protocol: ProtocolId) -> tuple[Str
     return dialled, await stays_open.receive()
 
 
-def test_a_request_gets_its_answer(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        h.b.set_handler(ECHO, serve_requests(echo))
-        introduce(h.a, h.b)
-        assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
-        assert await request(h.a, h.b.peer_id, ECHO, b"") == b""
-        assert await request(h.a, h.b.peer_id, ECHO, bytes(MAX_MESSAGE)) == bytes(MAX_MESSAGE)
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_request_gets_its_answer(h: Hosts) -> None:
+    h.b.set_handler(ECHO, serve_requests(echo))
+    introduce(h.a, h.b)
+    assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
+    assert await request(h.a, h.b.peer_id, ECHO, b"") == b""
+    assert await request(h.a, h.b.peer_id, ECHO, bytes(MAX_MESSAGE)) == bytes(MAX_MESSAGE)
 
 
-def test_an_answer_may_come_before_the_question_is_over(hosts) -> None:
+@law_of("hosts")
+async def test_an_answer_may_come_before_the_question_is_over(h: Hosts) -> None:
     """A peer that has heard enough answers, and closes; the asker was still
     sending.
     """
 
-    async def law(h: Hosts) -> None:
-        async def serve(stream: Stream) -> None:
-            await stream.receive_some(100)
-            await send_frame(stream, b"enough")
+    async def serve(stream: Stream) -> None:
+        await stream.receive_some(100)
+        await send_frame(stream, b"enough")
 
-        h.b.set_handler(ECHO, serve)
-        introduce(h.a, h.b)
-        with trio.fail_after(60):
-            assert await request(h.a, h.b.peer_id, ECHO, bytes(4 * MAX_MESSAGE)) == b"enough"
-
-    hosts(law)
+    h.b.set_handler(ECHO, serve)
+    introduce(h.a, h.b)
+    with trio.fail_after(60):
+        assert await request(h.a, h.b.peer_id, ECHO, bytes(4 * MAX_MESSAGE)) == b"enough"
 
 
-def test_the_network_of_a_peer_is_empty_where_there_are_none(hosts) -> None:
+@law_of("hosts")
+async def test_the_network_of_a_peer_is_empty_where_there_are_none(h: Hosts) -> None:
     """Limits may count networks; loopback and simulated machines are in none."""
-
-    async def law(h: Hosts) -> None:
-        assert h.a.network_of(h.b.peer_id) == ""
-        await h.a.connect_addr(h.b.addrs[0])
-        assert h.a.network_of(h.b.peer_id) == ""
-
-    hosts(law)
+    assert h.a.network_of(h.b.peer_id) == ""
+    await h.a.connect_addr(h.b.addrs[0])
+    assert h.a.network_of(h.b.peer_id) == ""
 
 
-def test_both_sides_may_ask_over_one_connection(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        for host in (h.a, h.b):
-            host.set_handler(ECHO, serve_requests(echo))
-        await h.a.connect_addr(h.b.addrs[0])
-        assert await request(h.a, h.b.peer_id, ECHO, b"one") == b"one"
-        assert await request(h.b, h.a.peer_id, ECHO, b"other") == b"other"
-
-    hosts(law)
+@law_of("hosts")
+async def test_both_sides_may_ask_over_one_connection(h: Hosts) -> None:
+    for host in (h.a, h.b):
+        host.set_handler(ECHO, serve_requests(echo))
+    await h.a.connect_addr(h.b.addrs[0])
+    assert await request(h.a, h.b.peer_id, ECHO, b"one") == b"one"
+    assert await request(h.b, h.a.peer_id, ECHO, b"other") == b"other"
 
 
-def test_every_address_names_its_host(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        assert h.b.addrs
-        assert all(addr.peer_id == h.b.peer_id for addr in h.b.addrs)
-        assert await h.a.connect_addr(h.b.addrs[0]) == h.b.peer_id
-        assert h.a.connected == (h.b.peer_id,)
-
-    hosts(law)
+@law_of("hosts")
+async def test_every_address_names_its_host(h: Hosts) -> None:
+    assert h.b.addrs
+    assert all(addr.peer_id == h.b.peer_id for addr in h.b.addrs)
+    assert await h.a.connect_addr(h.b.addrs[0]) == h.b.peer_id
+    assert h.a.connected == (h.b.peer_id,)
 
 
-def test_somebody_else_at_the_address_is_the_wrong_peer(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        with pytest.raises(WrongPeer):
-            await h.a.connect_addr(h.b.addrs[0].with_peer(h.c.peer_id))
-        assert h.c.peer_id not in h.a.connected
-
-    hosts(law)
+@law_of("hosts")
+async def test_somebody_else_at_the_address_is_the_wrong_peer(h: Hosts) -> None:
+    with pytest.raises(WrongPeer):
+        await h.a.connect_addr(h.b.addrs[0].with_peer(h.c.peer_id))
+    assert h.c.peer_id not in h.a.connected
 
 
-def test_who_has_no_address_or_a_dead_one_is_unreachable(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect(h.stranger.peer_id)
-        with pytest.raises(PeerUnreachable):
-            await h.a.open_stream(h.stranger.peer_id, ECHO)
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect_addr(h.nowhere.with_peer(h.stranger.peer_id))
-
-    hosts(law)
+@law_of("hosts")
+async def test_who_has_no_address_or_a_dead_one_is_unreachable(h: Hosts) -> None:
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(h.stranger.peer_id)
+    with pytest.raises(PeerUnreachable):
+        await h.a.open_stream(h.stranger.peer_id, ECHO)
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect_addr(h.nowhere.with_peer(h.stranger.peer_id))
 
 
-def test_a_live_address_is_found_beside_a_dead_one(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        h.a.add_addrs(h.b.peer_id, [h.nowhere])
-        await h.a.connect(h.b.peer_id)
-        assert h.a.connected == (h.b.peer_id,)
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_live_address_is_found_beside_a_dead_one(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    h.a.add_addrs(h.b.peer_id, [h.nowhere])
+    await h.a.connect(h.b.peer_id)
+    assert h.a.connected == (h.b.peer_id,)
 
 
-def test_addresses_are_remembered_newest_first(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        h.a.add_addrs(h.stranger.peer_id, [addr.transport for addr in h.b.addrs])
-        h.a.add_addrs(h.stranger.peer_id, [h.nowhere])
-        newest_first = (h.nowhere, *h.b.addrs)
-        expected = tuple(addr.transport.with_peer(h.stranger.peer_id) for addr in newest_first)
-        assert h.a.addrs_of(h.stranger.peer_id) == expected
-        assert h.a.addrs_of(h.c.peer_id) == ()
-
-    hosts(law)
+@law_of("hosts")
+async def test_addresses_are_remembered_newest_first(h: Hosts) -> None:
+    h.a.add_addrs(h.stranger.peer_id, [addr.transport for addr in h.b.addrs])
+    h.a.add_addrs(h.stranger.peer_id, [h.nowhere])
+    newest_first = (h.nowhere, *h.b.addrs)
+    expected = tuple(addr.transport.with_peer(h.stranger.peer_id) for addr in newest_first)
+    assert h.a.addrs_of(h.stranger.peer_id) == expected
+    assert h.a.addrs_of(h.c.peer_id) == ()
 
 
-def test_who_is_known_at_no_address_is_looked_for_before_a_dial(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        asked: list[PeerId] = []
+@law_of("hosts")
+async def test_who_is_known_at_no_address_is_looked_for_before_a_dial(h: Hosts) -> None:
+    asked: list[PeerId] = []
 
-        async def find(peer: PeerId) -> None:
-            asked.append(peer)
-            await trio.lowlevel.checkpoint()
-            if peer == h.b.peer_id:
-                h.a.add_addrs(peer, h.b.addrs)
+    async def find(peer: PeerId) -> None:
+        asked.append(peer)
+        await trio.lowlevel.checkpoint()
+        if peer == h.b.peer_id:
+            h.a.add_addrs(peer, h.b.addrs)
 
-        h.b.set_handler(ECHO, serve_requests(echo))
-        news = Mailbox(h.b)
-        with h.a.finding(find):
-            assert h.a.send(h.b.peer_id, NEWS, b"where are you")
-            assert await request(h.a, h.b.peer_id, ECHO, b"here") == b"here"
-            assert await news.wait(1) == [(h.a.peer_id, b"where are you")]
-            with pytest.raises(PeerUnreachable):
-                await h.a.connect(h.stranger.peer_id)
-            assert asked == [h.b.peer_id, h.stranger.peer_id]
-            await h.a.disconnect(h.b.peer_id)
-            await h.a.connect(h.b.peer_id)
+    h.b.set_handler(ECHO, serve_requests(echo))
+    news = Mailbox(h.b)
+    with h.a.finding(find):
+        assert h.a.send(h.b.peer_id, NEWS, b"where are you")
+        assert await request(h.a, h.b.peer_id, ECHO, b"here") == b"here"
+        assert await news.wait(1) == [(h.a.peer_id, b"where are you")]
         with pytest.raises(PeerUnreachable):
             await h.a.connect(h.stranger.peer_id)
         assert asked == [h.b.peer_id, h.stranger.peer_id]
-
-    hosts(law)
-
-
-def test_who_dials_us_while_we_look_for_it_is_connected(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        watch = Watch(h.a)
-
-        async def find(peer: PeerId) -> None:
-            await h.b.connect_addr(h.a.addrs[0])
-            await watch.wait(peer, PeerState.CONNECTED)
-
-        with h.a.finding(find):
-            await h.a.connect(h.b.peer_id)
-        assert h.a.connected == (h.b.peer_id,)
-
-    hosts(law)
+        await h.a.disconnect(h.b.peer_id)
+        await h.a.connect(h.b.peer_id)
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(h.stranger.peer_id)
+    assert asked == [h.b.peer_id, h.stranger.peer_id]
 
 
-def test_a_protocol_that_nobody_serves_is_refused(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        with pytest.raises(ProtocolNotSupported):
-            await h.a.open_stream(h.b.peer_id, ECHO)
-        h.b.set_handler(ECHO, serve_requests(echo))
-        assert await request(h.a, h.b.peer_id, ECHO, b"now") == b"now"
+@law_of("hosts")
+async def test_who_dials_us_while_we_look_for_it_is_connected(h: Hosts) -> None:
+    watch = Watch(h.a)
 
-    hosts(law)
+    async def find(peer: PeerId) -> None:
+        await h.b.connect_addr(h.a.addrs[0])
+        await watch.wait(peer, PeerState.CONNECTED)
+
+    with h.a.finding(find):
+        await h.a.connect(h.b.peer_id)
+    assert h.a.connected == (h.b.peer_id,)
 
 
-def test_a_protocol_is_served_for_the_length_of_a_block(hosts) -> None:
+@law_of("hosts")
+async def test_a_protocol_that_nobody_serves_is_refused(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    with pytest.raises(ProtocolNotSupported):
+        await h.a.open_stream(h.b.peer_id, ECHO)
+    h.b.set_handler(ECHO, serve_requests(echo))
+    assert await request(h.a, h.b.peer_id, ECHO, b"now") == b"now"
+
+
+@law_of("hosts")
+async def test_a_protocol_is_served_for_the_length_of_a_block(h: Hosts) -> None:
     """What registers with a host gets a scope for it."""
-
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        with h.b.serving(ECHO, serve_requests(echo)):
-            assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
-        with pytest.raises((ProtocolNotSupported, trio.BrokenResourceError, BadMessage)):
-            await request(h.a, h.b.peer_id, ECHO, b"hello")
-        await h.c.connect_addr(h.b.addrs[0])
-        with pytest.raises(ProtocolNotSupported):
-            await h.c.open_stream(h.b.peer_id, ECHO)
-        with h.b.serving(ECHO, serve_requests(echo)):
-            assert await request(h.a, h.b.peer_id, ECHO, b"again") == b"again"
-
-    hosts(law)
+    introduce(h.a, h.b)
+    with h.b.serving(ECHO, serve_requests(echo)):
+        assert await request(h.a, h.b.peer_id, ECHO, b"hello") == b"hello"
+    with pytest.raises((ProtocolNotSupported, trio.BrokenResourceError, BadMessage)):
+        await request(h.a, h.b.peer_id, ECHO, b"hello")
+    await h.c.connect_addr(h.b.addrs[0])
+    with pytest.raises(ProtocolNotSupported):
+        await h.c.open_stream(h.b.peer_id, ECHO)
+    with h.b.serving(ECHO, serve_requests(echo)):
+        assert await request(h.a, h.b.peer_id, ECHO, b"again") == b"again"
 
 
-def test_a_block_that_ends_resets_what_it_was_serving(hosts) -> None:
+@law_of("hosts")
+async def test_a_block_that_ends_resets_what_it_was_serving(h: Hosts) -> None:
     """Nothing of a block outlives it, least of all a handler whose session is
     gone.
     """
+    serving, ended = trio.Event(), trio.Event()
 
-    async def law(h: Hosts) -> None:
-        serving, ended = trio.Event(), trio.Event()
+    async def serve(stream: Stream) -> None:
+        serving.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
 
-        async def serve(stream: Stream) -> None:
-            serving.set()
-            try:
-                await trio.sleep_forever()
-            finally:
-                ended.set()
-
-        h.b.set_handler(ECHO, serve_requests(echo))
-        introduce(h.a, h.b)
-        with h.b.serving(NEWS, serve):
-            stream = await h.a.open_stream(h.b.peer_id, NEWS)
-            await serving.wait()
-        with trio.fail_after(10):
-            await ended.wait()
-            with pytest.raises(trio.BrokenResourceError):
-                await read_all(stream)
-        assert await request(h.a, h.b.peer_id, ECHO, b"others go on") == b"others go on"
-
-    hosts(law)
+    h.b.set_handler(ECHO, serve_requests(echo))
+    introduce(h.a, h.b)
+    with h.b.serving(NEWS, serve):
+        stream = await h.a.open_stream(h.b.peer_id, NEWS)
+        await serving.wait()
+    with trio.fail_after(10):
+        await ended.wait()
+        with pytest.raises(trio.BrokenResourceError):
+            await read_all(stream)
+    assert await request(h.a, h.b.peer_id, ECHO, b"others go on") == b"others go on"
 
 
-def test_a_protocol_has_one_block_at_a_time(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        with h.a.serving(ECHO, serve_requests(echo)):
-            for second in (h.a.serving(ECHO, serve_requests(echo)), h.a.receiving(ECHO, print)):
-                with pytest.raises(ValueError, match="served already"), second:
-                    pass
-        with h.a.receiving(ECHO, print):
-            second = h.a.serving(ECHO, serve_requests(echo))
+@law_of("hosts")
+async def test_a_protocol_has_one_block_at_a_time(h: Hosts) -> None:
+    with h.a.serving(ECHO, serve_requests(echo)):
+        for second in (h.a.serving(ECHO, serve_requests(echo)), h.a.receiving(ECHO, print)):
             with pytest.raises(ValueError, match="served already"), second:
                 pass
-        with (
-            pytest.raises(ValueError, match="no protocol id"),
-            h.a.serving(ProtocolId("bad id"), print),
-        ):
+    with h.a.receiving(ECHO, print):
+        second = h.a.serving(ECHO, serve_requests(echo))
+        with pytest.raises(ValueError, match="served already"), second:
             pass
-        with (
-            pytest.raises(ValueError, match="no protocol id"),
-            h.a.receiving(ProtocolId("bad id"), print),
-        ):
-            pass
-        with h.a.serving(ECHO, serve_requests(echo)):
-            pass  # a refused block takes nothing away
-
-    hosts(law)
-
-
-def test_messages_are_received_for_the_length_of_a_block(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        heard: list[bytes] = []
-        first, probe = trio.Event(), Mailbox(h.b, ECHO)
-
-        def take(peer: PeerId, message: bytes) -> None:
-            heard.append(message)
-            first.set()
-
-        with h.b.receiving(NEWS, take):
-            assert h.a.send(h.b.peer_id, NEWS, b"within")
-            await first.wait()
-        h.a.send(h.b.peer_id, NEWS, b"after")
-        assert h.a.send(h.b.peer_id, ECHO, b"probe")
-        await probe.wait(1)
-        await trio.testing.wait_all_tasks_blocked()
-        assert heard == [b"within"]
-
-    hosts(law)
+    with (
+        pytest.raises(ValueError, match="no protocol id"),
+        h.a.serving(ProtocolId("bad id"), print),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match="no protocol id"),
+        h.a.receiving(ProtocolId("bad id"), print),
+    ):
+        pass
+    with h.a.serving(ECHO, serve_requests(echo)):
+        pass  # a refused block takes nothing away
 
 
-def test_peers_are_watched_for_the_length_of_a_block(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        events: list[PeerEvent] = []
-        watch = Watch(h.a)
+@law_of("hosts")
+async def test_messages_are_received_for_the_length_of_a_block(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    heard: list[bytes] = []
+    first, probe = trio.Event(), Mailbox(h.b, ECHO)
+
+    def take(peer: PeerId, message: bytes) -> None:
+        heard.append(message)
+        first.set()
+
+    with h.b.receiving(NEWS, take):
+        assert h.a.send(h.b.peer_id, NEWS, b"within")
+        await first.wait()
+    h.a.send(h.b.peer_id, NEWS, b"after")
+    assert h.a.send(h.b.peer_id, ECHO, b"probe")
+    await probe.wait(1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert heard == [b"within"]
+
+
+@law_of("hosts")
+async def test_peers_are_watched_for_the_length_of_a_block(h: Hosts) -> None:
+    events: list[PeerEvent] = []
+    watch = Watch(h.a)
+    with h.a.watching(events.append):
         with h.a.watching(events.append):
-            with h.a.watching(events.append):
-                await h.a.connect_addr(h.b.addrs[0])
-                await watch.wait(h.b.peer_id, PeerState.CONNECTED)
-            assert events == 2 * [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
-            await h.a.disconnect(h.b.peer_id)
-            await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
-        assert len(events) == 3
-        await h.a.connect_addr(h.b.addrs[0])
-        assert len(events) == 3
-
-    hosts(law)
+            await h.a.connect_addr(h.b.addrs[0])
+            await watch.wait(h.b.peer_id, PeerState.CONNECTED)
+        assert events == 2 * [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
+        await h.a.disconnect(h.b.peer_id)
+        await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
+    assert len(events) == 3
+    await h.a.connect_addr(h.b.addrs[0])
+    assert len(events) == 3
 
 
-def test_known_addresses_end_in_the_peers_id(hosts) -> None:
+@law_of("hosts")
+async def test_known_addresses_end_in_the_peers_id(h: Hosts) -> None:
     """The law for `Host.addrs_of`, to the letter: the answer can be dialled as it
     is.
     """
-
-    async def law(h: Hosts) -> None:
-        bare = tuple(addr.transport for addr in h.b.addrs)
-        h.a.add_addrs(h.b.peer_id, bare)
-        assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
-        h.a.add_addrs(h.b.peer_id, h.b.addrs)
-        assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
-        assert h.a.addrs_of(h.c.peer_id) == ()
-        assert await h.a.connect_addr(h.a.addrs_of(h.b.peer_id)[0]) == h.b.peer_id
-
-    hosts(law)
+    bare = tuple(addr.transport for addr in h.b.addrs)
+    h.a.add_addrs(h.b.peer_id, bare)
+    assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
+    h.a.add_addrs(h.b.peer_id, h.b.addrs)
+    assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
+    assert h.a.addrs_of(h.c.peer_id) == ()
+    assert await h.a.connect_addr(h.a.addrs_of(h.b.peer_id)[0]) == h.b.peer_id
 
 
-def test_a_stream_knows_its_peer_and_protocol(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        assert (ours.peer, ours.protocol) == (h.b.peer_id, ECHO)
-        assert (theirs.peer, theirs.protocol) == (h.a.peer_id, ECHO)
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_stream_knows_its_peer_and_protocol(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    assert (ours.peer, ours.protocol) == (h.b.peer_id, ECHO)
+    assert (theirs.peer, theirs.protocol) == (h.a.peer_id, ECHO)
 
 
-def test_streams_keep_trios_rules(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        count = 0
+@law_of("hosts")
+async def test_streams_keep_trios_rules(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    count = 0
 
-        async def pair() -> tuple[Stream, Stream]:
-            nonlocal count
-            count += 1
-            return await stream_pair(h.a, h.b, ProtocolId(f"/shoal/test-{count}/1.0.0"))
+    async def pair() -> tuple[Stream, Stream]:
+        nonlocal count
+        count += 1
+        return await stream_pair(h.a, h.b, ProtocolId(f"/shoal/test-{count}/1.0.0"))
 
-        async def clogged() -> tuple[Stream, Stream]:
-            ends = await pair()
+    async def clogged() -> tuple[Stream, Stream]:
+        ends = await pair()
 
-            async def fill(stream: Stream) -> None:
-                while True:
-                    await stream.send_all(bytes(65536))
-
-            async with trio.open_nursery() as nursery:
-                for end in ends:
-                    nursery.start_soon(fill, end)
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                nursery.cancel_scope.cancel()
-            return ends
-
-        await trio.testing.check_half_closeable_stream(pair, clogged)
-
-    hosts(law)
-
-
-def test_a_reset_breaks_the_other_side(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        ours.reset()
-        with pytest.raises(trio.BrokenResourceError):
-            await theirs.receive_some()
-        with pytest.raises(trio.ClosedResourceError):
-            await ours.send_all(b"x")
-
-    hosts(law)
-
-
-def test_a_stream_left_by_an_exception_is_reset(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-
-        async def leave_midway() -> None:
-            async with ours:
-                await ours.send_all(b"half of")
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            await leave_midway()
-        with pytest.raises(trio.BrokenResourceError):
-            await read_all(theirs)
-
-    hosts(law)
-
-
-def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        sent = 0
-        total = 64 * 1024 * 1024
-
-        async def fill() -> None:
-            nonlocal sent
-            while sent < total:
-                await ours.send_all(bytes(262144))
-                sent += 262144
-            await ours.send_eof()
+        async def fill(stream: Stream) -> None:
+            while True:
+                await stream.send_all(bytes(65536))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill)
+            for end in ends:
+                nursery.start_soon(fill, end)
             await trio.testing.wait_all_tasks_blocked(0.05)
-            assert sent < total
-            received = 0
-            while data := await theirs.receive_some():
-                received += len(data)
-        assert received == total
+            nursery.cancel_scope.cancel()
+        return ends
 
-    hosts(law)
+    await trio.testing.check_half_closeable_stream(pair, clogged)
 
 
-def test_a_stream_is_drained_when_its_bytes_have_left(hosts) -> None:
+@law_of("hosts")
+async def test_a_reset_breaks_the_other_side(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    ours.reset()
+    with pytest.raises(trio.BrokenResourceError):
+        await theirs.receive_some()
+    with pytest.raises(trio.ClosedResourceError):
+        await ours.send_all(b"x")
+
+
+@law_of("hosts")
+async def test_a_stream_left_by_an_exception_is_reset(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+
+    async def leave_midway() -> None:
+        async with ours:
+            await ours.send_all(b"half of")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await leave_midway()
+    with pytest.raises(trio.BrokenResourceError):
+        await read_all(theirs)
+
+
+@law_of("hosts")
+async def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    sent = 0
+    total = 64 * 1024 * 1024
+
+    async def fill() -> None:
+        nonlocal sent
+        while sent < total:
+            await ours.send_all(bytes(262144))
+            sent += 262144
+        await ours.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert sent < total
+        received = 0
+        while data := await theirs.receive_some():
+            received += len(data)
+    assert received == total
+
+
+@law_of("hosts")
+async def test_a_stream_is_drained_when_its_bytes_have_left(h: Hosts) -> None:
     """What the peer holds unread has left this node; what waits for room there was
     never sent.
     """
-
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        with trio.fail_after(10):
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    with trio.fail_after(10):
+        await ours.drained()
+        for size in (1, 1000, 65536):
+            await ours.send_all(bytes(size))
+            await ours.drained(2**40)
             await ours.drained()
-            for size in (1, 1000, 65536):
-                await ours.send_all(bytes(size))
-                await ours.drained(2**40)
-                await ours.drained()
-            await ours.send_eof()
+        await ours.send_eof()
+        await ours.drained()
+        assert len(await read_all(theirs)) == 66537
+
+
+@law_of("hosts")
+async def test_a_stream_is_not_drained_while_another_task_sends(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, _ = await stream_pair(h.a, h.b, ECHO)
+
+    async def fill() -> None:
+        while True:
+            await ours.send_all(bytes(65536))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        with pytest.raises(trio.BusyResourceError):
             await ours.drained()
-            assert len(await read_all(theirs)) == 66537
-
-    hosts(law)
-
-
-def test_a_stream_is_not_drained_while_another_task_sends(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, _ = await stream_pair(h.a, h.b, ECHO)
-
-        async def fill() -> None:
-            while True:
-                await ours.send_all(bytes(65536))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            with pytest.raises(trio.BusyResourceError):
-                await ours.drained()
-            nursery.cancel_scope.cancel()
-        with trio.fail_after(10):
-            await ours.drained()
-
-    hosts(law)
+        nursery.cancel_scope.cancel()
+    with trio.fail_after(10):
+        await ours.drained()
 
 
-def test_what_was_reset_is_never_drained(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        await ours.send_all(b"x")
-        await theirs.receive_some()
-        theirs.reset()
-        with pytest.raises(trio.BrokenResourceError):
-            await ours.receive_some()
-        with pytest.raises(trio.BrokenResourceError):
-            await ours.drained()
-        await ours.aclose()
-        with pytest.raises(trio.ClosedResourceError):
-            await ours.drained()
-
-    hosts(law)
+@law_of("hosts")
+async def test_what_was_reset_is_never_drained(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    await ours.send_all(b"x")
+    await theirs.receive_some()
+    theirs.reset()
+    with pytest.raises(trio.BrokenResourceError):
+        await ours.receive_some()
+    with pytest.raises(trio.BrokenResourceError):
+        await ours.drained()
+    await ours.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await ours.drained()
 
 
-def test_messages_arrive_once_and_in_order(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        box = Mailbox(h.b)
-        messages = [b"%d" % number * (number % 40) for number in range(2000)]
-        for message in messages:
-            assert h.a.send(h.b.peer_id, NEWS, message)
-        assert await box.wait(len(messages)) == [(h.a.peer_id, message) for message in messages]
-
-    hosts(law)
+@law_of("hosts")
+async def test_messages_arrive_once_and_in_order(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    box = Mailbox(h.b)
+    messages = [b"%d" % number * (number % 40) for number in range(2000)]
+    for message in messages:
+        assert h.a.send(h.b.peer_id, NEWS, message)
+    assert await box.wait(len(messages)) == [(h.a.peer_id, message) for message in messages]
 
 
 def test_messages_go_both_ways_and_by_protocol(hosts) -> None:
@@ -576,172 +517,150 @@ def test_messages_go_both_ways_and_by_protocol(hosts) -> None:
     hosts(law)
 
 
-def test_messages_find_a_peer_again_that_was_disconnected(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        box, watch = Mailbox(h.b), Watch(h.b)
-        h.a.send(h.b.peer_id, NEWS, b"first")
-        await box.wait(1)
-        await h.a.disconnect(h.b.peer_id)
+@law_of("hosts")
+async def test_messages_find_a_peer_again_that_was_disconnected(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    box, watch = Mailbox(h.b), Watch(h.b)
+    h.a.send(h.b.peer_id, NEWS, b"first")
+    await box.wait(1)
+    await h.a.disconnect(h.b.peer_id)
+    await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+    assert h.a.send(h.b.peer_id, NEWS, b"second")
+    assert (await box.wait(2))[1] == (h.a.peer_id, b"second")
+
+
+@law_of("hosts")
+async def test_a_message_to_nobody_is_reported(h: Hosts) -> None:
+    watch = Watch(h.a)
+    assert h.a.send(h.stranger.peer_id, NEWS, b"hello?")
+    await watch.wait(h.stranger.peer_id, PeerState.UNREACHABLE)
+    assert h.stranger.peer_id not in h.a.connected
+
+
+@law_of("hosts")
+async def test_an_outbox_is_bounded(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    Mailbox(h.b)
+    message = bytes(MAX_MESSAGE // 2)
+    taken = [
+        h.a.send(h.b.peer_id, NEWS, message) for _ in range(2 * MAX_OUTBOX // len(message))
+    ]
+    assert taken[0]
+    assert not taken[-1]
+    assert sum(taken) * len(message) <= MAX_OUTBOX
+
+
+@law_of("hosts")
+async def test_a_message_beyond_the_limit_is_our_own_bug(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    with pytest.raises(LocalProtocolError):
+        h.a.send(h.b.peer_id, NEWS, bytes(MAX_MESSAGE + 1))
+
+
+@law_of("hosts")
+async def test_coming_and_going_is_told_once_on_both_sides(h: Hosts) -> None:
+    at_a, at_b = Watch(h.a), Watch(h.b)
+    await h.a.connect_addr(h.b.addrs[0])
+    await h.a.connect(h.b.peer_id)
+    await at_b.wait(h.a.peer_id, PeerState.CONNECTED)
+    assert h.b.connected == (h.a.peer_id,)
+    await h.a.disconnect(h.b.peer_id)
+    await at_b.wait(h.a.peer_id, PeerState.DISCONNECTED)
+    await trio.testing.wait_all_tasks_blocked()
+    assert h.a.connected == h.b.connected == ()
+    states = [PeerState.CONNECTED, PeerState.DISCONNECTED]
+    assert at_a.events == [PeerEvent(h.b.peer_id, state) for state in states]
+    assert at_b.events == [PeerEvent(h.a.peer_id, state) for state in states]
+
+
+@law_of("hosts")
+async def test_disconnecting_breaks_the_streams(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    ours, theirs = await stream_pair(h.a, h.b, ECHO)
+    await h.b.disconnect(h.a.peer_id)
+    with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+        await theirs.receive_some()
+    with pytest.raises(trio.BrokenResourceError):
+        await ours.receive_some()
+
+
+@law_of("hosts")
+async def test_many_callers_share_one_dial(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    watch = Watch(h.b)
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(h.a.connect, h.b.peer_id)
+    await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+    assert len(watch.events) == 1
+
+
+@law_of("hosts")
+async def test_dialling_each_other_at_once_works(h: Hosts) -> None:
+    for host in (h.a, h.b):
+        host.set_handler(ECHO, serve_requests(echo))
+    introduce(h.a, h.b)
+    introduce(h.b, h.a)
+    watch = Watch(h.a)
+    answers = []
+
+    async def ask(one: Host, other: Host) -> None:
+        answers.append(await request(one, other.peer_id, ECHO, b"you?"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask, h.a, h.b)
+            nursery.start_soon(ask, h.b, h.a)
+    assert answers == [b"you?"] * 10
+    assert watch.events == [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
+
+
+@law_of("hosts")
+async def test_a_banned_peer_is_gone_and_stays_out(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    introduce(h.b, h.a)
+    watch = Watch(h.b)
+    await h.a.connect(h.b.peer_id)
+    await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+    h.a.ban(h.b.peer_id)
+    await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(h.b.peer_id)
+    assert not h.a.send(h.b.peer_id, NEWS, b"x")
+    h.a.set_handler(ECHO, serve_requests(echo))
+    # from b's side too: refused after the handshake at the latest
+    with pytest.raises(PeerUnreachable):
+        await request(h.b, h.a.peer_id, ECHO, b"x")
+    assert h.b.peer_id not in h.a.connected
+
+
+@law_of("hosts")
+async def test_penalty_points_add_up_to_a_refusal(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    watch = Watch(h.a)
+    await h.a.connect(h.b.peer_id)
+    h.a.penalise(h.b.peer_id, 60.0, "rude")
+    await h.a.connect(h.b.peer_id)
+    assert h.a.connected == (h.b.peer_id,)
+    h.a.penalise(h.b.peer_id, 60.0, "rude again")
+    await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(h.b.peer_id)
+
+
+@law_of("hosts")
+async def test_a_bad_message_costs_the_connection(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    watch = Watch(h.b)
+
+    def refuse(peer: PeerId, message: bytes) -> None:
+        raise BadMessage("not this")
+
+    with h.b.receiving(NEWS, refuse):
+        h.a.send(h.b.peer_id, NEWS, b"x")
         await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-        assert h.a.send(h.b.peer_id, NEWS, b"second")
-        assert (await box.wait(2))[1] == (h.a.peer_id, b"second")
-
-    hosts(law)
-
-
-def test_a_message_to_nobody_is_reported(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        watch = Watch(h.a)
-        assert h.a.send(h.stranger.peer_id, NEWS, b"hello?")
-        await watch.wait(h.stranger.peer_id, PeerState.UNREACHABLE)
-        assert h.stranger.peer_id not in h.a.connected
-
-    hosts(law)
-
-
-def test_an_outbox_is_bounded(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        Mailbox(h.b)
-        message = bytes(MAX_MESSAGE // 2)
-        taken = [
-            h.a.send(h.b.peer_id, NEWS, message) for _ in range(2 * MAX_OUTBOX // len(message))
-        ]
-        assert taken[0]
-        assert not taken[-1]
-        assert sum(taken) * len(message) <= MAX_OUTBOX
-
-    hosts(law)
-
-
-def test_a_message_beyond_the_limit_is_our_own_bug(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        with pytest.raises(LocalProtocolError):
-            h.a.send(h.b.peer_id, NEWS, bytes(MAX_MESSAGE + 1))
-
-    hosts(law)
-
-
-def test_coming_and_going_is_told_once_on_both_sides(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        at_a, at_b = Watch(h.a), Watch(h.b)
-        await h.a.connect_addr(h.b.addrs[0])
-        await h.a.connect(h.b.peer_id)
-        await at_b.wait(h.a.peer_id, PeerState.CONNECTED)
-        assert h.b.connected == (h.a.peer_id,)
-        await h.a.disconnect(h.b.peer_id)
-        await at_b.wait(h.a.peer_id, PeerState.DISCONNECTED)
-        await trio.testing.wait_all_tasks_blocked()
-        assert h.a.connected == h.b.connected == ()
-        states = [PeerState.CONNECTED, PeerState.DISCONNECTED]
-        assert at_a.events == [PeerEvent(h.b.peer_id, state) for state in states]
-        assert at_b.events == [PeerEvent(h.a.peer_id, state) for state in states]
-
-    hosts(law)
-
-
-def test_disconnecting_breaks_the_streams(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        ours, theirs = await stream_pair(h.a, h.b, ECHO)
-        await h.b.disconnect(h.a.peer_id)
-        with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
-            await theirs.receive_some()
-        with pytest.raises(trio.BrokenResourceError):
-            await ours.receive_some()
-
-    hosts(law)
-
-
-def test_many_callers_share_one_dial(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        watch = Watch(h.b)
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(h.a.connect, h.b.peer_id)
+        h.a.send(h.b.peer_id, NEWS, b"x")
         await watch.wait(h.a.peer_id, PeerState.CONNECTED)
-        assert len(watch.events) == 1
-
-    hosts(law)
-
-
-def test_dialling_each_other_at_once_works(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        for host in (h.a, h.b):
-            host.set_handler(ECHO, serve_requests(echo))
-        introduce(h.a, h.b)
-        introduce(h.b, h.a)
-        watch = Watch(h.a)
-        answers = []
-
-        async def ask(one: Host, other: Host) -> None:
-            answers.append(await request(one, other.peer_id, ECHO, b"you?"))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(5):
-                nursery.start_soon(ask, h.a, h.b)
-                nursery.start_soon(ask, h.b, h.a)
-        assert answers == [b"you?"] * 10
-        assert watch.events == [PeerEvent(h.b.peer_id, PeerState.CONNECTED)]
-
-    hosts(law)
-
-
-def test_a_banned_peer_is_gone_and_stays_out(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        introduce(h.b, h.a)
-        watch = Watch(h.b)
-        await h.a.connect(h.b.peer_id)
-        await watch.wait(h.a.peer_id, PeerState.CONNECTED)
-        h.a.ban(h.b.peer_id)
-        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect(h.b.peer_id)
-        assert not h.a.send(h.b.peer_id, NEWS, b"x")
-        h.a.set_handler(ECHO, serve_requests(echo))
-        # from b's side too: refused after the handshake at the latest
-        with pytest.raises(PeerUnreachable):
-            await request(h.b, h.a.peer_id, ECHO, b"x")
-        assert h.b.peer_id not in h.a.connected
-
-    hosts(law)
-
-
-def test_penalty_points_add_up_to_a_refusal(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        watch = Watch(h.a)
-        await h.a.connect(h.b.peer_id)
-        h.a.penalise(h.b.peer_id, 60.0, "rude")
-        await h.a.connect(h.b.peer_id)
-        assert h.a.connected == (h.b.peer_id,)
-        h.a.penalise(h.b.peer_id, 60.0, "rude again")
-        await watch.wait(h.b.peer_id, PeerState.DISCONNECTED)
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect(h.b.peer_id)
-
-    hosts(law)
-
-
-def test_a_bad_message_costs_the_connection(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        watch = Watch(h.b)
-
-        def refuse(peer: PeerId, message: bytes) -> None:
-            raise BadMessage("not this")
-
-        with h.b.receiving(NEWS, refuse):
-            h.a.send(h.b.peer_id, NEWS, b"x")
-            await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-            h.a.send(h.b.peer_id, NEWS, b"x")
-            await watch.wait(h.a.peer_id, PeerState.CONNECTED)
-
-    hosts(law)
 
 
 def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
@@ -760,18 +679,16 @@ def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
     hosts(law)
 
 
-def test_hearsay_comes_after_what_is_certain(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        places = [addr.transport for addr in h.b.addrs]
-        h.a.add_addrs(h.stranger.peer_id, places, AddrSource.OWNER)
-        h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.HEARSAY)
-        known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
-        assert known == [*places, h.nowhere.transport]
-        h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.SIGNED)
-        known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
-        assert known == [h.nowhere.transport, *places]
-
-    hosts(law)
+@law_of("hosts")
+async def test_hearsay_comes_after_what_is_certain(h: Hosts) -> None:
+    places = [addr.transport for addr in h.b.addrs]
+    h.a.add_addrs(h.stranger.peer_id, places, AddrSource.OWNER)
+    h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.HEARSAY)
+    known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
+    assert known == [*places, h.nowhere.transport]
+    h.a.add_addrs(h.stranger.peer_id, [h.nowhere], AddrSource.SIGNED)
+    known = [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)]
+    assert known == [h.nowhere.transport, *places]
 
 
 @pytest.mark.parametrize("source", [AddrSource.SIGNED, AddrSource.HEARSAY])
@@ -786,77 +703,66 @@ def test_names_are_taken_from_the_owner_only(hosts, source) -> None:
     hosts(law)
 
 
-def test_a_message_beyond_the_protocols_limit_costs_the_connection(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        watch = Watch(h.b)
-        received = []
-        with h.b.receiving(NEWS, lambda _, message: received.append(message), max_message=100):
-            h.a.send(h.b.peer_id, NEWS, bytes(100))
-            h.a.send(h.b.peer_id, NEWS, bytes(101))
-            await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-            assert received == [bytes(100)]
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_message_beyond_the_protocols_limit_costs_the_connection(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    watch = Watch(h.b)
+    received = []
+    with h.b.receiving(NEWS, lambda _, message: received.append(message), max_message=100):
+        h.a.send(h.b.peer_id, NEWS, bytes(100))
+        h.a.send(h.b.peer_id, NEWS, bytes(101))
+        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+        assert received == [bytes(100)]
 
 
-def test_a_peer_that_did_not_answer_is_left_alone_until_there_is_news(hosts) -> None:
+@law_of("hosts")
+async def test_a_peer_that_did_not_answer_is_left_alone_until_there_is_news(h: Hosts) -> None:
     """Messages are dropped at once for a while; who waits for its own `connect` tries anew."""
-
-    async def law(h: Hosts) -> None:
-        peer = h.stranger.peer_id
-        watch = Watch(h.a)
-        h.a.add_addrs(peer, [h.nowhere])
-        assert h.a.send(peer, NEWS, b"dials")
-        await watch.wait(peer, PeerState.UNREACHABLE)
-        assert not h.a.send(peer, NEWS, b"dropped")
-        h.a.add_addrs(peer, [h.nowhere])
-        assert not h.a.send(peer, NEWS, b"that was no news")
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect(peer)
-        h.a.add_addrs(peer, [h.b.addrs[0].transport], AddrSource.SIGNED)
-        assert h.a.send(peer, NEWS, b"dials again")
-
-    hosts(law)
+    peer = h.stranger.peer_id
+    watch = Watch(h.a)
+    h.a.add_addrs(peer, [h.nowhere])
+    assert h.a.send(peer, NEWS, b"dials")
+    await watch.wait(peer, PeerState.UNREACHABLE)
+    assert not h.a.send(peer, NEWS, b"dropped")
+    h.a.add_addrs(peer, [h.nowhere])
+    assert not h.a.send(peer, NEWS, b"that was no news")
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(peer)
+    h.a.add_addrs(peer, [h.b.addrs[0].transport], AddrSource.SIGNED)
+    assert h.a.send(peer, NEWS, b"dials again")
 
 
-def test_a_peer_that_dials_us_is_worth_a_message_again(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        watch, box = Watch(h.a), Mailbox(h.b)
-        h.a.add_addrs(h.b.peer_id, [h.nowhere])
-        h.a.send(h.b.peer_id, NEWS, b"lost")
-        await watch.wait(h.b.peer_id, PeerState.UNREACHABLE)
-        assert not h.a.send(h.b.peer_id, NEWS, b"dropped")
-        introduce(h.b, h.a)
-        await h.b.connect(h.a.peer_id)
-        await watch.wait(h.b.peer_id, PeerState.CONNECTED)
-        assert h.a.send(h.b.peer_id, NEWS, b"said")
-        assert await box.wait(1) == [(h.a.peer_id, b"said")]
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_peer_that_dials_us_is_worth_a_message_again(h: Hosts) -> None:
+    watch, box = Watch(h.a), Mailbox(h.b)
+    h.a.add_addrs(h.b.peer_id, [h.nowhere])
+    h.a.send(h.b.peer_id, NEWS, b"lost")
+    await watch.wait(h.b.peer_id, PeerState.UNREACHABLE)
+    assert not h.a.send(h.b.peer_id, NEWS, b"dropped")
+    introduce(h.b, h.a)
+    await h.b.connect(h.a.peer_id)
+    await watch.wait(h.b.peer_id, PeerState.CONNECTED)
+    assert h.a.send(h.b.peer_id, NEWS, b"said")
+    assert await box.wait(1) == [(h.a.peer_id, b"said")]
 
 
-def test_no_host_dials_itself(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        for source in AddrSource:
-            h.a.add_addrs(h.a.peer_id, h.a.addrs, source)
-        assert h.a.addrs_of(h.a.peer_id) == ()
-        assert not h.a.send(h.a.peer_id, NEWS, b"echo")
-        with pytest.raises(PeerUnreachable):
-            await h.a.connect(h.a.peer_id)
-
-    hosts(law)
+@law_of("hosts")
+async def test_no_host_dials_itself(h: Hosts) -> None:
+    for source in AddrSource:
+        h.a.add_addrs(h.a.peer_id, h.a.addrs, source)
+    assert h.a.addrs_of(h.a.peer_id) == ()
+    assert not h.a.send(h.a.peer_id, NEWS, b"echo")
+    with pytest.raises(PeerUnreachable):
+        await h.a.connect(h.a.peer_id)
 
 
-def test_a_refused_peer_is_not_dialled(hosts) -> None:
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        watch = Watch(h.a)
-        h.a.penalise(h.b.peer_id, 100.0, "as asked")
-        with pytest.raises(PeerUnreachable, match="refused"):
-            await h.a.connect(h.b.peer_id)
-        assert not h.a.send(h.b.peer_id, NEWS, b"x")
-        await trio.testing.wait_all_tasks_blocked()
-        assert watch.events == []
-
-    hosts(law)
+@law_of("hosts")
+async def test_a_refused_peer_is_not_dialled(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    watch = Watch(h.a)
+    h.a.penalise(h.b.peer_id, 100.0, "as asked")
+    with pytest.raises(PeerUnreachable, match="refused"):
+        await h.a.connect(h.b.peer_id)
+    assert not h.a.send(h.b.peer_id, NEWS, b"x")
+    await trio.testing.wait_all_tasks_blocked()
+    assert watch.events == []

@@ -8,7 +8,7 @@ import trio.testing
 
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.identity import KeyPair
-from tests.conformance.conftest import Networks
+from tests.conformance.conftest import Networks, law_of
 
 
 async def connect(
@@ -79,125 +79,105 @@ def test_bytes_go_both_ways_at_once(networks) -> None:
     networks(law)
 
 
-def test_streams_keep_trios_rules(networks) -> None:
-    async def law(nets: Networks) -> None:
-        await trio.testing.check_half_closeable_stream(
-            lambda: connect(nets), lambda: connect_clogged(nets)
-        )
-
-    networks(law)
+@law_of("networks")
+async def test_streams_keep_trios_rules(nets: Networks) -> None:
+    await trio.testing.check_half_closeable_stream(
+        lambda: connect(nets), lambda: connect_clogged(nets)
+    )
 
 
-def test_a_sender_waits_for_a_slow_reader(networks) -> None:
-    async def law(nets: Networks) -> None:
-        dialled, accepted = await connect(nets)
-        limit = 64 * 1024 * 1024
-        sent = 0
+@law_of("networks")
+async def test_a_sender_waits_for_a_slow_reader(nets: Networks) -> None:
+    dialled, accepted = await connect(nets)
+    limit = 64 * 1024 * 1024
+    sent = 0
 
-        async def fill() -> None:
-            nonlocal sent
-            while sent < limit:
-                await dialled.send_all(bytes(65536))
-                sent += 65536
+    async def fill() -> None:
+        nonlocal sent
+        while sent < limit:
+            await dialled.send_all(bytes(65536))
+            sent += 65536
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            assert sent < limit
-            nursery.cancel_scope.cancel()
-        await dialled.aclose()
-        await accepted.aclose()
-
-    networks(law)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert sent < limit
+        nursery.cancel_scope.cancel()
+    await dialled.aclose()
+    await accepted.aclose()
 
 
-def test_nobody_there_is_unreachable(networks) -> None:
-    async def law(nets: Networks) -> None:
-        with pytest.raises(PeerUnreachable):
-            await nets.dialer.dial(nets.nowhere)
-
-    networks(law)
+@law_of("networks")
+async def test_nobody_there_is_unreachable(nets: Networks) -> None:
+    with pytest.raises(PeerUnreachable):
+        await nets.dialer.dial(nets.nowhere)
 
 
-def test_a_closed_listener_is_unreachable(networks) -> None:
-    async def law(nets: Networks) -> None:
-        listener = await nets.listener.listen(nets.anywhere)
-        await listener.aclose()
-        with pytest.raises(PeerUnreachable):
-            await nets.dialer.dial(listener.addr)
-
-    networks(law)
+@law_of("networks")
+async def test_a_closed_listener_is_unreachable(nets: Networks) -> None:
+    listener = await nets.listener.listen(nets.anywhere)
+    await listener.aclose()
+    with pytest.raises(PeerUnreachable):
+        await nets.dialer.dial(listener.addr)
 
 
-def test_the_peer_id_of_an_address_is_ignored(places) -> None:
-    async def law(nets: Networks) -> None:
-        listener = await nets.listener.listen(nets.anywhere)
-        named = listener.addr.with_peer(KeyPair(bytes(32)).peer_id)
-        async with await nets.dialer.dial(named), await listener.accept():
-            pass
-        await listener.aclose()
-
-    places(law)
+@law_of("places")
+async def test_the_peer_id_of_an_address_is_ignored(nets: Networks) -> None:
+    listener = await nets.listener.listen(nets.anywhere)
+    named = listener.addr.with_peer(KeyPair(bytes(32)).peer_id)
+    async with await nets.dialer.dial(named), await listener.accept():
+        pass
+    await listener.aclose()
 
 
-def test_a_listener_knows_where_it_really_is(places) -> None:
-    async def law(nets: Networks) -> None:
-        one = await nets.listener.listen(nets.anywhere)
-        other = await nets.listener.listen(nets.anywhere)
-        assert one.addr != nets.anywhere
-        assert one.addr != other.addr
-        await one.aclose()
-        await other.aclose()
-
-    places(law)
+@law_of("places")
+async def test_a_listener_knows_where_it_really_is(nets: Networks) -> None:
+    one = await nets.listener.listen(nets.anywhere)
+    other = await nets.listener.listen(nets.anywhere)
+    assert one.addr != nets.anywhere
+    assert one.addr != other.addr
+    await one.aclose()
+    await other.aclose()
 
 
-def test_an_address_can_be_had_only_once(networks) -> None:
-    async def law(nets: Networks) -> None:
-        listener = await nets.listener.listen(nets.anywhere)
-        with pytest.raises(ConfigError):
-            await nets.listener.listen(listener.addr)
-        await listener.aclose()
-
-    networks(law)
+@law_of("networks")
+async def test_an_address_can_be_had_only_once(nets: Networks) -> None:
+    listener = await nets.listener.listen(nets.anywhere)
+    with pytest.raises(ConfigError):
+        await nets.listener.listen(listener.addr)
+    await listener.aclose()
 
 
-def test_an_address_is_free_again_after_closing(networks) -> None:
-    async def law(nets: Networks) -> None:
-        listener = await nets.listener.listen(nets.anywhere)
-        await listener.aclose()
-        again = await nets.listener.listen(listener.addr)
-        assert again.addr == listener.addr
-        await again.aclose()
-
-    networks(law)
+@law_of("networks")
+async def test_an_address_is_free_again_after_closing(nets: Networks) -> None:
+    listener = await nets.listener.listen(nets.anywhere)
+    await listener.aclose()
+    again = await nets.listener.listen(listener.addr)
+    assert again.addr == listener.addr
+    await again.aclose()
 
 
-def test_closing_a_listener_wakes_who_accepts(networks) -> None:
-    async def law(nets: Networks) -> None:
-        listener = await nets.listener.listen(nets.anywhere)
+@law_of("networks")
+async def test_closing_a_listener_wakes_who_accepts(nets: Networks) -> None:
+    listener = await nets.listener.listen(nets.anywhere)
 
-        async def accept() -> None:
-            with pytest.raises(trio.ClosedResourceError):
-                await listener.accept()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(accept)
-            await trio.testing.wait_all_tasks_blocked()
-            await listener.aclose()
+    async def accept() -> None:
         with pytest.raises(trio.ClosedResourceError):
             await listener.accept()
 
-    networks(law)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        await trio.testing.wait_all_tasks_blocked()
+        await listener.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
 
 
-def test_streams_outlive_their_listener(networks) -> None:
-    async def law(nets: Networks) -> None:
-        dialled, accepted = await connect(nets)  # the listener is closed by now
-        await dialled.send_all(b"still here")
-        await dialled.send_eof()
-        assert await read_all(accepted) == b"still here"
-        await dialled.aclose()
-        await accepted.aclose()
-
-    networks(law)
+@law_of("networks")
+async def test_streams_outlive_their_listener(nets: Networks) -> None:
+    dialled, accepted = await connect(nets)  # the listener is closed by now
+    await dialled.send_all(b"still here")
+    await dialled.send_eof()
+    assert await read_all(accepted) == b"still here"
+    await dialled.aclose()
+    await accepted.aclose()

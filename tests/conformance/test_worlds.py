@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
@@ -20,6 +19,7 @@ from sim.errors import SimForbidden
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.world import SimWorld
+from tests.conformance.conftest import law_of
 
 Body = Callable[[World], Awaitable[Any]]
 TICK = 0.002
@@ -46,25 +46,14 @@ def run(request: pytest.FixtureRequest) -> Callable[[Body], Any]:
     return request.param
 
 
-def world_test(body: Body) -> Callable[..., None]:
-    """Turn a coroutine function of a world into a test that runs in every world."""
-
-    @functools.wraps(body)
-    def test(run: Callable[[Body], Any]) -> None:
-        run(body)
-
-    del test.__wrapped__  # pytest would look for a fixture called world
-    return test
-
-
-@world_test
+@law_of("run")
 async def test_time_passes_by_what_was_slept(world: World) -> None:
     before = world.now()
     await world.sleep(TICK)
     assert world.now() >= before + TICK
 
 
-@world_test
+@law_of("run")
 async def test_a_deadline_that_has_passed_is_no_wait(world: World) -> None:
     with trio.fail_after(1):
         await world.sleep_until(world.now() - 5)
@@ -72,14 +61,14 @@ async def test_a_deadline_that_has_passed_is_no_wait(world: World) -> None:
         await world.sleep(-1)
 
 
-@world_test
+@law_of("run")
 async def test_an_infinite_deadline_never_comes_but_can_be_cancelled(world: World) -> None:
     with trio.move_on_after(TICK) as scope:
         await world.sleep_until(float("inf"))
     assert scope.cancelled_caught
 
 
-@world_test
+@law_of("run")
 async def test_sleep_can_be_cancelled(world: World) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -89,7 +78,7 @@ async def test_sleep_can_be_cancelled(world: World) -> None:
     assert scope.cancelled_caught
 
 
-@world_test
+@law_of("run")
 async def test_sleep_is_a_checkpoint_even_when_it_has_passed(world: World) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -98,7 +87,7 @@ async def test_sleep_is_a_checkpoint_even_when_it_has_passed(world: World) -> No
     assert scope.cancelled_caught
 
 
-@world_test
+@law_of("run")
 async def test_timers_fire_in_order_at_their_time(world: World) -> None:
     fired: list[tuple[str, bool]] = []
     done = trio.Event()
@@ -111,7 +100,7 @@ async def test_timers_fire_in_order_at_their_time(world: World) -> None:
     assert fired == [("early", True), ("late", True)]
 
 
-@world_test
+@law_of("run")
 async def test_a_cancelled_timer_does_not_fire(world: World) -> None:
     fired: list[str] = []
     done = trio.Event()
@@ -124,7 +113,7 @@ async def test_a_cancelled_timer_does_not_fire(world: World) -> None:
     assert fired == []
 
 
-@world_test
+@law_of("run")
 async def test_a_timer_in_the_past_fires_soon(world: World) -> None:
     done = trio.Event()
     world.call_at(world.now() - 10, done.set)
@@ -132,7 +121,7 @@ async def test_a_timer_in_the_past_fires_soon(world: World) -> None:
         await done.wait()
 
 
-@world_test
+@law_of("run")
 async def test_generators_have_a_purpose(world: World) -> None:
     assert [world.rng("a").random() for _ in range(3)] != [
         world.rng("b").random() for _ in range(3)
@@ -141,18 +130,18 @@ async def test_generators_have_a_purpose(world: World) -> None:
     assert world.entropy(32) != world.entropy(32)
 
 
-@world_test
+@law_of("run")
 async def test_blocking_work_returns_what_it_returns(world: World) -> None:
     assert await world.run_blocking(sum, (1, 2, 3), cost=TICK) == 6
 
 
-@world_test
+@law_of("run")
 async def test_blocking_work_raises_what_it_raises(world: World) -> None:
     with pytest.raises(ZeroDivisionError):
         await world.run_blocking(divmod, 1, 0, cost=TICK)
 
 
-@world_test
+@law_of("run")
 async def test_blocking_work_is_shielded(world: World) -> None:
     result = None
     with trio.CancelScope() as scope:
@@ -169,7 +158,7 @@ async def test_blocking_work_is_shielded(world: World) -> None:
     assert result == 9
 
 
-@world_test
+@law_of("run")
 async def test_the_signer_signs_for_its_peer(world: World) -> None:
     signature = world.signer.sign("/shoal/test/1.0.0", b"payload")
     peer = world.signer.peer_id
@@ -180,7 +169,7 @@ async def test_the_signer_signs_for_its_peer(world: World) -> None:
         assert not world.verify(peer, "/shoal/test/1.0.0", b"payloae", signature)
 
 
-@world_test
+@law_of("run")
 async def test_files_hold_what_was_written(world: World) -> None:
     disk = world.disk
     await disk.write("a/b", b"hello world")
@@ -194,13 +183,13 @@ async def test_files_hold_what_was_written(world: World) -> None:
     assert await disk.read("a/b") == b"short"
 
 
-@world_test
+@law_of("run")
 async def test_writing_beyond_the_end_leaves_zeros(world: World) -> None:
     await world.disk.write("hole", b"x", 4)
     assert await world.disk.read("hole") == b"\0\0\0\0x"
 
 
-@world_test
+@law_of("run")
 async def test_folders_are_listed(world: World) -> None:
     disk = world.disk
     for path in ("f/2", "f/1", "f/sub/3"):
@@ -212,7 +201,7 @@ async def test_folders_are_listed(world: World) -> None:
     assert await disk.list("f") == ["1", "2"]
 
 
-@world_test
+@law_of("run")
 async def test_files_can_be_replaced_and_moved(world: World) -> None:
     disk = world.disk
     await disk.replace("x", b"1")
@@ -224,7 +213,7 @@ async def test_files_can_be_replaced_and_moved(world: World) -> None:
     assert await disk.size("y") is None
 
 
-@world_test
+@law_of("run")
 async def test_room_is_reserved_and_what_was_there_stays(world: World) -> None:
     disk = world.disk
     await disk.reserve("a/room", 5)
@@ -237,12 +226,12 @@ async def test_room_is_reserved_and_what_was_there_stays(world: World) -> None:
     assert await disk.size("a/empty") == 0
 
 
-@world_test
+@law_of("run")
 async def test_a_disk_says_how_much_is_free(world: World) -> None:
     assert await world.disk.free() > 1000
 
 
-@world_test
+@law_of("run")
 async def test_a_folder_can_be_moved_to_where_nothing_is(world: World) -> None:
     disk = world.disk
     for path in ("old/a", "old/b/c", "taken/x"):
@@ -254,7 +243,7 @@ async def test_a_folder_can_be_moved_to_where_nothing_is(world: World) -> None:
         await disk.rename("new", "taken")
 
 
-@world_test
+@law_of("run")
 async def test_a_walk_finds_all_files_but_hidden_ones(world: World) -> None:
     disk = world.disk
     for path in ("w/b/c", "w/a", "w/.hidden", "w/.git/x", "w/b/.y", "wide"):
@@ -269,7 +258,7 @@ async def test_a_walk_finds_all_files_but_hidden_ones(world: World) -> None:
     assert list(await disk.walk("nothing", 10)) == []
 
 
-@world_test
+@law_of("run")
 async def test_a_folder_that_is_held_is_free_again_after_the_block(world: World) -> None:
     for _ in range(2):
         with world.disk.holding("h/lock"):
@@ -277,7 +266,7 @@ async def test_a_folder_that_is_held_is_free_again_after_the_block(world: World)
     assert world.cores >= 1
 
 
-@world_test
+@law_of("run")
 async def test_what_is_not_there_is_not_found(world: World) -> None:
     for read in (world.disk.read("no"), world.disk.fsync("no"), world.disk.rename("no", "yes")):
         with pytest.raises(FileNotFoundError):
@@ -285,14 +274,14 @@ async def test_what_is_not_there_is_not_found(world: World) -> None:
     assert await world.disk.size("no") is None
 
 
-@world_test
+@law_of("run")
 async def test_paths_stay_inside(world: World) -> None:
     for path in ("/etc/passwd", "../up", "a/../../b"):
         with pytest.raises(ValueError, match="inside"):
             await world.disk.read(path)
 
 
-@world_test
+@law_of("run")
 async def test_production_never_misbehaves_on_purpose(world: World) -> None:
     world.trace("something", count=1, peer=world.signer.peer_id)
     world.sometimes("it happens", True)
@@ -313,14 +302,14 @@ def test_a_full_simulated_disk_says_so() -> None:
     run_simulation(main, seed=1)
 
 
-@world_test
+@law_of("run")
 async def test_a_world_says_how_it_contains_workers(world: World) -> None:
     containment = await world.containment()
     assert containment.holds or containment.reason
     assert await world.containment() == containment
 
 
-@world_test
+@law_of("run")
 async def test_a_worker_that_must_be_contained_runs_contained_or_not_at_all(
     world: World,
 ) -> None:

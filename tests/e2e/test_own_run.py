@@ -38,6 +38,7 @@ from tests.support.runs import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
+QUESTIONS = EXAMPLES / "questions" / "questions.jsonl"
 THEIRS = sign_run(replace(TERMS, name="theirs"), OWNER)
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWCKCeqLPSgMnDjyFsJuWqREDtKNHx1JEBiwaMXhCLNTRb"
 
@@ -185,12 +186,12 @@ def draft_of(example: str) -> dict[str, Any]:
         ("arithmetic", Plan("arithmetic", "smollm2")),
         (
             "questions",
-            Plan("questions", "smollm2", (Source("math-exact", Path("/x/questions.jsonl")),)),
+            Plan("questions", "smollm2", (Source("math-exact", QUESTIONS),)),
         ),
     ],
 )
 def test_the_drafts_of_the_examples_are_what_init_writes(
-    example: str, plan: Plan, smollm2: Path
+    example: str, plan: Plan, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tomllib.loads(write_draft(plan))
     found = draft_of(example)
@@ -199,6 +200,7 @@ def test_the_drafts_of_the_examples_are_what_init_writes(
         for environment in table["environments"]:
             environment.pop("data", None)
     if example == "questions":
+        assert "right ones have 3 characters at most" in capsys.readouterr().err
         for key in ("temperature", "max_new_tokens"):  # of its own questions
             found["sampling"].pop(key)
             written["sampling"].pop(key)

@@ -11,15 +11,14 @@ import trio
 
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
-from p2p.node.screen import scene_of
-from roles.contract import Terms, sign_run
-from roles.contract.core.file import EnvironmentPin
+from p2p.node.screen import facts_about
+from roles.contract import sign_run
 from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
 from roles.rl.recipes import SORTING
 from sim import open_swarm, run_simulation
 from sim.kernel.simulation import Simulation
 from sim.node.swarm import SimNode
+from tests.support.runs import TERMS
 
 
 def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tuple[str, str]]:
@@ -27,10 +26,8 @@ def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tu
 
     async def main(simulation: Simulation) -> dict[str, tuple[str, str]]:
         keys = simulation.keys
-        terms = Terms(
-            name="clocks",
-            expiry=2**32 - 1,
-            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+        terms = replace(
+            TERMS,
             trainers=(keys.signer("n0").peer_id,),
             validators=(keys.signer("n1").peer_id,),
             model=replace(SORTING, engine="fake"),
@@ -59,7 +56,7 @@ def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tu
             return {
                 name: (
                     str(node.health()["clock"]),
-                    " ".join(fact.text for fact in scene_of(node, ()).facts),
+                    " ".join(fact.text for fact in facts_about(node, ())),
                 )
                 for name, node in nodes.items()
             }

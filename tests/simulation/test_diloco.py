@@ -99,12 +99,6 @@ def test_half_killed_at_once_goes_on_with_the_anchor(quiet: Quiet) -> None:
     assert metrics["members_end"] == 2
 
 
-def test_without_an_anchor_half_of_them_stop(quiet: Quiet) -> None:
-    fault = Fault(at=25.0, kind="vanish", who=("site-2", "site-3"))
-    metrics = played(quiet(faults=(fault,), duration=150.0))
-    assert metrics["rounds"] < 4
-
-
 @pytest.mark.parametrize("way", swept(range(5), 1))
 def test_one_hostile_site_of_fourteen_is_named_or_bounded(way: int) -> None:
     """Who sends NaN, wrong sums or two votes is convicted within three rounds. Updates that are

@@ -30,21 +30,6 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
     scenario.open_workload()
 
 
-SMALLER = {
-    "accuse_flood": {"nodes": 40, "duration": 90.0},
-    "urgent_links": {"nodes": 60, "duration": 120.0},
-    "ghost_mesh": {"nodes": 40, "duration": 90.0},
-    "address_flush": {"nodes": 20, "duration": 130.0, "strangers": 250, "cut_at": 102.0},
-    "squatters": {"nodes": 30, "duration": 100.0, "holders": 24, "squatters": 90},
-    "soak": {"nodes": 8, "duration": 10_800.0, "least": 16.0},
-    "dripper": {"versions": 2},
-    "overclaim": {"versions": 3},
-    "slander": {"versions": 2},
-    "warm_far": {"versions": 2},
-}
-"""What a test run plays of scenarios that are larger. 250 strangers a second for 42 s are more
-than the address book holds. The form in which the hostile ones are judged is `python -m sim run
-NAME --nodes 200 --duration 660`."""
 EVERYDAY = (
     "black_hole", "churn", "diloco", "lab_warm_small",
 )  # fmt: skip
@@ -59,8 +44,7 @@ def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
     """``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
     them.
     """
-    changes = {} if DEEP else SMALLER.get(name, {})
-    result = run_scenario(changed(load_scenario(name), changes), 1)
+    result = run_scenario(load_scenario(name), 1)
     assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
     assert {f"fault/{fault['kind']}" for fault in result.faults} <= set(result.witnessed)
 

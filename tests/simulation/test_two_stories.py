@@ -1,14 +1,9 @@
-"""A validator that tells two stories, in a swarm of whole nodes on virtual time.
-
-``python -m tests.simulation.test_two_stories 200`` prints the figures of a swarm of that size.
-"""
+"""A validator that tells two stories, in a swarm of whole nodes on virtual time."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import pytest
 import trio
@@ -25,13 +20,13 @@ from p2p.ledger.core.exchange import (
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.wire import FrameReader
-from roles.contract.core.file import EnvironmentPin, Run, Terms, sign_run
+from roles.contract import Run, sign_run
 from roles.contract.core.sampling import NO_SAMPLING
-from roles.envs.base import environment_digest
 from roles.rl.recipes import SORTING
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
+from tests.support.runs import TERMS
 
 LIAR, JUDGE = "n1", "n2"
 SETTLED = 120.0
@@ -56,10 +51,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         keys = self.swarm.simulation.keys
-        terms = Terms(
-            name="stories",
-            expiry=2**32 - 1,
-            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+        terms = replace(
+            TERMS,
             trainers=(keys.signer("n0").peer_id,),
             validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
             model=replace(SORTING, engine="fake"),
@@ -148,47 +141,24 @@ def two_stories(signer: Signer) -> Iterator[Exchange]:
         yield exchange
 
 
-def play(size: int, seed: int = 1, *, is_mute: bool = False) -> dict[str, float]:
-    figures: dict[str, float] = {}
-
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            stage = Stage(swarm, size, is_mute=is_mute)
-            first, everyone = await stage.play()
-            await swarm.sleep(60)
-            judge = swarm.nodes[JUDGE].peer_id
-            tops = [node.ledgers.top(judge) for node in stage.nodes.values()]
-            liar = swarm.nodes[LIAR].peer_id
-            kept = [
-                len(one.ledgers.statements(liar, "verdict")) for one in stage.nodes.values()
-            ]
-            behind = stage.nodes[JUDGE].ledgers.top(judge)
-            honest = [node for name, node in stage.nodes.items() if name != LIAR]
-            figures.update(
-                nodes=size,
-                first=first,
-                everyone=everyone,
-                stories=len(stage.told),
-                liars=max(len(node.ledgers.forks) for node in honest),
-                liar_kept=sum(kept),
-                lag=behind - sorted(tops)[len(tops) // 10],
-            )
-
-    outcome = run_simulation(partial(main), seed=seed, horizon=SETTLED + 600)
-    return {**figures, "cpu_seconds": outcome.cpu_seconds}
-
-
 @pytest.mark.parametrize("is_mute", [False, True])
 def test_two_stories_are_proven_to_all_within_a_minute(is_mute: bool) -> None:
     """And nobody else is accused, nothing that the liar stated counts, and what an honest
     validator states is with nine of ten nodes some 45 s later."""
-    figures = play(12, is_mute=is_mute)
-    assert figures["stories"] == 2
-    assert figures["first"] <= figures["everyone"] < 60
-    assert (figures["liars"], figures["liar_kept"]) == (1, 0)
-    assert figures["lag"] <= 15
 
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            stage = Stage(swarm, 12, is_mute=is_mute)
+            first, everyone = await stage.play()
+            assert first <= everyone < 60
+            await swarm.sleep(60)
+            liar, judge = (swarm.nodes[name].peer_id for name in (LIAR, JUDGE))
+            assert len(stage.told) == 2
+            nodes = list(stage.nodes.values())
+            honest = [node for name, node in stage.nodes.items() if name != LIAR]
+            assert {len(node.ledgers.exchange.forks) for node in honest} == {1}
+            assert not any([*node.ledgers.exchange.statements(liar)] for node in nodes)
+            tops = sorted(node.ledgers.exchange.top(judge) for node in nodes)
+            assert stage.nodes[JUDGE].ledgers.exchange.top(judge) - tops[len(tops) // 10] <= 15
 
-if __name__ == "__main__":
-    for mute in (False, True):
-        print(mute, play(int(sys.argv[1]), is_mute=mute))  # noqa: T201 - a scenario's figures
+    run_simulation(main, seed=1, horizon=SETTLED + 600)

@@ -12,7 +12,8 @@ steps (``> command arguments``) and, below each step, what came of it:
 The folder names the player, which makes real cores, gives them the events that a step stands
 for, and writes down their effects and their state. `python -m tests.transcripts --write` renews
 the output of every step and leaves comments and steps as they are; the difference is for a
-person to read before it is committed. A test plays all of them.
+person to read before it is committed. A test plays all of them. What is the same for several
+nodes in a row stands once, with all their names.
 
 A further protocol needs one module in `tests/transcripts/players` with a class that is
 registered with `player`, and a folder of that name with texts.
@@ -20,9 +21,11 @@ registered with `player`, and a folder of that name with texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Final, Protocol
@@ -30,6 +33,10 @@ from typing import Final, Protocol
 HERE: Final = Path(__file__).parent
 STEP: Final = "> "
 COMMENT: Final = "#"
+SENT: Final = re.compile(r"(  -> |  \w+ to |send )(\w+): (.*)")
+"""A message that is sent: how the line begins, the receiver, the words."""
+TOLD: Final = re.compile(r"(= |  |)(\w+): (.*)")
+"""What happens at a node, or its state: how the line begins, the node, the words."""
 
 
 class Player(Protocol):
@@ -98,13 +105,55 @@ def play(text: str, performer: Player) -> str:
     for part in parse(text):
         if part.step:
             command, *args = part.step
-            output = tuple(performer.play(command, args))
+            output = tuple(gathered(performer.play(command, args)))
             wrong = [line for line in output if not line or line.startswith((STEP, COMMENT))]
             if wrong:
                 raise ValueError(f"{part.head}: not a line of output: {wrong[0]!r}")
             part = replace(part, output=output)
         parts.append(part)
     return "\n".join(str(part) for part in parts) + "\n"
+
+
+def gathered(lines: Iterable[str]) -> Iterator[str]:
+    """Give one line for all nodes of which the same is told in a row."""
+    blocks: list[list[str]] = []
+    for line in _of_all_receivers(lines):
+        if line.startswith("  ") and blocks and not TOLD.fullmatch(line):
+            blocks[-1].append(line)
+        else:
+            blocks.append([line])
+
+    def told(block: list[str]) -> object:
+        found = TOLD.fullmatch(block[0])
+        return block if found is None else (found[1], found[3], block[1:])
+
+    for _, same in groupby(blocks, told):
+        first, *others = same
+        if others:
+            names = [block[0].split(":")[0].split()[-1] for block in others]
+            first[0] = first[0].replace(":", f" {' '.join(names)}:", 1)
+        yield from first
+
+
+def _of_all_receivers(lines: Iterable[str]) -> Iterator[str]:
+    """Give one line for all that a node sends in a row to receivers that get the same."""
+
+    def way(line: str) -> str:
+        found = SENT.fullmatch(line)
+        return line if found is None else found[1]
+
+    for start, run in groupby(lines, way):
+        words: dict[str, list[str]] = {}
+        for line in run:
+            if found := SENT.fullmatch(line):
+                words.setdefault(found[2], []).append(found[3])
+            else:
+                yield line
+        receivers: dict[str, list[str]] = {}
+        for name, messages in words.items():
+            receivers.setdefault("; ".join(messages), []).append(name)
+        for text, names in receivers.items():
+            yield f"{start}{' '.join(names)}: {text}"
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:

@@ -15,7 +15,6 @@ import trio
 
 from p2p.identity import KeyPair, Signer, verify
 from p2p.ledger import open_ledger
-from p2p.ledger.core import chain
 from p2p.ledger.core.inspection import inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
 from p2p.node.rundoc import PATH
@@ -150,9 +149,7 @@ def test_audit_says_which_entry_is_wrong(
     path.write_bytes(data[:60] + bytes([data[60] ^ 4]) + data[61:])
     assert main(["audit", "--json", str(folder)]) == 1
     flaws = json.loads(capsys.readouterr().out)["flaws"]
-    assert flaws[0].startswith(
-        "00000000.seg, byte 0, entry 0: a record does not have its checksum (bytes 0 to "
-    )
+    assert flaws[0] == "00000000.seg, byte 0, entry 0: a record does not have its checksum"
     assert main(["export", str(folder)]) == 2
     assert "shoal ledger audit" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
@@ -288,44 +285,6 @@ def test_verdicts_of_validators_that_the_owner_did_not_name_do_not_count(
     assert main(["verify", "--json", str(out)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["tokens"], told["not_counted"]) == (0, 1)
-
-
-def patterned(period: int) -> bytes:
-    """Looks like a record of 65 KiB every few bytes, by all but its checksum."""
-    cell = b"\0\1\4\0" + b"sumsumsu" + b"\x92\xc5"
-    return (cell + b"x" * (period - len(cell))) * (2 * MIB // period)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [patterned(14), patterned(64), bytes(2 * MIB), b"\x92" * 2 * MIB, b"\0\1\4\0" * (MIB // 2)],
-    ids=["dense", "sparse", "zeros", "lists", "lengths"],
-)
-def test_the_search_for_the_next_record_is_linear(
-    monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
-    """A segment of four mebibytes made an audit hash ten thousand: at each of its bytes it saw
-    a record of 65 KiB, and looked at it."""
-    hashed = 0
-    honest = chain.checksum
-
-    def counted(what: bytes) -> bytes:
-        nonlocal hashed
-        hashed += len(what)
-        return honest(what)
-
-    monkeypatch.setattr(chain, "checksum", counted)
-    found = inspect({"00000000.seg": data}, None, verify)
-    assert found.flaws
-    assert hashed <= 3 * len(data) + 16 * chain.MAX_ENTRY
-
-
-def test_a_whole_record_behind_a_pattern_is_found(tmp_path: Path) -> None:
-    place = node(tmp_path / "node", VALIDATOR, [("verdict", b"a")]) / "ledger"
-    record = (place / "00000000.seg").read_bytes()
-    for junk in (patterned(4096)[: 64 * 1024], bytes(MIB), b"\0\1\4\0" * 1000):
-        found = inspect({"00000000.seg": junk + record}, None, verify)
-        assert [entry.body for entry in found.entries] == [b"a"]
 
 
 @pytest.mark.parametrize("command", ["audit", "show", "export"])

@@ -24,7 +24,6 @@ from p2p.shardcast.manifest import (
     PROTOCOL_ID,
     Encoding,
     Manifest,
-    ManifestBody,
     PolicyVersion,
 )
 from p2p.shardcast.messages import (
@@ -64,7 +63,8 @@ class Policies:
         raw = Random(version * 1000 + seed).randbytes(size)
         index, wires = pack_policy(raw, span)
         before = self.last
-        draft = ManifestBody(
+        self.last = Manifest(
+            self.trainer.peer_id,
             RUN,
             PolicyVersion(version),
             before.version if before else NO_POLICY,
@@ -72,8 +72,7 @@ class Policies:
             index.digest,
             size,
             (Encoding.anchor(index, sum(map(len, wires))),),
-        )
-        self.last = draft.sign(self.trainer)
+        ).sign(self.trainer)
         return self.last, index, wires
 
 
@@ -330,7 +329,7 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
         peer for peer in roster.peers if not forest.is_above(1, peer, roster.peers[place])
     )
     core.handle(ev.Heard(stranger, Skipped(manifest.digest, roster.epoch, 1, ((0, 1),))), 5)
-    assert all(0 not in chunks for chunks in core._upload._deferred.values())
+    assert all(0 not in download.sharing.deferred for download in core.downloads)
     lie = core.handle(ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((9, 1),))), 5)
     assert [e.peer for e in lie if isinstance(e, ev.Penalise)] == [parent]
 

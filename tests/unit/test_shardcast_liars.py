@@ -10,7 +10,8 @@ import pytest
 
 from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.receipts import Capacities, ReceiptBook, StripeCounts
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.receipts import Capacities, ReceiptBook, note_pushed, receipt_of
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
@@ -83,18 +84,19 @@ def test_receipts_tell_who_is_overloaded_and_its_children_are_not_blamed() -> No
     assert set(verdicts[roster.peers[lazy]].rates) == {5 * 64 * KI * slots}
 
 
-def test_a_receipt_is_given_once_and_by_members_only() -> None:
-    member, policy = key(1).peer_id, b"\1" * 32
+def test_a_receipt_counts_stripes_and_is_given_by_members_only() -> None:
+    member = key(1).peer_id
+    manifest, _, _ = Policies(key(0)).make(1, 192, 64)
     roster = Roster.sign(key(0), RUN, 1, [RosterEntry(member, 5e6)])
-    deliveries = StripeCounts(member)
+    download = Download(manifest, 0.0, 0.5)
+    assert receipt_of(download, member, roster, 0.0) is None
     for second in range(3):
-        deliveries.note_pushed(ChunkHeader(policy, second, 1, second % 2), float(second))
-    receipt = deliveries.take(policy, roster, 2.0)
-    assert receipt == Receipt(policy, 2000, ((1, 0, 2), (1, 1, 1)))
-    assert deliveries.take(policy, roster, 3.0) is None
-    stranger = StripeCounts(key(2).peer_id)
-    stranger.note_pushed(ChunkHeader(policy, 0, 1, 0), 0.0)
-    assert stranger.take(policy, roster, 1.0) is None
+        header = ChunkHeader(manifest.digest, second, 1, second % 2)
+        download.accept(second, key(3).peer_id, float(second), pushed=True)
+        note_pushed(download, header)
+    rows = ((1, 0, 2), (1, 1, 1))
+    assert receipt_of(download, member, roster, 2.0) == Receipt(manifest.digest, 2000, rows)
+    assert receipt_of(download, key(2).peer_id, roster, 2.0) is None
 
 
 @pytest.mark.deep

@@ -6,12 +6,10 @@ Every byte of a ledger's folder is bound by something: a record by its checksum,
 digest that the next one names and by its author's signature, the last entry by the head in the
 file ``synced``, each slot of that file by its own checksum, and the space between the slots is
 zero. So no byte can be changed without one of these failing, and `inspect` says which, and of
-which entry. It goes on behind a damaged record, since the next one may be whole.
+which entry. Behind a damaged record it goes on with the next segment.
 
-The folder may be a stranger's, made to cost whoever audits it. So time is linear in its bytes:
-the next whole record is searched for once in each of them, and what only looks like one is
-hashed up to twice what was read. Memory is one segment, `MAX_FLAWS` sentences, and what the
-caller keeps of the entries.
+The folder may be a stranger's, made to cost whoever audits it. So time is linear in its bytes,
+and memory is one segment, `MAX_FLAWS` sentences, and what the caller keeps of the entries.
 
 What lies behind the bytes that ``synced`` vouches for was never acknowledged: half a record
 there was torn by a crash, and is no fault. `Ledger.recover` decides the same when a node
@@ -20,8 +18,7 @@ starts, and stops at the first fault.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,25 +26,18 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import (
     EMPTY,
-    LENGTH_BYTES,
-    MAX_ENTRY,
     NOTHING,
-    RECORD_HEAD,
     SLOT_BYTES,
     Entry,
     Head,
     Synced,
+    check_link,
     read_record,
     read_slots,
 )
 
 MAX_FLAWS: Final = 1000
 """Maximum number of flaws that are listed; of others only their number is kept."""
-_RECORD: Final = re.compile(
-    rb"(?<=\x00[\x00\x01].{%d})\x92[\xc4-\xc6]" % (RECORD_HEAD - 2), re.DOTALL
-)
-"""Pattern of a record's start: a list whose first item is bytes, behind a length that begins
-with a zero byte (`MAX_ENTRY`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +74,6 @@ class Inspection:
     """Number of further flaws."""
     torn: Flaw | None = None
     """Unacknowledged bytes that a crash left at the end."""
-    acknowledged: bytes | None = None
-    """Digest of the entry here with the number in ``synced``; None if there is none."""
 
     def blame(self, flaw: Flaw) -> None:
         """Add a flaw to the list, or count it if the list is full."""
@@ -112,6 +100,7 @@ def inspect(
     """
     found = Inspection()
     take = take or found.entries.append
+    acknowledged: bytes | None = None
     synced = _read_marks(found, marks, has_segments=bool(segments))
     head: Head | None = EMPTY
     due, newest = 0, max(segments, default="")
@@ -125,23 +114,36 @@ def inspect(
         owed = len(data)  # how many of its bytes must be whole records
         if name == newest and synced is not None and index >= synced.segment:
             owed = synced.size if index == synced.segment else 0
-        behind = head
-        for entry, behind in _read(found, name, data, head, owed, verify):
-            if entry is None:
-                continue
-            found.count += 1
-            found.head = behind or EMPTY
-            if synced is not None and entry.seqno == synced.head.seqno:
-                found.acknowledged = found.acknowledged or entry.digest
-            take(entry)
-        head = behind
+        offset = 0
+        try:
+            while offset < len(data):
+                entry, end = read_record(data, offset)
+                found.author = found.author or entry.author
+                if entry.author != found.author:
+                    raise BadMessage(f"it is an entry of another author, {entry.author}")
+                if not entry.is_signed(verify):
+                    raise BadMessage("its signature is not its author's")
+                head = check_link(head or Head(entry.seqno - 1, entry.previous), entry)
+                if synced is not None and head.seqno == synced.head.seqno:
+                    acknowledged = head.digest
+                found.count, found.head, offset = found.count + 1, head, end
+                take(entry)
+            if offset < owed:
+                raise BadMessage(f"it ends there, and should have {owed} bytes")
+        except BadMessage as error:
+            flaw = Flaw(name, offset, -1 if head is None else head.seqno + 1, str(error))
+            if offset < owed:
+                found.blame(flaw)
+            else:
+                found.torn = flaw
+            head = None  # it is lost: the next entry is accepted whatever its predecessor
     if synced is not None and synced.segment >= due and synced.size:
         found.blame(Flaw("synced", 0, -1, f"{synced.segment:08d}.seg is missing"))
     if synced is not None and synced.head != EMPTY:  # the head that was acknowledged
-        number, named = synced.head.seqno, found.acknowledged
-        if named is None and not found.flaws:
+        number = synced.head.seqno
+        if acknowledged is None and not found.flaws:
             found.blame(Flaw("synced", 0, number, "the entry that it names is missing"))
-        elif named not in (None, synced.head.digest):
+        elif acknowledged not in (None, synced.head.digest):
             found.blame(Flaw("synced", 0, number, "the entry that it names was another"))
     return found
 
@@ -161,66 +163,3 @@ def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -
             what = f"something stands outside the marks, up to byte {wrong[-1]}"
             found.blame(Flaw("synced", wrong[0], -1, what))
     return synced
-
-
-def _read(
-    found: Inspection, name: str, data: bytes, head: Head | None, owed: int, verify: Verify
-) -> Iterator[tuple[Entry | None, Head | None]]:
-    """Yield the sound entries of one segment, which continues the log at ``head``. Each comes
-    with the head after it; at the end comes the last head with None as entry. A head of None is
-    lost: the next entry is then accepted whatever its predecessor."""
-    # Bytes that may be hashed in vain: some may look like records of 65 KiB that begin every
-    # few bytes.
-    offset, budget = 0, 2 * len(data) + 16 * MAX_ENTRY
-    while offset < len(data):
-        number = -1 if head is None else head.seqno + 1
-        try:
-            entry, end = read_record(data, offset)
-        except BadMessage as error:
-            end, budget = _next_record(data, offset, budget)
-            if offset >= owed and end == len(data):
-                found.torn = Flaw(name, offset, number, str(error))
-            else:
-                what = f"{error} (bytes {offset} to {end - 1})"
-                found.blame(Flaw(name, offset, number, what))
-            head, offset = None, end
-            continue
-        found.author = found.author or entry.author
-        head = head or Head(entry.seqno - 1, entry.previous)
-        faults = list(_faults(entry, found.author, head, verify))
-        for fault in faults:
-            found.blame(Flaw(name, offset, entry.seqno, fault))
-        head, offset = Head(entry.seqno, entry.digest), end
-        if not faults:
-            yield entry, head
-    if len(data) < owed:
-        what = f"it ends there, and should have {owed} bytes"
-        found.blame(Flaw(name, len(data), -1 if head is None else head.seqno + 1, what))
-    yield None, head
-
-
-def _next_record(data: bytes, offset: int, budget: int) -> tuple[int, int]:
-    """Return the start of the next whole record after ``offset``, or the end of the data if
-    none is found within the budget, and what is left of that."""
-    for match in _RECORD.finditer(data, offset + 1 + RECORD_HEAD):
-        start = match.start() - RECORD_HEAD
-        budget -= int.from_bytes(data[start : start + LENGTH_BYTES], "big")
-        if budget < 0:
-            break
-        try:
-            read_record(data, start)
-        except BadMessage:
-            continue
-        return start, budget
-    return len(data), budget
-
-
-def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterator[str]:
-    if entry.author != author:
-        yield f"it is an entry of another author, {entry.author}"
-    if entry.seqno != head.seqno + 1:
-        yield f"it should have number {head.seqno + 1}"
-    elif entry.previous != head.digest:
-        yield f"it does not follow on entry {head.seqno} as that stands here"
-    if not entry.is_signed(verify):
-        yield "its signature is not its author's"

@@ -9,22 +9,22 @@ the same stream (`upload`). Credit is honest: a root confirms every chunk, and a
 only while at most half of its children have two chunks waiting.
 
 What the forest loses is *pulled* (`repair`): neighbours tell each other what they have
-(`announcer`), and a chunk that others have had for longer than it usually takes to get here
-(`download`) is asked for, from the holder that would bring it first (`sources`). No node asks
+(`upload`), and a chunk that others have had for longer than it usually takes to get here
+(`download`) is asked for, from the holder that would bring it first (`repair`). No node asks
 for more than its line has lately carried.
 
 At most two versions are fetched at a time: the newest, and the one before it while it may still
 come first. An origin starts to hand out a version when the one before has left, and passes over
-those in between (`origin`); so a run that publishes faster than its links carry still delivers.
+those in between (`handout`): a run that publishes faster than its links carry still delivers.
 
-The core owns which versions there are; each part owns its own state of a version, keyed by the
-version's name, and is told when it is forgotten.
+The core owns which versions there are. The record of each (`download.Download`) says what is
+here, asked for, held by others and owed to others; one class writes each of its parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -33,6 +33,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.offence import Offence
 from p2p.own_time import OwnTime
+from p2p.shardcast import messages as msg
 from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
@@ -40,34 +41,14 @@ from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import Origin
 from p2p.shardcast.core.peers import Flows, Peers
 from p2p.shardcast.core.queue import Lines
-from p2p.shardcast.core.receipts import StripeCounts
+from p2p.shardcast.core.receipts import note_pushed, receipt_of
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.upload import Announcer, Upload
+from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Manifest
-from p2p.shardcast.messages import (
-    INLINE_INDEX,
-    MAX_CONVICTED,
-    NO_STRIPE,
-    Ask,
-    Blame,
-    ChunkHeader,
-    Credit,
-    Evidence,
-    Have,
-    Hello,
-    Message,
-    PolicyNews,
-    Receipt,
-    RosterNews,
-    Skipped,
-    Taken,
-    Want,
-    news_of,
-)
 
 
 class ShardcastCore:
@@ -89,16 +70,10 @@ class ShardcastCore:
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
-        self._announcer = Announcer(local, statements, self._peers)
-        self._repair = Repair(
-            local, statements, self._peers, self._announcer, rng, config.stall
-        )
         lines = Lines()
-        self._upload = Upload(
-            local, statements, self._downloads, self._announcer, self._peers, lines
-        )
+        self._upload = Upload(local, statements, self._downloads, self._peers, lines)
+        self._repair = Repair(local, statements, self._peers, self._upload, rng, config.stall)
         self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
-        self._stripe_counts = StripeCounts(local)
         self.flows = Flows()
         self._has_refused = False
         """True if this node has received a roster for another version of Shoal."""
@@ -133,8 +108,8 @@ class ShardcastCore:
         return self._own_time.deadline(self._soonest_deadline())
 
     def _soonest_deadline(self) -> float:
-        due = min(self._origin.next_deadline, self._announcer.next_deadline)
-        return min([due, *[one.next_deadline for one in self._downloads.values()]])
+        due = [one.next_deadline for one in self._downloads.values()]
+        return min([self._origin.next_deadline, *due])
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return the effects. `BadMessage` means that the peer broke
@@ -164,19 +139,16 @@ class ShardcastCore:
                 self._stored(policy)
             case ev.Patched():
                 self._patched(event)
-            case ev.PatchFailed(patch):
-                self._versions.end_patch(patch, made=False)
-                self._go_round(patch)
-            case ev.Unusable(policy):
+            case ev.Unusable(policy, until_room):
                 # Its bringers need not try.
                 download = self._downloads.get(policy)
                 if download is not None and not download.is_whole:
                     self._out += self._repair.decline(download)
-                self._close(policy)
-            case ev.RoomMade(policy, manifest):
-                self._versions.reopen(policy)
-                self._versions.reopen(manifest.digest)
-                self._fetch_late([manifest])
+                if until_room and download is not None:
+                    self._versions.postpone(download.manifest)
+                    self._drop(policy)
+                else:
+                    self._close(policy)
             case ev.Unwritable():
                 # Stop fetching, and remember what to begin with when the disk takes data.
                 self._versions.is_disk_full = True
@@ -186,7 +158,10 @@ class ShardcastCore:
                     self._versions.postpone(download.manifest)
                     self._drop(download.name)
             case ev.Writable():
-                self._fetch_late(self._versions.take_postponed())
+                for manifest in self._versions.take_postponed():
+                    for download in self._adopt(manifest):  # what was pushed is past
+                        download.pull_only = True
+                        self._out += self._repair.inquire(download, self._now)
             case _:
                 assert_never(event)
         if self._origin.is_roster_due(self._now):
@@ -201,48 +176,51 @@ class ShardcastCore:
 
     # What comes in: news
 
-    def _heard(self, peer: PeerId, message: Message, gossip: bool) -> None:
+    def _heard(self, peer: PeerId, message: msg.Message, gossip: bool) -> None:
         if not gossip and not self._peers.admit(peer):
             return
-        if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
+        if gossip and not isinstance(message, msg.PolicyNews | msg.RosterNews | msg.Evidence):
             # Its author is not connected, and need not even have sent it: no node may answer
             # it.
             raise BadMessage("an announcement is a policy, a roster or evidence")
         match message:
-            case PolicyNews():
+            case msg.PolicyNews():
                 self._policy_news(message, gossip)
-            case RosterNews(data):
+            case msg.RosterNews(data):
                 self._roster_news(data, gossip)
-            case Evidence():
+            case msg.Evidence():
                 evidence = self.statements.evidence_untrusted(message)
                 if evidence is not None:
                     self._halt(evidence)
                     self._out += [ev.PassOn()] if gossip else []
-            case Hello():
+            case msg.Hello():
                 self._answer_hello(peer, message)
-            case Credit() | Blame() | Receipt():
+            case msg.Credit() | msg.Blame() | msg.Receipt():
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
-            case Ask() | Have() | Taken() | Skipped() | Want():
+            case msg.Ask() | msg.Have() | msg.Taken() | msg.Skipped() | msg.Want():
                 download = self._downloads.get(message.policy)
                 if download is not None:
                     self._holders_say(peer, message, download)
                 elif self._versions.hear_name(peer, message):
-                    self._out.append(ev.Send(peer, Ask(message.policy, True)))
+                    self._out.append(ev.Send(peer, msg.Ask(message.policy, True)))
             case _:
                 assert_never(message)
 
     def _holders_say(
-        self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want, download: Download
+        self,
+        peer: PeerId,
+        message: msg.ChunkMessage,
+        download: Download,
     ) -> None:
-        if isinstance(message, Have | Taken | Skipped):
+        if isinstance(message, msg.Have | msg.Taken | msg.Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
             if chunks.end > download.count:
                 self._ban(peer, "names chunks that do not exist")
-            elif isinstance(message, Taken):
+            elif isinstance(message, msg.Taken):
                 download.availability.note_taken(peer, chunks)
                 return
-            elif isinstance(message, Have):
+            elif isinstance(message, msg.Have):
                 download.note_held(peer, chunks, self._now)
                 self._upload.note_word(peer, download.name, chunks, self._now)
             else:
@@ -252,7 +230,7 @@ class ShardcastCore:
         if download.manifest.publisher == self._local:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
-        if isinstance(message, Ask):
+        if isinstance(message, msg.Ask):
             self._out += self._upload.answer(peer, download, wants_index=message.index)
             return
         for chunk in message.chunks:
@@ -263,7 +241,7 @@ class ShardcastCore:
             if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
                 self._upload.serve(peer, download, chunk)
 
-    def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
+    def _policy_news(self, news: msg.PolicyNews, gossip: bool) -> None:
         manifest = self.statements.manifest_untrusted(news.manifest)
         if manifest is None:
             return
@@ -279,10 +257,8 @@ class ShardcastCore:
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
         if not fetches:
-            is_news = not self._versions.is_postponed(manifest.digest)
             fetches = self._adopt(manifest)
-            is_taken = fetches or self._versions.is_postponed(manifest.digest)
-            if is_news and gossip and is_taken:
+            if gossip and (fetches or self._versions.is_postponed(manifest.digest)):
                 self._out.append(ev.PassOn())
         for download in fetches:
             if (
@@ -327,22 +303,11 @@ class ShardcastCore:
         starts."""
         begun, given_up = self._versions.fetch(manifest, self._now)
         for download in begun:
-            for peer in self._versions.take_early(download.name):
-                self._announcer.subscribe(download.name, peer)
             if not download.pull_only:
                 self._out += self._upload.connect(download)
         for download in given_up:
             self._abandon(download)
         return begun
-
-    # A disk that refuses
-
-    def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch, by pulling, the versions that were announced while the disk refused data."""
-        for manifest in manifests:
-            for download in self._adopt(manifest):
-                download.pull_only = True
-                self._out += self._repair.inquire(download, self._now)
 
     def _halt(self, evidence: Equivocation[Manifest]) -> None:
         publisher = evidence.author
@@ -354,11 +319,11 @@ class ShardcastCore:
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
 
-    def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
+    def _answer_hello(self, peer: PeerId, hello: msg.Hello) -> None:
         """Send a newcomer the convictions and the newest version that it lacks."""
         halted = self.statements.halted
         lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
-        messages: list[Message] = [_message_of(one) for one in lacking[:MAX_CONVICTED]]
+        messages: list[msg.Message] = [_message_of(one) for one in lacking[: msg.MAX_CONVICTED]]
         name, best = b"", self._versions.best
         if (
             best is not None
@@ -366,15 +331,15 @@ class ShardcastCore:
             and self.statements.is_trusted(best.manifest.publisher)
         ):
             name, roster = best.manifest.digest, self.statements.roster(best.manifest.publisher)
-            messages += [RosterNews(roster.encode())] if roster is not None else []
+            messages += [msg.RosterNews(roster.encode())] if roster is not None else []
             for news in (*self._versions.patches_since(hello.newest, best.manifest), best):
-                messages.append(news_of(news.manifest, news.index, INLINE_INDEX))
+                messages.append(msg.news_of(news.manifest, news.index, msg.INLINE_INDEX))
         if messages and self._peers.greet(peer, name, len(halted)):
             self._out += [ev.Send(peer, message) for message in messages]
 
     # What comes in: chunks
 
-    def offer(self, peer: PeerId, header: ChunkHeader) -> ev.Accept | None:
+    def offer(self, peer: PeerId, header: msg.ChunkHeader) -> ev.Accept | None:
         """Return how to read an offered chunk, given its header; None to discard it."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
@@ -413,12 +378,14 @@ class ShardcastCore:
             download.reject(header.index)
             self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
-            self._out.append(ev.Send(download.manifest.publisher, Blame(header.policy, peer)))
+            self._out.append(
+                ev.Send(download.manifest.publisher, msg.Blame(header.policy, peer))
+            )
             return
         is_answer = request is not None and request.peer == peer
         if request is not None and not is_answer:
             self._out += self._repair.cancel(download, {header.index: request.peer})
-        pushed = request is None and header.stripe != NO_STRIPE
+        pushed = request is None and header.stripe != msg.NO_STRIPE
         download.accept(header.index, peer, self._now, pushed=pushed)
         self.stats.chunks_repaired += is_answer
         self.flows.count_came(peer, size)
@@ -426,18 +393,17 @@ class ShardcastCore:
             self.stats.from_origin += size
         else:
             self.stats.from_peers += size
-        self._stripe_counts.note_pushed(header, self._now)
+        note_pushed(download, header)
         self._out.append(ev.Keep(header.policy, header.index))
         self._upload.relay(download, header, peer, self._now)
-        self._announcer.note_new(header.policy, header.index, self._now)
+        self._upload.note_new(download, header.index, self._now)
         if download.is_whole:
-            self._out += self._announcer.tell(download, math.inf)
+            self._out += self._upload.tell(download)
             self._out.append(ev.Finish(header.policy))
             # The receipt says what each stripe has brought.
             origin = download.manifest.publisher
-            receipt = self._stripe_counts.take(
-                download.name, self.statements.roster(origin), self._now
-            )
+            roster = self.statements.roster(origin)
+            receipt = receipt_of(download, self._local, roster, self._now)
             if receipt is not None and not self._peers.is_gone(origin):
                 self._out.append(ev.Send(origin, receipt))
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
@@ -474,7 +440,10 @@ class ShardcastCore:
 
     def _patched(self, event: ev.Patched) -> None:
         """Take the result of a patch. Spans that came out wrong are pulled from the anchor."""
-        policy = self._versions.end_patch(event.patch, made=True)
+        policy = self._versions.end_patch(event.patch, made=event.index is not None)
+        if event.index is None:
+            self._go_round(event.patch)
+            return
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy) if policy is not None else None
         if policy is None or (made is not None and made.is_whole):
@@ -484,8 +453,6 @@ class ShardcastCore:
                 self._out.append(ev.Abandon(policy))
             return
         download = self._hold(patch.manifest, event.index, event.verified, stored=False)
-        for peer in self._versions.take_early(download.name):
-            self._announcer.subscribe(download.name, peer)
         if download.is_whole:
             self._out.append(ev.Finish(download.name))
         else:
@@ -510,8 +477,6 @@ class ShardcastCore:
         download = self._versions.drop(name)
         if download is not None:
             self._repair.forget(download)
-        self._announcer.forget(name)
-        self._stripe_counts.forget(name)
         self._origin.forget(name)
         self._upload.forget(name)
 
@@ -520,7 +485,7 @@ class ShardcastCore:
     def _publish(self, event: ev.Publish) -> None:
         self.statements.record(event.manifest)
         if event.roster is not None and self.statements.add_roster(event.roster):
-            self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
+            self._out.append(ev.Gossip(msg.RosterNews(event.roster.encode())))
         for index in (event.index, event.patch):
             if index is not None:
                 self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
@@ -543,7 +508,7 @@ class ShardcastCore:
 
     def _regroup(self, roster: Roster) -> None:
         if self.statements.add_roster(roster):
-            self._out.append(ev.Gossip(RosterNews(roster.encode())))
+            self._out.append(ev.Gossip(msg.RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
             newest = self._versions.best
             if newest is not None and newest.manifest.publisher == self._local:
@@ -566,7 +531,7 @@ class ShardcastCore:
     def _hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
     ) -> Download:
-        before = self._versions.drop(manifest.name_of(manifest.encoding_of(index)))
+        before = self._downloads.get(manifest.name_of(manifest.encoding_of(index)))
         if before is not None:
             self._repair.forget(before)
         return self._versions.hold(manifest, index, verified, self._now, stored=stored)
@@ -581,18 +546,17 @@ class ShardcastCore:
                 # it may be back, and have what no other peer has
                 download.inquire_at = self._now
             if self._origin.is_resumed(download.name):
-                self._out.append(ev.Send(peer, Ask(download.name, False)))
+                self._out.append(ev.Send(peer, msg.Ask(download.name, False)))
         best = self._versions.best
         newest = best.manifest.version if best is not None else NO_POLICY
-        convicted = tuple(self.statements.halted)[:MAX_CONVICTED]
-        self._out.append(ev.Send(peer, Hello(newest, convicted)))
+        convicted = tuple(self.statements.halted)[: msg.MAX_CONVICTED]
+        self._out.append(ev.Send(peer, msg.Hello(newest, convicted)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
         self._repair.lose(peer)
         self._origin.lose(peer)
         self._upload.lose(peer, self._now)
-        self._announcer.lose(peer)
         for download in self._downloads.values():
             download.lose(peer)
             self._pull(download)
@@ -609,7 +573,8 @@ class ShardcastCore:
         self._patch()
         self._origin.expire(self._now)
         for download in self.downloads:
-            self._out += self._announcer.tell(download, self._now)
+            if download.sharing.tell_at <= self._now:
+                self._out += self._upload.tell(download)
             if download.is_done or self._downloads.get(download.name) is not download:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)
@@ -636,5 +601,5 @@ class ShardcastCore:
             self._out += self._repair.inquire(download, self._now)
 
 
-def _message_of(evidence: Equivocation[Manifest]) -> Evidence:
-    return Evidence(evidence.first.encode(), evidence.second.encode())
+def _message_of(evidence: Equivocation[Manifest]) -> msg.Evidence:
+    return msg.Evidence(evidence.first.encode(), evidence.second.encode())

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.pace import IN_FLIGHT, ChunkPace, Patience
 from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import Encoding, Manifest
+from p2p.shardcast.messages import ChunkHeader
 
+MAX_SUBSCRIBERS: Final = 16
+"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
+is replaced."""
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
 asked."""
@@ -217,6 +222,40 @@ class Request:
     deadline: float
 
 
+def _bounded() -> BoundedDict[PeerId, int]:
+    return BoundedDict(MAX_REMEMBERED)
+
+
+@dataclass(slots=True)
+class Sharing:
+    """What this node owes other peers of one version. `Upload` writes it."""
+
+    subscribers: BoundedDict[PeerId, None] = field(
+        default_factory=lambda: BoundedDict(MAX_SUBSCRIBERS)
+    )
+    """Peers beyond the usual that get have-lists."""
+    new: ChunkSet = EMPTY
+    """Chunks to announce."""
+    withheld: dict[tuple[PeerId, int, int], ChunkSet] = field(default_factory=dict)
+    """Chunks that a child was not pushed and is to be told of, by child, roster epoch and
+    stripe."""
+    tell_at: float = math.inf
+    """Time at which both are sent."""
+    deferred: dict[int, tuple[PeerId, ChunkHeader]] = field(default_factory=dict)
+    """Chunks to pass on when they arrive, each with the parent whose place this node takes and
+    the header to use."""
+    answers: BoundedDict[PeerId, int] = field(default_factory=_bounded)
+    """Number of chunks and have-lists that each peer has asked for."""
+    indexes: BoundedDict[PeerId, int] = field(default_factory=_bounded)
+    children: tuple[PeerId, ...] = ()
+    """Peers to which the last chunk that the origin gave this node as a root was relayed."""
+    received: int = 0
+    """Number of chunks that the origin gave this node as a root."""
+    kept_up: int = 0
+    """Number of chunks received when the children last kept up."""
+    confirmed: tuple[int, int] = (0, 0)
+
+
 class Download:
     """The state of one version at one node, from its first announcement on."""
 
@@ -259,6 +298,11 @@ class Download:
         """Chunks that each peer claims to hold or no longer needs."""
         self.holders: Mapping[PeerId, ChunkSet] = self.availability.holders
         """Maps each peer to the chunks that it is known to hold."""
+        self.sharing = Sharing()
+        self.pushed: dict[tuple[int, int], int] = {}
+        """Number of chunks that came along each (roster epoch, stripe)."""
+        self.first_at = math.inf
+        """Time at which the first chunk came."""
         self.lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self.requests: dict[int, Request] = {}
@@ -359,8 +403,8 @@ class Download:
     def next_deadline(self) -> float:
         """Time at which this version next needs a `Tick`."""
         if self.is_done:
-            return math.inf
-        due = self.inquire_at
+            return self.sharing.tell_at
+        due = min(self.sharing.tell_at, self.inquire_at)
         if self.requests:
             due = min(due, min([request.deadline for request in self.requests.values()]))
         return min(due, self.lateness.due(self.patience))
@@ -431,6 +475,7 @@ class Download:
         along a stripe."""
         self.reject(chunk)
         self.verified = self.verified.including(chunk)
+        self.first_at = min(self.first_at, now)
         self._left -= 1
         seen = self.lateness.note_arrival(chunk, now)
         if pushed:

@@ -1,7 +1,7 @@
 """Reports of peers to an origin: of roots that relay nothing, and receipts of versions.
 
 A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and
-how long the version took (`StripeCounts`). The origin (`ReceiptBook`) knows how many chunks it
+how long the version took (`receipt_of`). The origin (`ReceiptBook`) knows how many chunks it
 gave to each stripe and who stands above whom. What a peer's children got, times their number,
 is what it carried. It is *overloaded* if its children got less than half of what it got itself
 (which its siblings' receipts say, not its own), or if it is believed to be stronger than most
@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.forest import Forest, Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import MAX_ROSTER
@@ -39,44 +40,29 @@ QUORUM: Final = 2
 root. A roster of two has one peer that can."""
 
 
-class StripeCounts:
-    """Counts, at the receiver, the chunks that each stripe has pushed of each version being
-    fetched."""
+def note_pushed(download: Download, header: ChunkHeader) -> None:
+    """Count, at the receiver, a chunk that a stripe was the first to bring."""
+    stripe, counts = (header.epoch, header.stripe), download.pushed
+    if header.stripe != NO_STRIPE and (stripe in counts or len(counts) < MAX_RECEIPT_ROWS):
+        counts[stripe] = counts.get(stripe, 0) + 1
 
-    def __init__(self, local: PeerId) -> None:
-        self._local = local
-        self._began: dict[bytes, float] = {}
-        self._pushed: dict[bytes, dict[tuple[int, int], int]] = {}
 
-    def note_pushed(self, header: ChunkHeader, now: float) -> None:
-        """Count a chunk that arrived for the first time."""
-        self._began.setdefault(header.policy, now)
-        if header.stripe != NO_STRIPE:
-            counts = self._pushed.setdefault(header.policy, {})
-            stripe = header.epoch, header.stripe
-            if stripe in counts or len(counts) < MAX_RECEIPT_ROWS:
-                counts[stripe] = counts.get(stripe, 0) + 1
-
-    def take(self, policy: bytes, roster: Roster | None, now: float) -> Receipt | None:
-        """Return the receipt for a version that is complete; None if another peer was drawn to
-        send it."""
-        counts = self._pushed.pop(policy, {})
-        took = now - self._began.pop(policy, now)
-        if roster is None or self._local not in roster.positions or not counts or took <= 0:
-            return None
-        lot = int.from_bytes(digest_of(policy + self._local.digest)[:4]) / 2**32
-        # Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
-        # dialled by a sixteenth of them. The lot falls anew with each version, so after a few
-        # each relay has been reported on by several children.
-        if lot * len(roster.peers) >= 256:
-            return None
-        rows = tuple((epoch, stripe, count) for (epoch, stripe), count in counts.items())
-        return Receipt(policy, max(1, round(1000 * took)), rows)
-
-    def forget(self, policy: bytes) -> None:
-        """Forget a version that is no longer fetched."""
-        self._began.pop(policy, None)
-        self._pushed.pop(policy, None)
+def receipt_of(
+    download: Download, local: PeerId, roster: Roster | None, now: float
+) -> Receipt | None:
+    """Return the receipt for a version that is complete; None if another peer was drawn to send
+    it."""
+    took = now - download.first_at
+    if roster is None or local not in roster.positions or not download.pushed or took <= 0:
+        return None
+    lot = int.from_bytes(digest_of(download.name + local.digest)[:4]) / 2**32
+    # Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
+    # dialled by a sixteenth of them. The lot falls anew with each version, so after a few each
+    # relay has been reported on by several children.
+    if lot * len(roster.peers) >= 256:
+        return None
+    rows = tuple((*stripe, count) for stripe, count in download.pushed.items())
+    return Receipt(download.name, max(1, round(1000 * took)), rows)
 
 
 class Carried(NamedTuple):

@@ -32,7 +32,7 @@ from p2p.shardcast.core.pace import IN_FLIGHT, SLOW_LINK, Patience, longest_wait
 from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
 from p2p.shardcast.core.queue import QUICKEST
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.upload import Announcer
+from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.messages import Ask, Taken, Want
 
 WINDOW: Final = 4
@@ -102,14 +102,14 @@ class Repair:
         local: PeerId,
         statements: Statements,
         peers: Peers,
-        announcer: Announcer,
+        upload: Upload,
         rng: Random,
         stall: float,
     ) -> None:
         self._local = local
         self._statements = statements
         self._peers = peers
-        self._announcer = announcer
+        self._upload = upload
         self._rng = rng
         self._stall = stall
         self._sources: dict[PeerId, Source] = {}
@@ -122,9 +122,7 @@ class Repair:
         origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
-        others = dict.fromkeys(
-            [*self._announcer.audience(download), *self._peers.connected, *fed]
-        )
+        others = dict.fromkeys([*self._upload.audience(download), *self._peers.connected, *fed])
         us = origin, self._local
         candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
         # Peers asked at a time what they have of a version: one of them will know, and four are
@@ -149,7 +147,7 @@ class Repair:
             return
         origin = download.manifest.publisher  # it may answer along a stripe
         taken = reduce(or_, (c for peer, c in wanted.items() if peer != origin), EMPTY)
-        for peer in self._announcer.parents(download):
+        for peer in self._upload.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
 
     def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
@@ -164,9 +162,7 @@ class Repair:
     def decline(self, download: Download) -> Iterator[ev.Effect]:
         """Tell parents, and peers that were asked for chunks, that this node needs none of
         them."""
-        for peer in dict.fromkeys(
-            [*self._announcer.parents(download), *download.asked_peers()]
-        ):
+        for peer in dict.fromkeys([*self._upload.parents(download), *download.asked_peers()]):
             if self._can_tell(download, peer):
                 yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
 

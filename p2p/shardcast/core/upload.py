@@ -18,34 +18,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
+from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import (
-    MAX_WANT,
-    NO_STRIPE,
-    ChunkHeader,
-    Credit,
-    Have,
-    RosterNews,
-    Skipped,
-    news_of,
-)
 from p2p.wire import KI, MIB
 
-MAX_SUBSCRIBERS: Final = 16
-"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
-is replaced."""
 MAX_INDEXES: Final = 16
 """Most times that one peer is sent a version's index, of up to 2.5 MiB: enough for a node that
 restarts all day long, once in each life."""
@@ -54,140 +41,7 @@ SPARE_ANSWERS: Final = 64
 stuck."""
 
 
-@dataclass(slots=True)
-class _Notices:
-    """Pending announcements about one version, and the peers beyond the usual that get them."""
-
-    subscribers: dict[PeerId, None] = field(default_factory=dict)
-    new: ChunkSet = EMPTY
-    withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = field(default_factory=dict)
-    """Maps each child to the chunks that it was not pushed, by (roster epoch, stripe)."""
-
-
-class Announcer:
-    """Collects announcements: have-lists for neighbours, parents and subscribers, and `Skipped`
-    for children."""
-
-    def __init__(self, local: PeerId, statements: Statements, peers: Peers) -> None:
-        self._local = local
-        self._statements = statements
-        self._peers = peers
-        self._versions: dict[bytes, _Notices] = {}
-        self._due: dict[bytes, float] = {}
-        """Maps each version with pending announcements to the time at which they are sent."""
-
-    @property
-    def next_deadline(self) -> float:
-        """Time at which the next announcement is due; infinite if none is pending."""
-        return min(self._due.values()) if self._due else math.inf
-
-    def note_new(self, policy: bytes, chunk: int, now: float) -> None:
-        """Note a chunk that has arrived, to be announced."""
-        notices = self._notices(policy)
-        notices.new = notices.new.including(chunk)
-        # Seconds for which chunks are collected before they are announced: a fifth of the
-        # shortest time after which a neighbour acts on them. Example: at 100 chunks a second a
-        # neighbour hears of ten chunks in one message, instead of ten messages.
-        self._due.setdefault(policy, now + 0.1)
-
-    def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
-        """Note that a chunk is not pushed to `child`, which must be told."""
-        chunks = self._notices(header.policy).withheld.setdefault(child, {})
-        stripe = header.epoch, header.stripe
-        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
-        self._due.setdefault(header.policy, now + 0.1)
-
-    def subscribe(self, policy: bytes, peer: PeerId) -> None:
-        """Send ``peer`` the announcements of this version from now on."""
-        subscribers = self._notices(policy).subscribers
-        subscribers.pop(peer, None)
-        subscribers[peer] = None
-        if len(subscribers) > MAX_SUBSCRIBERS:
-            del subscribers[next(iter(subscribers))]
-
-    def _notices(self, policy: bytes) -> _Notices:
-        return self._versions.setdefault(policy, _Notices())
-
-    def tell(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Return the pending announcements if they are due: have-lists, and to children the
-        chunks not pushed to them. Infinite ``now`` makes them due."""
-        if self._due.get(download.name, math.inf) > now:
-            return
-        self._due.pop(download.name, None)
-        notices = self._notices(download.name)
-        new, withheld = notices.new, notices.withheld
-        notices.new, notices.withheld = EMPTY, {}
-        parts, holders, everything = list(new.ranges()), download.holders, download.all
-        for peer in self.audience(download) if parts else ():
-            if holders.get(peer) != everything:
-                for part in parts:
-                    yield ev.Send(peer, Have(download.name, part))
-        for child, stripes in withheld.items():
-            if self._peers.is_gone(child):
-                continue
-            for (epoch, stripe), chunks in stripes.items():
-                for part in chunks.ranges():
-                    yield ev.Send(child, Skipped(download.name, epoch, stripe, part))
-
-    def audience(self, download: Download) -> list[PeerId]:
-        """Return the connected peers that get have-lists: neighbours, subscribers and parents.
-        The origin is left out, since it has everything."""
-        origin = download.manifest.publisher
-        roster = self._statements.roster(origin)
-        peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
-        notices = self._versions.get(download.name)
-        peers.update(notices.subscribers if notices is not None else {})
-        peers.update(dict.fromkeys(self.parents(download)))
-        return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
-
-    def parents(self, download: Download) -> tuple[PeerId, ...]:
-        """Return the peers that push chunks to this node, without the origin. The origin hears
-        neither `Have` nor `Taken`: this node confirms every chunk from it in any case.
-
-        It is not told of haves and takens: what it gives has to be confirmed whatever comes.
-        """
-        roster = self._statements.roster(download.manifest.publisher)
-        if roster is None:
-            return ()
-        forest = build_forest(roster, download.manifest.version)
-        return forest.parents(self._local, self._peers.is_gone)
-
-    def lose(self, peer: PeerId) -> None:
-        for notices in self._versions.values():
-            notices.subscribers.pop(peer, None)
-
-    def forget(self, policy: bytes) -> None:
-        """Forget a version that this node no longer holds."""
-        self._versions.pop(policy, None)
-        self._due.pop(policy, None)
-
-
-class Allowance:
-    """Limits how much of a version each peer may request.
-
-    An honest peer asks for each chunk once, and again if the first answer was lost with its
-    connection, so it never needs more than twice the version. Without a limit a peer of a slow
-    node could keep the whole uplink busy by asking for one chunk all day.
-    """
-
-    __slots__ = ("_answers", "_indexes", "_most")
-
-    def __init__(self, count: int) -> None:
-        self._most = 2 * count + SPARE_ANSWERS
-        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
-        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
-
-    def take_answer(self, peer: PeerId) -> bool:
-        """Count a requested chunk or have-list. Return False if ``peer`` has asked for more
-        than twice the version."""
-        return _count(self._answers, peer) <= self._most
-
-    def take_index(self, peer: PeerId) -> bool:
-        """Count a requested index. Return False after `MAX_INDEXES` of them."""
-        return _count(self._indexes, peer) <= MAX_INDEXES
-
-
-def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
+def _count(counts: BoundedDict[PeerId, int], peer: PeerId) -> int:
     counts[peer] = counts.get(peer, 0) + 1
     return counts[peer]
 
@@ -244,50 +98,35 @@ class Uplink:
             self._bytes, self._seconds = 0, 0.0
 
 
+_GATHER: Final = 0.1
+"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
+time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
+ten chunks in one message, instead of ten messages."""
 CHILD_BACKLOG: Final = 4
 """Most chunks that may wait for one child before further ones are withheld: twice what a child
 that keeps up has waiting. The child pulls the rest from a neighbour."""
 
 
-@dataclass(slots=True)
-class _RootCredit:
-    """The chunks of a version that the origin gave this node as a root, and the credit it asks
-    for."""
-
-    children: tuple[PeerId, ...] = ()
-    """Peers to which the last chunk was relayed."""
-    received: int = 0
-    kept_up: int = 0
-    """Number of chunks received when the children last kept up."""
-    confirmed: tuple[int, int] = (0, 0)
-
-
 class Upload:
-    """Send queues, forwarding along stripes, and answers to what peers ask for."""
+    """Send queues, forwarding along stripes, answers to what peers ask for, and announcements:
+    have-lists for neighbours, parents and subscribers, and `Skipped` for children."""
 
     def __init__(
         self,
         local: PeerId,
         statements: Statements,
         downloads: Mapping[bytes, Download],
-        announcer: Announcer,
         peers: Peers,
         lines: Lines,
     ) -> None:
         self._local = local
         self._statements = statements
         self._downloads = downloads
-        self._announcer = announcer
         self._peers = peers
         self._lines = lines
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have a chunk to start."""
-        self._deferred: dict[bytes, dict[int, tuple[PeerId, ChunkHeader]]] = {}
-        """Maps each version to the chunks to pass on when they arrive, each with the parent
-        whose place this node takes and the header to use."""
-        self._credits: dict[bytes, _RootCredit] = {}
-        self._allowances: dict[bytes, Allowance] = {}
         self._uplink = Uplink()
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
@@ -299,36 +138,37 @@ class Upload:
     # Along the stripes
 
     def relay(
-        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+        self, download: Download, header: msg.ChunkHeader, sender: PeerId, now: float
     ) -> None:
         """Pass on a chunk that has arrived. If it came along no stripe, it goes along the
         stripe that should have brought it."""
-        deferred = self._deferred.get(download.name, {}).pop(header.index, None)
-        if header.stripe == NO_STRIPE and deferred is not None:
+        deferred = download.sharing.deferred.pop(header.index, None)
+        if header.stripe == msg.NO_STRIPE and deferred is not None:
             sender, header = deferred
         self.forward(download, header, sender, now)
 
     def take_over(
-        self, parent: PeerId, download: Download, skipped: Skipped, now: float
+        self, parent: PeerId, download: Download, skipped: msg.Skipped, now: float
     ) -> None:
         """Take over relaying the chunks that ``parent`` announces not to push to this node."""
         forest = self._forest(download, skipped.epoch)
         if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
-        deferred = self._deferred.setdefault(download.name, {})
         for chunk in ChunkSet.of_ranges(skipped.ranges):
-            header = ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
+            header = msg.ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
             if chunk in download.verified:
                 self.forward(download, header, parent, now)
             else:
-                deferred[chunk] = parent, header
+                download.sharing.deferred[chunk] = parent, header
                 download.note_withheld(chunk, parent)
 
     def forward(
-        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+        self, download: Download, header: msg.ChunkHeader, sender: PeerId, now: float
     ) -> None:
         """Queue a chunk that came along a stripe for this node's children in it."""
-        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        forest = (
+            self._forest(download, header.epoch) if header.stripe != msg.NO_STRIPE else None
+        )
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
         children = forest.children(header.stripe, self._local, self._peers.is_gone)
@@ -336,11 +176,11 @@ class Upload:
             if child != sender:
                 self._offer(child, header, download, now)
         if sender == forest.roster.origin:
-            credit = self._credits.setdefault(download.name, _RootCredit())
-            credit.received, credit.children = credit.received + 1, children
+            download.sharing.received += 1
+            download.sharing.children = children
 
     def _offer(
-        self, child: PeerId, header: ChunkHeader, download: Download, now: float
+        self, child: PeerId, header: msg.ChunkHeader, download: Download, now: float
     ) -> None:
         """Queue a chunk for a child that needs it and keeps up. Otherwise leave the child to
         fetch and relay it.
@@ -367,7 +207,7 @@ class Upload:
     def _withhold(
         self,
         child: PeerId,
-        header: ChunkHeader,
+        header: msg.ChunkHeader,
         download: Download,
         now: float,
         *,
@@ -376,7 +216,9 @@ class Upload:
         """Schedule a `Skipped` for a child if it lacks the chunk or has children itself."""
         forest = self._forest(download, header.epoch)
         if forest is not None and (needed or forest.relays(header.stripe, child)):
-            self._announcer.note_withheld(child, header, now)
+            sharing, key = download.sharing, (child, header.epoch, header.stripe)
+            sharing.withheld[key] = sharing.withheld.get(key, EMPTY).including(header.index)
+            sharing.tell_at = min(sharing.tell_at, now + _GATHER)
 
     def confirm(self) -> Iterator[ev.Effect]:
         """Confirm to origins the chunks that they gave this node; ask for more unless the
@@ -388,9 +230,9 @@ class Upload:
         slow the stripe (it is told to fetch elsewhere), and a majority of slow children means
         that this node's own uplink is full.
         """
-        for name, credit in self._credits.items():
-            download = self._downloads.get(name)
-            if download is None:
+        for download in self._downloads.values():
+            credit = download.sharing
+            if not credit.received:
                 continue
             found = (self._queues.get(child) for child in credit.children)
             queues = [queue for queue in found if queue is not None]
@@ -400,7 +242,7 @@ class Upload:
             news = credit.received, credit.kept_up + (CREDIT if lags else MAX_CREDIT)
             if news != credit.confirmed:
                 credit.confirmed = news
-                yield ev.Send(download.manifest.publisher, Credit(name, *news))
+                yield ev.Send(download.manifest.publisher, msg.Credit(download.name, *news))
 
     def connect(self, download: Download, *, ahead: int = 0) -> Iterator[ev.Connect]:
         """Return the connections to open to the peers that this node feeds in this version, or
@@ -427,15 +269,15 @@ class Upload:
     ) -> Iterator[ev.Effect]:
         """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
         for more than it can need gets no answer."""
-        if not self._allowance(download).take_answer(peer):
+        if not self._may_ask(peer, download):
             return
-        self._announcer.subscribe(download.name, peer)
-        index = download.index
-        if wants_index and index is not None and self._allowance(download).take_index(peer):
+        download.sharing.subscribers.renew(peer, None)
+        index, indexes = download.index, download.sharing.indexes
+        if wants_index and index is not None and _count(indexes, peer) <= MAX_INDEXES:
             self._queue(peer).note_news(download.name)
-            yield ev.Push(peer, news_of(download.manifest, index))
+            yield ev.Push(peer, msg.news_of(download.manifest, index))
         yield from (
-            ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges()
+            ev.Send(peer, msg.Have(download.name, part)) for part in download.verified.ranges()
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
@@ -447,16 +289,65 @@ class Upload:
         queue = self._queue(peer)
         if queue.promote(download.name, chunk):
             return
-        if chunk not in download.verified or queue.owed >= MAX_WANT:
+        if chunk not in download.verified or queue.owed >= msg.MAX_WANT:
             return
-        if self._allowance(download).take_answer(peer):
+        if self._may_ask(peer, download):
             download.availability.note_wanted(peer, chunk)
-            self.push(peer, ChunkHeader(download.name, chunk))
+            self.push(peer, msg.ChunkHeader(download.name, chunk))
 
-    def _allowance(self, download: Download) -> Allowance:
-        if download.name not in self._allowances:
-            self._allowances[download.name] = Allowance(download.count)
-        return self._allowances[download.name]
+    def _may_ask(self, peer: PeerId, download: Download) -> bool:
+        """Count a requested chunk or have-list. Return False if ``peer`` has asked for more
+        than twice the version.
+
+        An honest peer asks for each chunk once, and again if the first answer was lost with its
+        connection. Without a limit a peer of a slow node could keep the whole uplink busy by
+        asking for one chunk all day.
+        """
+        return _count(download.sharing.answers, peer) <= 2 * download.count + SPARE_ANSWERS
+
+    # Announcements
+
+    def note_new(self, download: Download, chunk: int, now: float) -> None:
+        """Note a chunk that has arrived, to be announced."""
+        sharing = download.sharing
+        sharing.new = sharing.new.including(chunk)
+        sharing.tell_at = min(sharing.tell_at, now + _GATHER)
+
+    def tell(self, download: Download) -> Iterator[ev.Effect]:
+        """Return the pending announcements: have-lists, and to children the chunks not pushed
+        to them."""
+        sharing = download.sharing
+        sharing.tell_at = math.inf
+        new, sharing.new = list(sharing.new.ranges()), EMPTY
+        withheld, sharing.withheld = sharing.withheld, {}
+        holders, everything = download.holders, download.all
+        for peer in self.audience(download) if new else ():
+            if holders.get(peer) != everything:
+                for part in new:
+                    yield ev.Send(peer, msg.Have(download.name, part))
+        for (child, epoch, stripe), chunks in withheld.items():
+            if not self._peers.is_gone(child):
+                for part in chunks.ranges():
+                    yield ev.Send(child, msg.Skipped(download.name, epoch, stripe, part))
+
+    def audience(self, download: Download) -> list[PeerId]:
+        """Return the connected peers that get have-lists: neighbours, subscribers and parents.
+        The origin is left out, since it has everything."""
+        origin = download.manifest.publisher
+        roster = self._statements.roster(origin)
+        peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
+        peers |= download.sharing.subscribers
+        peers.update(dict.fromkeys(self.parents(download)))
+        return [peer for peer in peers if peer != origin and not self._peers.is_gone(peer)]
+
+    def parents(self, download: Download) -> tuple[PeerId, ...]:
+        """Return the peers that push chunks to this node, without the origin. The origin hears
+        neither `Have` nor `Taken`: this node confirms every chunk from it in any case."""
+        roster = self._statements.roster(download.manifest.publisher)
+        if roster is None:
+            return ()
+        forest = build_forest(roster, download.manifest.version)
+        return forest.parents(self._local, self._peers.is_gone)
 
     # The queues
 
@@ -465,7 +356,7 @@ class Upload:
             self._queues[peer] = SendQueue()
         return self._queues[peer]
 
-    def push(self, peer: PeerId, header: ChunkHeader) -> None:
+    def push(self, peer: PeerId, header: msg.ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""
         self._queue(peer).push(header)
         self._ready[peer] = None
@@ -485,7 +376,7 @@ class Upload:
         """Bytes per second that this node's uplink carries; 0 until it is measured."""
         return self._uplink.rate
 
-    def note_left(self, peer: PeerId, size: int, now: float) -> ChunkHeader | None:
+    def note_left(self, peer: PeerId, size: int, now: float) -> msg.ChunkHeader | None:
         """Record that the chunk of ``size`` bytes under way to ``peer`` has left, and return
         its header."""
         self._uplink.note_left(peer, size, now)
@@ -512,18 +403,18 @@ class Upload:
             queue = self._queues.get(peer)
             if queue is None:
                 continue
-            if is_full and queue.head is not None and queue.head.stripe == NO_STRIPE:
+            if is_full and queue.head is not None and queue.head.stripe == msg.NO_STRIPE:
                 self._ready[peer] = None
                 continue
             header = self._next_chunk(peer, queue, now)
             if header is not None:
                 is_full = is_full or (
-                    header.stripe == NO_STRIPE and any(q.waits for q in queues)
+                    header.stripe == msg.NO_STRIPE and any(q.waits for q in queues)
                 )
                 yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
 
-    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
+    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> msg.ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs, and drop the chunks before it."""
         while (header := queue.head) is not None:
             download = self._downloads.get(header.policy)
@@ -536,19 +427,21 @@ class Upload:
                 self._uplink.note_begun(peer, now)
                 return header
             queue.drop()
-            if download is not None and header.stripe != NO_STRIPE:
+            if download is not None and header.stripe != msg.NO_STRIPE:
                 self._withhold(peer, header, download, now, needed=False)
         return None
 
     def _explain(
-        self, peer: PeerId, queue: SendQueue, header: ChunkHeader
+        self, peer: PeerId, queue: SendQueue, header: msg.ChunkHeader
     ) -> Iterator[ev.Effect]:
         download = self._downloads[header.policy]
-        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        forest = (
+            self._forest(download, header.epoch) if header.stripe != msg.NO_STRIPE else None
+        )
         if forest is not None and queue.note_news(forest.roster.name):
-            yield ev.Push(peer, RosterNews(forest.roster.encode()))
+            yield ev.Push(peer, msg.RosterNews(forest.roster.encode()))
         if queue.note_news(header.policy):
-            yield ev.Push(peer, news_of(download.manifest, download.index))
+            yield ev.Push(peer, msg.news_of(download.manifest, download.index))
 
     def lose(self, peer: PeerId, now: float) -> None:
         """Serve the children of a lost peer in its place, with the chunks that it may not have
@@ -556,10 +449,11 @@ class Upload:
 
         At the origin, its chunks are given to other roots instead (`Origin.lose`).
         """
-        for name in list(self._credits):
-            download = self._downloads.get(name)
-            if download is not None and download.manifest.publisher == peer:
-                del self._credits[name]  # its next hand-out counts from the start
+        for version in self._downloads.values():
+            version.sharing.subscribers.pop(peer, None)
+            if version.manifest.publisher == peer:  # its next hand-out counts from the start
+                version.sharing.received = version.sharing.kept_up = 0
+                version.sharing.confirmed = 0, 0
         self._uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
         for header in queue.unconfirmed() if queue is not None else ():
@@ -578,7 +472,5 @@ class Upload:
 
     def forget(self, policy: bytes) -> None:
         """Forget a version that is no longer held."""
-        for table in (self._deferred, self._credits, self._allowances):
-            table.pop(policy, None)
         for queue in self._queues.values():
             queue.purge(policy)

@@ -16,12 +16,11 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet, Selection
-from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.download import MAX_SUBSCRIBERS, Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.upload import MAX_SUBSCRIBERS
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
-from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
+from p2p.shardcast.messages import Ask, ChunkMessage, Have
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node slower than the run publishes would give up
@@ -67,10 +66,12 @@ class Versions:
         return self.newest is not None and manifest.version <= self.newest.version
 
     def is_over(self, manifest: Manifest) -> bool:
-        """Return True if this version is not worth fetching (any more)."""
+        """Return True if this version is not worth fetching (any more), or waits for the
+        disk."""
         return (
             self.is_old(manifest)
             or manifest.digest in self._over
+            or manifest.digest in self._postponed
             or any(
                 d.manifest.version == manifest.version and d.manifest.digest != manifest.digest
                 for d in self.downloads.values()
@@ -137,9 +138,8 @@ class Versions:
         begun = []
         for name, (version, encoding) in needed.items():
             if name not in self.downloads:
-                download = Download(version, now, self._stall, encoding)
+                download = self._record(version, encoding, now)
                 download.pull_only = not is_fed or name != handed_out
-                self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
         given_up = superfluous(d for d in fetched if not d.is_patch)
@@ -182,10 +182,23 @@ class Versions:
         self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
     ) -> Download:
         """Take a version that is on disk."""
-        download = Download(manifest, now, self._stall, manifest.encoding_of(index))
+        encoding = manifest.encoding_of(index)
+        before = self.downloads.pop(manifest.name_of(encoding), None)
+        download = self._record(manifest, encoding, now)
+        if before is not None:
+            download.sharing = before.sharing
         download.resume(index, verified, stored=stored)
         self.restrict(download)
-        self.downloads[download.name] = download
+        return download
+
+    def _record(self, manifest: Manifest, encoding: Encoding, now: float) -> Download:
+        """Begin the record of a version. Peers that asked for it before its manifest came hear
+        of its chunks."""
+        download = self.downloads[manifest.name_of(encoding)] = Download(
+            manifest, now, self._stall, encoding
+        )
+        for peer in self._early.pop(download.name, ()):
+            download.sharing.subscribers[peer] = None
         return download
 
     def restrict(self, download: Download) -> None:
@@ -201,10 +214,6 @@ class Versions:
         """Finish with a version, so that it is not fetched again."""
         self._over[name] = None
 
-    def reopen(self, name: bytes) -> None:
-        """Allow the version to be fetched again."""
-        self._over.pop(name, None)
-
     def advance(self, manifest: Manifest) -> list[Download]:
         """Record that a version is complete. Return the older versions that are incomplete and
         no longer needed."""
@@ -216,7 +225,7 @@ class Versions:
 
     # Versions of which only the name is known
 
-    def hear_name(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
+    def hear_name(self, peer: PeerId, message: ChunkMessage) -> bool:
         """Handle a message about a version for which there is no download. Return True if
         ``peer`` has its manifest and should be asked for it."""
         name = message.policy
@@ -230,10 +239,6 @@ class Versions:
             self._asked_about[name] = None
             return True
         return False
-
-    def take_early(self, name: bytes) -> tuple[PeerId, ...]:
-        """Return, and forget, the peers that asked for a version before its manifest came."""
-        return tuple(self._early.pop(name, ()))
 
     # A disk that refuses
 
