@@ -101,9 +101,6 @@ RULES: Final = {
     "outgoing share": Rule(
         "no connection stands still for what others queue", {f"{BUDGET}:OUTGOING_SHARE": 0}
     ),
-    "queue of a connection": Rule(
-        "what waits for one peer is bounded", {f"{YAMUX}:MAX_CONNECTION_QUEUE": HUGE}
-    ),
     "queue of a stream": Rule(
         "what waits on one stream is bounded", {f"{YAMUX}:MAX_QUEUED": HUGE}
     ),
@@ -116,7 +113,7 @@ RULES: Final = {
     ),
     "short bursts": Rule(
         "a message does not wait for seconds behind bulk",
-        {f"{CONNECTION}:Connection._note_line": always(None)},
+        {f"{BUDGET}:Burst.note_slow": always(None)},
     ),
     "small frames first": Rule("a heartbeat does not wait behind bulk", {f"{YAMUX}:SMALL": -1}),
     "bulk has turns": Rule(
@@ -143,21 +140,9 @@ RULES: Final = {
         "window that nobody uses returns to the stock",
         edit(f"{BUDGET}:HostBudget.widen", "self.now() - 10.0", "-1.0"),
     ),
-    "worthwhile grants": Rule(
-        "a grant of window is worth its frame",
-        edit(f"{BUDGET}:HostBudget.widen", "64 * KI", "1"),
-    ),
     "overrun windows": Rule(
         "a peer sends no more than its window",
         edit(f"{YAMUX}:Mux._receive_stream_frame", "length > stream.receive_window", "False"),
-    ),
-    "windows of 32 bits": Rule(
-        "a window does not grow without end",
-        edit(
-            f"{YAMUX}:Mux._receive_stream_frame",
-            "min((2**32 - 1), stream.send_window + length)",
-            "stream.send_window + length",
-        ),
     ),
     # Streams.
     "streams": Rule("a peer has so many streams", {f"{YAMUX}:MAX_STREAMS": HUGE}),
@@ -179,7 +164,7 @@ RULES: Final = {
     "control frames": Rule(
         "answers that a peer does not take are bounded", {f"{YAMUX}:MAX_CONTROL": HUGE}
     ),
-    "skipped ids": Rule("skipped stream ids are bounded", {f"{YAMUX}:MAX_SKIPPED": 10**6}),
+    "skipped ids": Rule("skipped stream ids are bounded", {f"{YAMUX}:MAX_SKIPPED": 3200}),
     "ids are used once": Rule(
         "an answer that crosses a reset reaches no other stream",
         {f"{YAMUX}:Mux._is_first_use": always(True)},
@@ -201,7 +186,8 @@ RULES: Final = {
     ),
     # Work.
     "frame rate": Rule(
-        "tiny frames take a part of the core", {f"{CONNECTION}:_Pace.charge": always(0.0)}
+        "tiny frames take a part of the core",
+        {f"{CONNECTION}:_Pace.charge": always(0.0), f"{CONNECTION}:MAX_FRAME_RATE": HUGE},
     ),
     "cautious reads": Rule(
         "a read of tiny frames does not hold up others",
