@@ -232,11 +232,15 @@ async def test_a_peer_does_not_push_news_without_end(autojump_clock: trio.abc.Cl
         for number in range(8):
             async with await peer.open_stream(host.peer_id, identify.PUSH_ID) as stream:
                 addrs = [Multiaddr.tcp("81.2.3.4", number)]
+                names = [ProtocolId(f"/{number}/{index}") for index in range(128)]
                 await identify.send_info(
-                    stream, identify.encode_info(peer.peer_id, [], addrs, None)
+                    stream, identify.encode_info(peer.peer_id, names, addrs, None)
                 )
             await host.world.sleep(1.0)
             known = host.info(peer.peer_id)
             assert known is not None
             learnt.append(known.listen_addrs)
         assert len(set(learnt)) == 3
+        connection = host._connector.live(peer.peer_id)
+        assert connection is not None
+        assert len(connection.spoken) == 256
