@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -76,6 +77,28 @@ def always(value: object) -> Callable[..., object]:
 def fixed(value: object) -> property:
     """Return a property that is ``value``."""
     return property(lambda _: value)
+
+
+def edited(place: str, old: str, new: str) -> object:
+    """Return the function, method or property at ``place`` with a piece of its source replaced,
+    for rules whose number or condition stands in the middle of it.
+
+    Raises:
+        AttributeError: Its source does not have ``old`` exactly once.
+    """
+    owner, name = carrier(place)
+    found = vars(owner)[name]
+    function = inspect.unwrap(getattr(found, "fget", found))
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise AttributeError(f"{place} carries no {old!r} any more")
+    made: dict[str, object] = {}
+    exec(
+        f"from __future__ import annotations\n{source.replace(old, new)}",
+        vars(sys.modules[function.__module__]),
+        made,
+    )
+    return made[name]
 
 
 def carrier(place: str) -> tuple[Any, str]:

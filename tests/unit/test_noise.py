@@ -94,6 +94,12 @@ def test_without_a_common_muxer_there_is_none(muxers) -> None:
     assert other.muxer is None
 
 
+def test_a_peer_offers_few_muxers() -> None:
+    one, other = pair(muxers=([f"/{number}" for number in range(100)], (YAMUX,)))
+    shake(one, other)
+    assert len(other.session.hello.muxers) == 16
+
+
 def test_the_wrong_peer_is_refused() -> None:
     one, other = pair(expected=CAROL.peer_id)
     other.receive_data(one.data_to_send())
