@@ -21,7 +21,7 @@ LIMITS = {
     "p2p": 2332,
     "p2p/cast": 1919,
     "p2p/circuit": 850,
-    "p2p/dht": 2132,
+    "p2p/dht": 2122,
     "p2p/gossip": 1069,
     "p2p/ledger": 1150,
     "p2p/membership": 2432,
@@ -29,8 +29,8 @@ LIMITS = {
     "p2p/reach": 1175,
     "p2p/sandbox": 773,
     "p2p/shardcast": 6653,
-    "p2p/swarm": 2071,
-    "p2p/transport": 2595,
+    "p2p/swarm": 2051,
+    "p2p/transport": 2591,
     "proofs": 1023,
     "roles": 6,
     "roles/calibrate": 683,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 51954,
+    "tests": 52361,
 }
 
 NO_CODE = {

@@ -138,15 +138,10 @@ RULES: Final = {
     "contact stamps": Rule(
         "contacts cost work",
         {f"{CORE}.neighbours:Neighbours.check": always(None)},
-        tests="stamp or liars or lies",
+        tests="without_work",
     ),
     "record stamps": Rule(
         "records cost work", {f"{CORE}.validation:check_stamp": always(True)}, tests="stamp"
-    ),
-    "ping once a minute": Rule(
-        "strangers do not make us ping",
-        {f"{CORE}.neighbours:Neighbours.claim_ping": always(True)},
-        tests="pongs or ping or dial or requests_of",
     ),
     "dead contacts": Rule(
         "silent contacts are not asked for a minute",
@@ -187,14 +182,6 @@ RULES: Final = {
         "a key with dead holders does not delay a get",
         {f"{CORE}.requester:Requester._note_found": always(None)},
         tests="settled or dead or lies",
-    ),
-    "seeds asked": Rule(
-        "a join asks few", {f"{CORE}.requester:MAX_SEEDS_ASKED": HUGE}, tests="seed or join"
-    ),
-    "verifying": Rule(
-        "few inbound peers are pinged at once",
-        {f"{CORE}.requester:MAX_VERIFYING": HUGE},
-        tests="visitor or visiting or ping or attackers",
     ),
     "publishers found": Rule(
         "a get returns a bounded number of records",

@@ -30,6 +30,7 @@ TESTS: Final = (
     "tests/attacks/test_membership_services.py",
     "tests/unit/test_membership_core.py",
     "tests/unit/test_membership_dissemination.py",
+    "tests/unit/test_membership_service.py",
 )
 RULES: Final = {
     "message quota": Rule(
@@ -53,7 +54,7 @@ RULES: Final = {
         "who claims restarts all the time uses up the trust",
         {f"{QUOTAS}()._restarts": UNLIMITED_EACH},
         scenarios=("churn", "accuse_flood", "urgent_links", "eclipse"),
-        tests="accomplices",
+        tests="restart",
     ),
     "checks": Rule(
         "a neighbour's lies make a node ask few peers",
@@ -113,7 +114,7 @@ RULES: Final = {
         "a neighbour's walks have a bound",
         {f"{QUOTAS}().forwarded_walks": UNLIMITED_EACH},
         scenarios=("flash_crowd", "accuse_flood", "urgent_links", "eclipse"),
-        tests="led_through or flood",
+        tests="walks_from or led_through",
     ),
     "answers": Rule(
         "who asks for heartbeats gets a bounded number",

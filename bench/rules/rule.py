@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Final
 
 from p2p.bounded import KeyedQuotas, RateLimit
 
-UNLIMITED: Final = RateLimit(1e12, 1e12)
-UNLIMITED_EACH: Final = KeyedQuotas(1e12, 1e12)
 HUGE: Final = 10**9
 """Stands for a maximum number that is switched off."""
+
+
+class _Unlimited(KeyedQuotas):
+    """Quotas without a limit, and without a memory: many swarms share them."""
+
+    def take(self, peer: bytes, now: float, count: float = 1.0) -> bool:
+        return True
+
+    def has(self, peer: bytes, now: float) -> bool:
+        return True
+
+    def level(self, peer: bytes, now: float) -> float:
+        return 1e12
+
+
+UNLIMITED: Final = RateLimit(1e12, 1e12)
+UNLIMITED_EACH: Final = _Unlimited(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,28 @@ def fixed(value: object) -> property:
     return property(lambda _: value)
 
 
+def edited(place: str, old: str, new: str) -> object:
+    """Return the function, method or property at ``place`` with a piece of its source replaced,
+    for rules whose number or condition stands in the middle of it.
+
+    Raises:
+        AttributeError: Its source does not have ``old`` exactly once.
+    """
+    owner, name = carrier(place)
+    found = vars(owner)[name]
+    function = inspect.unwrap(getattr(found, "fget", found))
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise AttributeError(f"{place} carries no {old!r} any more")
+    made: dict[str, object] = {}
+    exec(
+        f"from __future__ import annotations\n{source.replace(old, new)}",
+        vars(sys.modules[function.__module__]),
+        made,
+    )
+    return made[name]
+
+
 def carrier(place: str) -> tuple[Any, str]:
     """Return the module or class that carries a rule, and the name of its attribute.
 
@@ -72,7 +112,7 @@ def carrier(place: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(module)
     for name in outer:
         owner = getattr(owner, name.removesuffix("()"))
-    made = owner.__init__.__code__ if "()" in path else None
+    made = inspect.unwrap(owner.__init__).__code__ if "()" in path else None
     found = (
         vars(owner) if made is None else (*made.co_names, *made.co_consts, *made.co_varnames)
     )
@@ -99,6 +139,7 @@ def switch_off(rule: Rule) -> None:
 def _with_attribute(
     initialise: Callable[..., None], name: str, value: object
 ) -> Callable[..., None]:
+    @wraps(initialise)
     def changed(self: object, *args: object, **options: object) -> None:
         initialise(self, *args, **options)
         object.__setattr__(self, name, value)

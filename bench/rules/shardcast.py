@@ -90,8 +90,14 @@ RULES: Final = {
         {f"{CORE}.upload:Upload.lanes": fixed(0)},
         ("after_push", "crowd", "late_joiners", "boaster"),
     ),
-    "settle": Rule("those that come together get one roster", {f"{CORE}.handout:_SETTLE": 0.0}),
-    "line credit": Rule("a long line is filled", {f"{CORE}.queue:Line.credit": always(2)}),
+    "settle": Rule(
+        "those that come together get one roster",
+        {f"{CORE}.handout:_SETTLE": 0.0},
+        ("after_ticket", "after_push", "crowd"),
+    ),
+    "line credit": Rule(
+        "a long line is filled", {f"{CORE}.queue:Line.credit": always(2)}, ("warm_far",)
+    ),
     "two classes": Rule(
         "who asks does not hold up a stripe",
         {f"{CORE}.queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},

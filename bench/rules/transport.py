@@ -4,6 +4,325 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.rules.rule import Service
+from bench.rules.rule import HUGE, Rule, Service, always, edited
 
-SERVICE: Final = Service("transport", {})
+BUDGET: Final = "p2p.transport.core.budget"
+YAMUX: Final = "p2p.transport.core.yamux"
+NOISE: Final = "p2p.transport.core.noise"
+NEGOTIATE: Final = "p2p.transport.core.negotiate"
+CONNECTION: Final = "p2p.transport.connection"
+DIAL: Final = "p2p.transport.dial"
+DNS: Final = "p2p.transport.dns"
+WIRE: Final = "p2p.wire"
+
+
+def edit(place: str, old: str, new: str) -> dict[str, object]:
+    """Return the replacement of a piece of a method."""
+    return {place: edited(place, old, new)}
+
+
+RULES: Final = {
+    # Unread bytes.
+    "unread bytes": Rule(
+        "what nobody reads is bounded over all connections",
+        {f"{BUDGET}:MAX_HELD": HUGE, f"{BUDGET}:HostBudget().max_held": HUGE},
+        tests="what_is_over",
+    ),
+    "age counts": Rule(
+        "the hoard is given up, not the fastest sender",
+        edit(f"{BUDGET}:HostBudget._evict", "(now - holder.since + 0.1)", "1"),
+        tests="the_old_hoard",
+    ),
+    "bytes count": Rule(
+        "the hoard is given up, not the slowest reader",
+        edit(f"{BUDGET}:HostBudget._evict", "holder.held * (", "("),
+        tests="who_pours_pays",
+    ),
+    "peers are weighed": Rule(
+        "the peer with the most pays, however many streams it has",
+        edit(
+            f"{BUDGET}:HostBudget._evict",
+            "weights.get(holder.peer, 0.0) + weight",
+            "max(weights.get(holder.peer, 0.0), weight)",
+        ),
+        tests="who_pours_pays",
+    ),
+    "protected bytes": Rule(
+        "peers that the node wants lose their bytes last",
+        edit(f"{BUDGET}:HostBudget._evict", "self._protected(peer), ", ""),
+        tests="the_protected_are",
+    ),
+    "an eighth is freed": Rule(
+        "a flood pays for the choice of whom to evict only once in a while",
+        edit(f"{BUDGET}:HostBudget._evict", " - self.max_held // 8", ""),
+        tests="most_pays_however",
+    ),
+    "unfinished records": Rule(
+        "records that no stream has yet are counted",
+        {f"{CONNECTION}:_Tail.count": always(None)},
+        tests="an_unfinished_record",
+    ),
+    "waiting records": Rule(
+        "records that wait for a choked peer are counted",
+        edit(
+            f"{CONNECTION}:Connection._wait_turn",
+            "self.budget.hold(self._tail, waiting)",
+            "waiting = 0",
+        ),
+        tests="records_that_wait",
+    ),
+    "unfinished frames": Rule(
+        "frames that a reader keeps are counted",
+        {f"{WIRE}:FrameReader._tell": always(None)},
+        tests="unfinished_frames_count",
+    ),
+    "taken bytes": Rule(
+        "bytes count until the application comes back",
+        edit(
+            f"{CONNECTION}:MuxedStream.receive_some",
+            "self._taken = len(chunk)",
+            "self._owner.budget.release(self, len(chunk))",
+        ),
+        tests="bytes_count_until",
+    ),
+    "unnamed streams": Rule(
+        "streams without a protocol are counted",
+        {f"{CONNECTION}:_UNNAMED_COST": 0},
+        tests="a_protocol_count",
+    ),
+    "small pieces": Rule(
+        "bytes that come one by one take no more memory",
+        edit(f"{CONNECTION}:MuxedStream.feed", "size < (4 * KI)", "False"),
+        tests="a_window_of",
+    ),
+    "cut records": Rule(
+        "a rest of a record does not keep all of it",
+        edit(
+            f"{CONNECTION}:MuxedStream.feed", "data.__alloc__() <= size + size // 4 + 1", "True"
+        ),
+        tests="records_that_are",
+    ),
+    # Queued bytes.
+    "queued bytes": Rule(
+        "what waits for all peers is bounded",
+        {f"{BUDGET}:MAX_OUTGOING": HUGE},
+        tests="peers_that_read",
+    ),
+    "outgoing share": Rule(
+        "no connection stands still for what others queue",
+        {f"{BUDGET}:OUTGOING_SHARE": 0},
+        tests="what_others_queue",
+    ),
+    "queue of a stream": Rule(
+        "what waits on one stream is bounded",
+        {f"{YAMUX}:MAX_QUEUED": HUGE},
+        tests="a_queue_is",
+    ),
+    "sealed bytes": Rule(
+        "bytes that the network does not take count",
+        {f"{YAMUX}:MuxQueue.seal": always(None)},
+        tests="records_that_wait",
+    ),
+    "sealing buffers": Rule(
+        "a peer that takes nothing does not hold a sealing buffer",
+        edit(f"{CONNECTION}:Connection._send_batch", "_BATCH_BYTES // 8", "-1"),
+        tests="records_that_wait",
+    ),
+    "short bursts": Rule(
+        "a message does not wait for seconds behind bulk",
+        {f"{BUDGET}:Burst.note_slow": always(None)},
+        tests="a_connection_commits",
+    ),
+    "small frames first": Rule(
+        "a heartbeat does not wait behind bulk",
+        {f"{YAMUX}:SMALL": -1},
+        tests="small_frames_share",
+    ),
+    "bulk has turns": Rule(
+        "a flood of heartbeats does not stop the bulk",
+        edit(f"{YAMUX}:MuxQueue._gather", "bool(self.small and self.bulk)", "False"),
+        tests="small_frames_does",
+    ),
+    # Windows.
+    "windows grow": Rule(
+        "distance does not limit speed",
+        {f"{YAMUX}:Mux._widen": always(0)},
+        tests="a_window_grows",
+    ),
+    "windows grow when read quickly": Rule(
+        "what is read slowly gets no window",
+        {f"{YAMUX}:QUICK": 1e9},
+        tests="a_window_that",
+    ),
+    "extra window": Rule(
+        "windows over all connections are bounded",
+        {f"{BUDGET}:MAX_EXTRA_WINDOW": HUGE},
+        tests="one_connection_takes",
+    ),
+    "extra window of a connection": Rule(
+        "one connection does not take the stock of window",
+        {f"{BUDGET}:CONNECTION_EXTRA_WINDOW": HUGE},
+        tests="one_connection_takes",
+    ),
+    "half of the stock": Rule(
+        "later streams get some window",
+        edit(f"{BUDGET}:HostBudget.widen", "free // 2", "free"),
+        tests="later_streams_get",
+    ),
+    "idle grants": Rule(
+        "window that nobody uses returns to the stock",
+        edit(f"{BUDGET}:HostBudget.widen", "self.now() - 10.0", "-1.0"),
+        tests="the_stock_comes",
+    ),
+    "overrun windows": Rule(
+        "a peer sends no more than its window",
+        edit(f"{YAMUX}:Mux._receive_stream_frame", "length > stream.receive_window", "False"),
+        tests="an_overrun_window",
+    ),
+    # Streams.
+    "streams": Rule(
+        "a peer has so many streams",
+        {f"{YAMUX}:MAX_STREAMS": HUGE},
+        tests="ten_thousand_openings",
+    ),
+    "lingering streams": Rule(
+        "streams that peers do not end are bounded over all connections",
+        {f"{BUDGET}:MAX_LINGERING": HUGE},
+        tests="streams_that_peers_never_end_are_bounded_over_all_connections",
+    ),
+    "lingering share": Rule(
+        "a connection keeps some streams that its peer has yet to end",
+        {f"{BUDGET}:LINGERING_SHARE": 0},
+        tests="streams_that_peers_never_end_are_bounded_over_all_connections",
+    ),
+    "streams are swept": Rule(
+        "a stream that the peer never ends is reset",
+        {f"{YAMUX}:Mux.sweep": always(None)},
+        tests="streams_of_the",
+    ),
+    "room for streams": Rule(
+        "a stream that the peer never ends keeps out no new one",
+        {f"{YAMUX}:Mux._make_room": always(False)},
+        tests="streams_that_the",
+    ),
+    "control frames": Rule(
+        "answers that a peer does not take are bounded",
+        {f"{YAMUX}:MAX_CONTROL": HUGE},
+        tests="a_flood_whose",
+    ),
+    "skipped ids": Rule(
+        "skipped stream ids are bounded",
+        {f"{YAMUX}:MAX_SKIPPED": 3200},
+        tests="skipped_ids_are",
+    ),
+    "ids are used once": Rule(
+        "an answer that crosses a reset reaches no other stream",
+        {f"{YAMUX}:Mux._is_first_use": always(True)},
+        tests="ids_may_come",
+    ),
+    "late data": Rule(
+        "a peer learns that it is not read", {f"{YAMUX}:MAX_LATE": HUGE}, tests="a_little_late"
+    ),
+    "data after the end": Rule(
+        "an end is an end",
+        edit(
+            f"{YAMUX}:Mux._receive_stream_frame", "length and stream.remote_finished", "False"
+        ),
+        tests="data_after_the",
+    ),
+    "streams get a protocol": Rule(
+        "a stream that never says its protocol is reset",
+        edit(f"{CONNECTION}:Connection._tick", "elif ticks:", "elif False:"),
+        tests="stream_that_never",
+    ),
+    # Work.
+    "frame rate": Rule(
+        "tiny frames take a part of the core",
+        {f"{CONNECTION}:_Pace.charge": always(0.0), f"{CONNECTION}:MAX_FRAME_RATE": HUGE},
+        tests="small_frames_is",
+    ),
+    "cautious reads": Rule(
+        "a read of tiny frames does not hold up others",
+        {f"{CONNECTION}:_CAUTIOUS_READ": 512 * 1024},
+        tests="small_frames_is",
+    ),
+    "streams are work": Rule(
+        "many new streams leave turns to others",
+        {f"{YAMUX}:STREAM_WORK": 1},
+        tests="a_record_of",
+    ),
+    "proposals are frames": Rule(
+        "a flood of proposals takes a part of the core",
+        edit(f"{CONNECTION}:MuxedStream._negotiate", "negotiation.proposals - proposals", "0"),
+        tests="flood_of_proposals",
+    ),
+    "proposals": Rule(
+        "a dialer proposes so many protocols",
+        {f"{NEGOTIATE}:MAX_PROPOSALS": HUGE},
+        tests="proposing_without_end",
+    ),
+    "lines": Rule(
+        "a proposal is short", {f"{NEGOTIATE}:MAX_LINE": 2**40}, tests="is_no_negotiation"
+    ),
+    "handshake messages": Rule(
+        "a handshake is short",
+        {f"{NOISE}:MAX_HANDSHAKE_MESSAGE": HUGE},
+        tests="a_huge_handshake",
+    ),
+    "muxers": Rule(
+        "a peer offers few muxers",
+        edit(f"{NOISE}:decode_hello_untrusted", "muxers[:16]", "muxers"),
+        tests="a_peer_offers",
+    ),
+    "spoken protocols": Rule(
+        "a peer's protocols are bounded",
+        edit(f"{CONNECTION}:Connection.learn", "< 256", "< 10**9"),
+        tests="a_peer_does",
+    ),
+    # Ends.
+    "keep-alive": Rule(
+        "a peer that is silent is gone",
+        edit(f"{CONNECTION}:Connection._tick", "self._silence >= 3", "False"),
+        tests="peer_that_hangs",
+    ),
+    # Names.
+    "names' depth": Rule(
+        "names that lead in circles end", {f"{DNS}:MAX_DEPTH": 1000}, tests="names_that_lead"
+    ),
+}
+
+SERVICE: Final = Service(
+    "transport",
+    RULES,
+    tests=(
+        "tests/unit/test_negotiate.py",
+        "tests/unit/test_noise.py",
+        "tests/unit/test_yamux.py",
+        "tests/unit/test_connection.py",
+        "tests/unit/test_dnsaddr.py",
+        *[
+            f"tests/attacks/test_transport_{name}.py"
+            for name in (
+                "accounts",
+                "memory",
+                "violation",
+                "stream_ids",
+                "pressure",
+                "frames",
+                "addresses",
+            )
+        ],
+        "tests/attacks/test_host_served.py",
+        "tests/attacks/test_host_races.py",
+        "tests/attacks/test_host_limits.py",
+        "tests/conformance/test_hosts.py",
+    ),
+    formats={
+        "core.noise:MAX_RECORD": "by its length field",
+        "core.noise:MAX_PLAINTEXT": "by its length field",
+        "core.yamux:MAX_ID": "by its field",
+        "dns:MAX_DATAGRAM": "what is read of an answer to our own question",
+        "dns:MAX_RECORDS": "of one datagram",
+        "dns:MAX_FOUND": "of one datagram",
+    },
+)

@@ -13,7 +13,6 @@ that contacts at silent addresses never hold up a dial that the owner, or a memb
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
 from p2p.offence import Offence
-from p2p.own_time import STALL
 from p2p.swarm.core.gater import ConnectionGater
 from p2p.swarm.core.limits import (
     Budget,
@@ -65,18 +63,15 @@ from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16
-"""Peers dialled at a time on hearsay alone. At 8 s each, contacts at silent
-addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
-and network (`DialTargets`)."""
+"""Peers dialled at a time on hearsay alone. At 5 s each, contacts at silent addresses make us
+dial three a second, and at most 64 addresses at once; each counts for its host and network
+(`DialTargets`)."""
 MAX_WAITING_DIALS: Final = 256
-"""Most dials on hearsay that wait for a slot. One more fails at once. They are two minutes'
-worth of silent addresses."""
+"""Most dials on hearsay that wait for a slot. One more fails at once. They are 80 s
+of silent addresses."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds for a handshake: four round trips of half a second, with a busy machine on each
 side."""
-DIAL_TIMEOUT: Final = 20.0
-"""Seconds for all addresses of a peer together. An address that takes all of its time (a
-connection 5, a handshake 10) leaves 5 for others, which are tried beside it."""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake. A whole one has about 500."""
 SWEEP: Final = 15.0
@@ -248,7 +243,7 @@ class Connector:
         self.gater = ConnectionGater(static.peer_id, lambda peer: peer in self._connections)
         self.watchers = PeerWatchers()
         self.finders = PeerFinders()
-        self.budget = Budget(limits, self.gater.is_protected, world.entropy(16))
+        self.budget = Budget(limits, self.gater.is_protected)
         self.turns = Turns()
         self.closing = False
         self._world = world
@@ -272,7 +267,6 @@ class Connector:
         """Hosts to which this node punches a hole as a client."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
-        self._sweep_due = math.inf
         self.memory = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
@@ -376,7 +370,6 @@ class Connector:
             raise type(dial.error)(*dial.error.args) from dial.error
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
-        timeout = DIAL_TIMEOUT
         try:
             if not self.gater.book.of(peer):
                 await self.finders.find(peer, lambda: bool(self.gater.book.of(peer)))
@@ -385,25 +378,18 @@ class Connector:
                     return
                 dial.trusted = self.gater.is_sure(peer)
             slots = self._dial_slots if dial.trusted else self._hearsay_slots
-            # Seconds for all addresses of a peer known by hearsay, which may name addresses
-            # where no machine is. A connection that takes its whole 5 s leaves 3 s for a
-            # handshake, four round trips of 0.75 s.
-            timeout = DIAL_TIMEOUT if dial.trusted else 8.0
             if not dial.trusted and slots.statistics().tasks_waiting >= MAX_WAITING_DIALS:
                 raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
             async with slots:
                 await dawdle(self._world, "connector/slow dial")
-                with trio.fail_after(timeout):
-                    places = self.gater.places_to_dial(peer, self._world.now())
-                    ready, addr = await race(peer, places, partial(self._dial_addr, peer))
+                places = self.gater.places_to_dial(peer, self._world.now())
+                ready, addr = await race(peer, places, partial(self._dial_addr, peer))
             self.gater.addr_answered(peer, addr)
             place = _named(peer, addr)
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=place):
                 await trio.aclose_forcefully(ready)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
             dial.error = None
-        except trio.TooSlowError:
-            dial.error = PeerUnreachable(f"{peer} did not answer within {timeout:.0f} s")
         except (PeerUnreachable, WrongPeer) as error:
             dial.error = error
         finally:
@@ -772,22 +758,18 @@ class Connector:
     def _sweep_later(self) -> None:
         self._sweeping = bool(self._connections) and not self.closing
         if self._sweeping:
-            self._sweep_due = self._world.now() + SWEEP
-            self._world.call_at(self._sweep_due, self._sweep)
+            self._world.call_at(self._world.now() + SWEEP, self._sweep)
 
     def _sweep(self) -> None:
         """Close connections that are of no use."""
         self._callbacks.on_sweep()
         now = self._world.now()
-        # We stood still: what came over these connections meanwhile is yet to be read.
-        is_late = now > self._sweep_due + STALL
         for peer, usage in list(self._usage.items()):
             patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
             idle = now - usage.used_at > patience
             streams = sum(len(connection.streams) for connection in self._connections[peer])
             if (
                 idle
-                and not is_late
                 and not self.gater.is_protected(peer)
                 and not self._callbacks.is_busy(peer, streams)
             ):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.core.events import Get, Moved
 from p2p.dht.core.table import RoutingTable
 from p2p.dht.messages import Contact, FindNode, Nodes, Ping, Pong, decode_untrusted, encode
-from p2p.events import Received
+from p2p.dht.stamp import NONCE_BYTES, stamp_work
+from p2p.events import Penalise, Received
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from tests.attacks.dht import add_at, contact, greet, key_pair, sent, tell
+from tests.attacks.dht import DIFFICULTY, add_at, contact, greet, key_pair, sent, tell
 
 FAR = 0b00001
 """The first bits of the bucket under attack; the victim's differ in the first."""
@@ -193,3 +195,12 @@ def test_what_floods_is_not_even_read() -> None:
     assert any(isinstance(reply.body, Nodes) for _, reply in sent(answer)), (
         "and nobody else suffers from it"
     )
+
+
+def test_who_comes_without_work_is_penalised_and_not_answered() -> None:
+    swarm = Swarm(0, 1)
+    victim, nonces = swarm.add(), (number.to_bytes(NONCE_BYTES, "big") for number in count())
+    lazy = key_pair(7).peer_id
+    nonce = next(each for each in nonces if stamp_work(lazy, each) < DIFFICULTY)
+    effects = tell(victim, Contact(lazy, nonce, ()), FindNode(bytes(20)), 0.0)
+    assert [type(effect) for effect in effects] == [Penalise]

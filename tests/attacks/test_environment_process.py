@@ -21,7 +21,7 @@ from roles.envs.contained import EnvironmentDied, EnvironmentFailed
 from roles.envs.frames import tasks_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.ration import interrupted
-from tests.support.packages import install
+from tests.support.packages import install_module
 
 CODE = """
 import ctypes, os, sys, time
@@ -76,7 +76,7 @@ SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="dire"),))
 def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with an environment, as its owner would install it."""
     points = {"dire": "dire_env:Game", "talk": "dire_env:Talk"}
-    install(tmp_path, "dire_env", CODE, "shoal.envs", **points)
+    install_module(tmp_path, "dire_env", CODE, "shoal.envs", **points)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return tmp_path / "dire_env.py"
 

@@ -110,14 +110,14 @@ def test_signatures_are_verified_on_account() -> None:
     victim = Victim()
     victim.meet(ENEMY)
     for number in range(40):
-        batch = [said(AUTHOR, b"old", seqno=100 * number + each) for each in range(100)]
+        batch = [said(AUTHOR, b"news", seqno=100 * number + each) for each in range(100)]
         victim.hear(ENEMY, Rpc(messages=batch))
     assert victim.verified <= 1 + 1024 * 1024 // 2048  # what a newcomer has at once
     before = victim.verified
     for number in range(1000):
         victim.later(0.01)
         batch = [
-            said(AUTHOR, b"old", seqno=10_000 + 100 * number + each) for each in range(100)
+            said(AUTHOR, b"news", seqno=10_000 + 100 * number + each) for each in range(100)
         ]
         victim.hear(ENEMY, Rpc(messages=batch))
     assert victim.verified - before <= 10 * 256 * 1024 // 2048 + 1

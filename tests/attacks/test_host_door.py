@@ -235,6 +235,15 @@ def test_dialers_that_have_hung_up_take_no_turns() -> None:
     turns.call(10.0)  # harmless
 
 
+def test_a_flood_of_handshakes_waits_behind_itself() -> None:
+    turns = connector._Turns(1000)
+    flood = [NetGroup(f"1.1.1.{number}", "1.1.1", limited=True) for number in range(20)]
+    groups = [*flood, NetGroup("2.2.2.2", "2.2.2", limited=True)]
+    waiting = [turns.wait(PendingHandshake(group, 0.0, bool)) for group in groups]
+    turns.call(0.0)
+    assert [turn.is_set() for turn in waiting] == [False] * 20 + [True]
+
+
 async def test_idle_connections_end_and_messages_open_them_again(
     autojump_clock: trio.abc.Clock,
 ) -> None:
@@ -278,3 +287,62 @@ async def test_protected_peers_outlive_a_flood() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert officer.peer_id in host.connected
         assert host.budget.connections <= SMALL.connections
+
+
+async def test_a_silent_socket_is_given_up_in_time(autojump_clock: trio.abc.Clock) -> None:
+    async with victim() as (network, host), await network.dial(host.addrs[0]):
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.budget.handshakes == 1
+        await host.world.sleep(11.0)
+        assert host.budget.handshakes == 0
+
+
+async def test_handshakes_leave_a_part_of_the_core(autojump_clock: trio.abc.Clock) -> None:
+    """Sixteen come at once, and 700 a second."""
+    async with (
+        victim(ResourceLimits()) as (network, host),
+        open_world(key=KeyPair(bytes(32))) as world,
+        trio.open_nursery() as nursery,
+    ):
+        since = world.now()
+        for seed in range(1, 87):
+            nursery.start_soon(stranger, network, host, world, seed)
+        while len(host.connected) < 86:
+            await host.news.wait()
+        assert 0.09 < world.now() - since < 0.2
+
+
+async def test_new_identities_of_one_host_wash_off_no_penalty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everyone = NetGroup("one host", "one network", limited=True)
+    monkeypatch.setattr(connector, "group_of", lambda _: everyone)
+    async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
+        for seed in range(1, 10):
+            _, secured = await stranger(network, host, world, seed)
+            assert secured.peer == host.peer_id
+            while not host.connected:
+                await host.news.wait()
+            host.penalise(host.connected[0], 100.0, "what it did")
+            while host.connected:
+                await host.news.wait()
+        with pytest.raises((RemoteProtocolError, trio.BrokenResourceError)):
+            await stranger(network, host, world, seed=10)
+
+
+async def test_a_connection_with_a_slow_answer_is_not_idle(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    config = SwarmConfig(keepalive=QUIET)
+    async with (
+        victim() as (network, host),
+        open_host(network=network, listen=(), config=config) as asker,
+    ):
+
+        async def slowly(peer: PeerId, data: bytes) -> bytes:
+            await host.world.sleep(IDLE_TIMEOUT + 3 * SWEEP)
+            return data
+
+        host.set_handler(NEWS, serve_requests(slowly))
+        peer = await asker.connect_addr(host.addrs[0])
+        assert await p2p.request(asker, peer, NEWS, b"question") == b"question"

@@ -61,6 +61,21 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
                 )
 
 
+async def test_a_burst_of_streams_leaves_few_tasks_behind() -> None:
+    network = MemoryNetwork()
+    async with (
+        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
+        open_host(network=network, listen=(), config=QUIET) as one,
+    ):
+        victim.set_handler(ECHO, serve_requests(echo))
+        await one.connect_addr(victim.addrs[0])
+        for stream in await hold_streams(one, victim, 100):
+            await stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert victim.budget.served == 0
+        assert len(victim._idle_servers) <= 16
+
+
 async def test_a_peer_has_few_streams_of_what_needs_few() -> None:
     """Beyond the list: before, 256 idle pings of each peer; of 700 peers 4,096, or 45 MiB."""
     async with hosts(3, QUIET) as (victim, one, other):

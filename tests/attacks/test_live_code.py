@@ -28,7 +28,7 @@ from roles.envs.client import open_environment_of, setup_of
 from roles.envs.contained import Payment
 from roles.envs.mix import open_mix
 from tests.model_folders import END, LLAMA, make_folder
-from tests.support.packages import install
+from tests.support.packages import install_module
 from tests.support.runs import OWNER, TERMS
 
 needs_gym = pytest.mark.skipif(
@@ -101,7 +101,9 @@ def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def evaluation(self):\n"
         "        return [self.task(b'')]\n"
     )
-    install(tmp_path, "trusting_env", source, "shoal.envs", trusting="trusting_env:Trusting")
+    install_module(
+        tmp_path, "trusting_env", source, "shoal.envs", trusting="trusting_env:Trusting"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "node"
     tokens = make_node(folder)

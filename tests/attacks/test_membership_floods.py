@@ -149,6 +149,16 @@ def test_what_is_asked_for_is_handed_out_within_a_quota() -> None:
     assert sent < 450 * 200  # before: 120 times 30 heartbeats, 650 KB
 
 
+def test_walks_from_one_neighbour_are_passed_on_within_a_quota() -> None:
+    """Else we would send others so much that they take us for the flood."""
+    swarm = HostileSwarm(30)
+    swarm.run(60)
+    core, newcomer = swarm.nodes[peer_named(4)].core, swarm.words(peer_named(40_000), 1)
+    walk = Received(core.neighbours[0], encode_message(ForwardJoin(3, newcomer)))
+    effects = [core.handle(walk, swarm.now + number / 50) for number in range(1500)]
+    assert 0 < sum(map(len, effects)) < 700
+
+
 def test_ghosts_do_not_keep_us_from_asking_for_the_living() -> None:
     swarm = HostileSwarm(30)
     swarm.run(60)

@@ -36,7 +36,7 @@ from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.workers.calls import decode_reply, encode_request
-from tests.support.packages import install
+from tests.support.packages import install_module
 from tests.support.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
@@ -161,7 +161,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def package(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """The spy as an environment of another package."""
     folder = house.folder.parent / "package"
-    install(folder, "spying", ENVIRONMENT, "shoal.envs", spying="spying:Spy")
+    install_module(folder, "spying", ENVIRONMENT, "shoal.envs", spying="spying:Spy")
     doors = [[name, arguments] for name, *arguments in house.doors.values()]
     (folder / "spying_doors.py").write_text(f"DOORS = {doors!r}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))

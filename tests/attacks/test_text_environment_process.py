@@ -27,7 +27,7 @@ from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
 from roles.workers.calls import decode_reply_untrusted
 from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
-from tests.support.packages import install
+from tests.support.packages import install_module
 
 CODE = """
 import os
@@ -81,7 +81,7 @@ BRIEF = 0.3
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's folder, and beside it a package with an environment."""
-    install(tmp_path, "wordy_env", CODE, "shoal.envs", wordy="wordy_env:Game")
+    install_module(tmp_path, "wordy_env", CODE, "shoal.envs", wordy="wordy_env:Game")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     return make_folder(tmp_path / "model")
 

@@ -124,7 +124,6 @@ async def test_a_flood_of_small_frames_is_slowed_down(
         await trio.testing.wait_all_tasks_blocked()
         assert 3 <= victim.world.now() - start <= 5
         assert victim.connection.failure is None
-        assert victim.connection.mux._streams[1].send_window < 2**32
 
 
 async def test_a_flood_of_tiny_records_is_slowed_down(

@@ -13,13 +13,19 @@ def install(folder: Path, name: str, *points: str, group: str = "shoal.envs") ->
     (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *points]) + "\n")
 
 
+def install_module(folder: Path, module: str, source: str, group: str, **points: str) -> None:
+    """Put ``module`` into ``folder``, with entry points of ``group`` by their names. The module
+    may be one of a package: "package/module"."""
+    name = module.partition("/")[0].replace("_", "-")
+    install(folder, name, *(f"{one} = {target}" for one, target in points.items()), group=group)
+    path = folder / f"{module}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+
+
 def install_shady(folder: Path) -> None:
     """A package with an environment whose import leaves a trace."""
-    install(folder, "shady-env", "shady = shady_env.game:Game")
-    package = folder / "shady_env"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "game.py").write_text(
+    source = (
         "from pathlib import Path\n"
         "try:\n"
         f"    Path({str(folder / 'imported')!r}).touch()\n"
@@ -27,3 +33,5 @@ def install_shady(folder: Path) -> None:
         "    print('imported, and', type(error).__name__)\n"
         "from roles.envs.sort import SortEnvironment as Game\n"
     )
+    install_module(folder, "shady_env/game", source, "shoal.envs", shady="shady_env.game:Game")
+    (folder / "shady_env" / "__init__.py").touch()

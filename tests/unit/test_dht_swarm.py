@@ -99,8 +99,10 @@ def test_two_sides_of_a_partition_find_each_other_again() -> None:
         if (node.peer in left) != (other.peer in left)
     )
     swarm.blocked = lambda _one, _other: False
+    for seed in nodes[:3]:
+        swarm.kill(seed)
     swarm.run(swarm.now + 300)
-    swarm.put(nodes[2], b"name", b"over the gap")
+    swarm.put(nodes[4], b"name", b"over the gap")
     assert [record.value for record in swarm.get(nodes[3], b"name")[1]] == [b"over the gap"]
 
 

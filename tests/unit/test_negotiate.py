@@ -78,6 +78,7 @@ def test_proposing_without_end_is_cut_off() -> None:
     [
         line("/multistream/2.0.0"),
         b"\x00",
+        b"\x81\x02",  # the length of a line of 257 bytes
         line("x" * MAX_LINE),
         b"\x02ab",
         b"\x03\xff\xfe\n",

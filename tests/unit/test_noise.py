@@ -94,6 +94,12 @@ def test_without_a_common_muxer_there_is_none(muxers) -> None:
     assert other.muxer is None
 
 
+def test_a_peer_offers_few_muxers() -> None:
+    one, other = pair(muxers=([f"/{number}" for number in range(100)], (YAMUX,)))
+    shake(one, other)
+    assert len(other.session.hello.muxers) == 16
+
+
 def test_we_refuse_ourselves() -> None:
     one = NoiseHandshake(static(ALICE), b"\x11" * 32, initiator=True)
     other = NoiseHandshake(static(ALICE), b"\x22" * 32, initiator=False)

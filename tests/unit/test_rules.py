@@ -16,6 +16,10 @@ from sim.run.scenario import scenario_names
 
 LIMITERS = {"KeyedQuotas", "RateLimit", "TokenBucket"}
 
+NOT_SHOWN = {"membership": 29, "shardcast": 20}
+"""Rules of which no exam shows an effect yet. They are to be deleted, or to get a test: these
+numbers only fall."""
+
 
 def limits_of(service: str) -> Iterator[str]:
     """Yield what limits in a service: limiters that an instance gets, fields of ``*Limits``,
@@ -63,24 +67,24 @@ def test_every_limit_is_a_rule_or_the_size_of_a_format(name: str) -> None:
     assert not left, f"{sorted(left)}: no rule in bench/rules/{name}.py"
 
 
-def test_every_rule_has_an_effect_in_the_table_and_every_row_a_rule() -> None:
+def test_every_row_is_a_rule_and_every_rule_has_an_effect_in_the_table() -> None:
     text = TABLE.read_text(encoding="utf-8")
     table = read_table(text)
     assert write_table(table) == text
     for name, service in SERVICES.items():
         rows = table.get(name, {})
-        if not rows:
-            continue  # not measured yet
-        assert {rule: rows.get(rule, ("",))[0] for rule in service.rules} == {
-            rule: service.rules[rule].law for rule in service.rules
+        assert {rule: law for rule, (law, _) in rows.items()} == {
+            rule: service.rules[rule].law for rule in rows
         }
-        assert not [rule for rule, (_, effect) in rows.items() if effect == "none"]
-        named: list[str] = [
-            scenario for rule in service.rules.values() for scenario in rule.scenarios or ()
-        ]
-        assert {*service.scenarios, *named} <= set(scenario_names())
-        for place in (place for rule in service.rules.values() for place in rule.off):
-            carrier(place)
+        shown = [rule for rule, (_, effect) in rows.items() if effect != "none"]
+        assert len(service.rules) - len(shown) <= NOT_SHOWN.get(name, 0), (
+            f"python -m bench ablate {name} --write: {sorted(set(service.rules) - set(shown))}"
+        )
+        assert set(service.scenarios) <= set(scenario_names())
+        for rule in service.rules.values():
+            assert set(rule.scenarios) <= set(service.scenarios)
+            for place in rule.off:
+                carrier(place)
 
 
 def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:

@@ -15,6 +15,7 @@ from p2p.errors import (
     ConfigError,
     LimitExceeded,
     PeerUnreachable,
+    WrongPeer,
 )
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
@@ -233,6 +234,26 @@ async def test_dead_addresses_are_left_alone_and_an_error_names_two(autojump_clo
                 await host.disconnect(peer)
                 await host.connect(peer)
             assert sum(network.dials.values()) == before + 20
+
+
+async def test_a_peer_at_whose_address_another_answers_is_looked_for() -> None:
+    network, asked = MemoryNetwork(), []
+    async with (
+        open_host(network=network, listen=()) as host,
+        open_host(network=network, listen=("/memory/0",)) as other,
+    ):
+
+        async def find(peer: PeerId) -> None:
+            asked.append(peer)
+
+        moved = KeyPair(bytes(32)).peer_id
+        host.add_addrs(moved, [other.addrs[0].transport])
+        with host.finding(find):
+            with pytest.raises(WrongPeer):
+                await host.connect(moved)
+            with pytest.raises(PeerUnreachable):
+                await host.connect(moved)
+        assert asked == [moved]
 
 
 async def test_a_lane_that_was_reset_is_opened_again() -> None:

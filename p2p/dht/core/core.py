@@ -225,7 +225,7 @@ class DhtCore:
             case PeerUp(peer):
                 self._neighbours.up[peer] = None
                 few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
-                if few and self._neighbours.claim_ping(peer, now):
+                if few:
                     self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
                 self._neighbours.up.pop(peer, None)
@@ -284,11 +284,11 @@ class DhtCore:
                 data = msg.encode(envelope.request_id, self.own, reply)
                 self._responder.charge(sender.peer, len(data), self._now)
                 self._effects.append(ev.SendIfConnected(sender.peer, data))
-                if self._neighbours.on_request(sender, self._now):
+                if self._neighbours.on_request(sender):
                     self._requester.verify(sender.peer, self._now)
         elif self._requester.answered(envelope.request_id, sender, body, self._wall, self._now):
             oldest = self._neighbours.on_reply(sender)
-            if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
+            if oldest is not None:
                 self._requester.ping(oldest, self._now)
             if self._refresh_due == math.inf:
                 self._refresh_due = self._now + self._jitter(self._config.refresh_interval)

@@ -40,9 +40,6 @@ class Neighbours:
         # some hundred.
         self._dead: BoundedDict[bytes, float] = BoundedDict(1024)
         self._timeouts: dict[PeerId, int] = {}
-        # Peers remembered as pinged: 64 at once (`requester.MAX_VERIFYING`), a second each, for
-        # a minute.
-        self._pinged: BoundedDict[PeerId, float] = BoundedDict(4096)
         # Inbound peers remembered: more than a table of 10,000 nodes has places, some 200.
         # Forgetting one early only makes it believed ten minutes too soon.
         self._inbound: BoundedDict[PeerId, float] = BoundedDict(1024)
@@ -51,8 +48,7 @@ class Neighbours:
         self._lost: BoundedDict[PeerId, None] = BoundedDict(20)
         # Peers remembered as connected, should the host never say that they are gone.
         self.up: BoundedDict[PeerId, None] = BoundedDict(8192)
-        # Bootstrap peers remembered: four times as many as one join asks
-        # (`requester.MAX_SEEDS_ASKED`).
+        # Bootstrap peers remembered: a configuration names a handful.
         self._seeds: BoundedDict[PeerId, None] = BoundedDict(64)
 
     def check(self, contacts: Iterable[Contact]) -> None:
@@ -79,7 +75,7 @@ class Neighbours:
             self._lost.pop(contact.peer, None)
         return self.table.add(contact)
 
-    def on_request(self, contact: Contact, now: float) -> bool:
+    def on_request(self, contact: Contact) -> bool:
         """Note a request of ``contact``, and return True if it should be pinged to see if it
         answers.
 
@@ -91,17 +87,7 @@ class Neighbours:
             self._mark_alive(contact)
             self.table.add(contact)
             return False
-        return self.table.would_take(contact) and self.claim_ping(contact.peer, now)
-
-    def claim_ping(self, peer: PeerId, now: float) -> bool:
-        """Return True, and count ``peer`` as pinged now, if it was not in the last minute."""
-        # Minimum seconds between two pings to one peer that messages of other peers cause.
-        # Otherwise a stranger that sends a thousand messages a second would make us ping the
-        # oldest contact of a bucket until that contact's quotas silence it.
-        if self._pinged.get(peer, -math.inf) > now - 60.0:
-            return False
-        self._pinged.renew(peer, now)
-        return True
+        return self.table.would_take(contact)
 
     def failed(self, contact: Contact, now: float) -> None:
         """Remove ``contact`` from the table, because it certainly did not answer, or lied."""

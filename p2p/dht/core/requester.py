@@ -31,15 +31,6 @@ from p2p.events import AddAddrs, Send
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource
 
-MAX_SEEDS_ASKED: Final = 16
-"""Maximum number of seeds that one join asks, the first of those given. One that answers is
-enough, and a configuration names a handful."""
-MAX_VERIFYING: Final = 64
-"""Maximum number of inbound peers that are pinged at the same time. A silent one is given up
-after a second or two and not pinged again for a minute. So it takes 2,000 stamped and silent
-names to delay honest newcomers."""
-
-
 MAX_FOUND: Final = 512
 """Maximum number of publishers that one get returns: eight times as many as a node holds under
 a key. Lying holders return other publishers than honest ones do, up to 64 each."""
@@ -225,7 +216,6 @@ class Requester:
         self._keep = keep
         self._written = written
         self._joined = joined
-        self._verifying = 0
         self._waiting: dict[int, Awaited] = {}
         """Maps the token of each waiting caller to its operation."""
         self._deadlines: list[tuple[float, int]] = []
@@ -275,7 +265,7 @@ class Requester:
         if token is not None:
             self._wait_for(token, operation, now)
         own = self._neighbours.own
-        seeds = [peer for peer in peers if peer != own.peer][:MAX_SEEDS_ASKED]
+        seeds = [peer for peer in peers if peer != own.peer]
         operation.asked = len(seeds)
         for peer in seeds:
             self._call(peer, msg.FindNode(own.id), SeedPurpose(operation), now)
@@ -293,8 +283,7 @@ class Requester:
     def verify(self, peer: PeerId, now: float) -> None:
         """Ping ``peer``, which has asked us or connected to us, to find out if it is a DHT
         node."""
-        if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
-            self._verifying += 1
+        if not self._calls.waits_for(peer):
             self._neighbours.note_inbound(peer, now)
             self._call(peer, msg.Ping(), PingPurpose(None), now)
 
@@ -407,8 +396,8 @@ class Requester:
                 self._look_up_ourselves(operation, sender, eligible, now)
             case StorePurpose() as store, msg.Stored(held):
                 self._stored(store, held, now)
-            case PingPurpose(contact), msg.Pong():
-                self._verifying -= contact is None
+            case PingPurpose(), msg.Pong():
+                pass
             case _:
                 raise _wrong_kind(reply)
 
@@ -469,7 +458,7 @@ class Requester:
                 note(contact, now)
                 self._stored(store, False, now)
             case PingPurpose(None):
-                self._verifying -= 1
+                pass
             case PingPurpose(msg.Contact() as contact):
                 note(contact, now)
             case SeedPurpose(operation):

@@ -227,9 +227,7 @@ class HostBudget:
         free = MAX_EXTRA_WINDOW - sum(extra for _, extra in self._grants.values())
         owned = sum(extra for whose, extra in self._grants.values() if whose is owner)
         extra = min(wanted, free // 2, CONNECTION_EXTRA_WINDOW - owned)
-        # Bytes of window that are worth granting: a quarter of an initial window. A smaller one
-        # is not felt and costs an update as a large one does.
-        if extra < (64 * KI):
+        if extra <= 0:
             return 0
         _, before = self._grants.get(stream, (owner, 0))
         self._grants[stream] = (owner, before + extra)

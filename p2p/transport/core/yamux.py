@@ -81,9 +81,6 @@ backlog."""
 MAX_QUEUED: Final = 256 * KI
 """Most bytes that one stream may have queued to send: four full records, one batch of the
 writer."""
-MAX_CONNECTION_QUEUE: Final = 8 * MIB
-"""Most bytes that all streams of a connection may have queued: 32 busy streams at full
-depth."""
 MAX_CONTROL: Final = 32 * KI
 """Bytes of waiting control frames above which this side stops reading: 24 MiB over 768
 connections. That is back-pressure and no blame, since most are answers that the peer asked
@@ -227,15 +224,12 @@ class MuxQueue:
         return (
             size <= stream.send_window
             and stream.queued + size <= MAX_QUEUED
-            and self._queued + size <= MAX_CONNECTION_QUEUE
             and self._budget.outgoing + size <= MAX_OUTGOING
         )
 
     def room(self, stream: MuxStream) -> int:
         """Return the bytes of payload that the stream may queue now."""
-        room = min(
-            stream.send_window, MAX_QUEUED - stream.queued, MAX_CONNECTION_QUEUE - self._queued
-        )
+        room = min(stream.send_window, MAX_QUEUED - stream.queued)
         if self._budget.outgoing + room > MAX_OUTGOING:
             spare = OUTGOING_SHARE - self._queued - self._sealed
             room = min(room, max(MAX_OUTGOING - self._budget.outgoing, spare))
@@ -707,9 +701,7 @@ class Mux:
             self._drop(stream)
             return
         if kind == WINDOW_UPDATE:
-            # Bytes that a peer may allow us at most: updates are 32 bits, and a sum of them
-            # must not grow without end.
-            stream.send_window = min((2**32 - 1), stream.send_window + length)
+            stream.send_window += length
             self.queue.unblock(stream)
         else:
             if length > stream.receive_window:
