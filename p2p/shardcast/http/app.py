@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import trio
@@ -56,6 +56,7 @@ NEVER: Final = "no-cache"
 _MAX_ARCHIVES: Final = 64
 """Most versions whose archive is remembered. This exceeds what a node keeps; each takes a
 megabyte if a version has thousands of files."""
+_ALWAYS: Final = (("x-content-type-options", "nosniff"),)
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 # The publisher chooses the names of files: no script may run.
@@ -140,16 +141,14 @@ class HttpEdge:
     # ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI 3 request, of HTTP only."""
-        if await is_http(scope, receive, send):
-            reply = _Reply(scope, send)
-            await answer_while_there(receive, reply, partial(self._reply, scope, reply))
+        """Answer one request."""
+        await answer_http(_Reply, partial(self._reply, scope), scope, receive, send)
 
     async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path = scope["path"]
         if scope["method"] not in {"GET", "HEAD"}:
             await reply.refuse(405, "only GET and HEAD", ("allow", "GET, HEAD"))
-        elif not _is_meant(scope, reply.asked("host")):
+        elif not _is_meant(scope, reply.headers.get("host", "")):
             await reply.refuse(421, "this address serves this machine, under its own name")
         # Characters of a path: the longest of a manifest's files, percent-encoded, and some
         # more.
@@ -159,7 +158,7 @@ class HttpEdge:
             await self._answer(path.lstrip("/"), reply)
 
     async def _answer(self, path: str, reply: _Reply) -> None:
-        if path == "" and "text/html" in reply.asked("accept"):
+        if path == "" and "text/html" in reply.headers.get("accept", ""):
             await reply.text(self._page(), "text/html; charset=utf-8", _PLAIN_PAGE)
         elif path == "":
             await reply.text(self._contents(), "application/json")
@@ -280,25 +279,48 @@ class HttpEdge:
         )
 
 
-class Ending(Protocol):
-    """An answer that knows whether it is about to end."""
+class Reply:
+    """Sends the answer to one request."""
 
-    is_ending: bool
-    """True if the last part is being sent."""
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._begun = False
+        self.has_body = scope["method"] != "HEAD"
+        self.headers: Mapping[str, str] = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        """Headers of the request."""
+        self.is_ending = False
+        """True if the last part is being sent."""
+
+    async def begin(self, status: int, *headers: tuple[str, str]) -> None:
+        self._begun = True
+        said = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in (*_ALWAYS, *headers)]
+        await self._send({"type": "http.response.start", "status": status, "headers": said})
+
+    async def part(self, data: bytes, *, more: bool = True) -> None:
+        body = data if self.has_body else b""
+        self.is_ending = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def whole(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
+        await self.begin(status, ("content-length", str(len(data))), *headers)
+        await self.part(data, more=False)
 
 
-async def is_http(scope: Scope, receive: Receive, send: Send) -> bool:
-    """Return True for an HTTP request; refuse a websocket."""
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1003})
-    return bool(scope["type"] == "http")
+_Kind = TypeVar("_Kind", bound=Reply)
 
 
-async def answer_while_there(
-    receive: Receive, reply: Ending, answer: Callable[[], Awaitable[None]]
+async def answer_http(
+    kind: type[_Kind],
+    answer: Callable[[_Kind], Awaitable[None]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    """Answer, throw away what else the client sends, and stop when it is gone.
+    """Answer one ASGI 3 request, of HTTP only; a websocket is refused. Throw away what else the
+    client sends, and stop when it is gone.
 
     hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
     still to end the connection then, or to begin its idle time: so a reply that is ending is
@@ -307,6 +329,12 @@ async def answer_while_there(
     hypercorn's queue to the application is bounded, and what ends a connection goes through it
     too: a body that is never read would hold the connection for ever.
     """
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1003})
+    if scope["type"] != "http":
+        return
+    reply = kind(scope, send)
 
     async def read_to_end() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -316,7 +344,7 @@ async def answer_while_there(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_to_end)
-        await answer()
+        await answer(reply)
         nursery.cancel_scope.cancel()
 
 
@@ -348,58 +376,16 @@ def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-class _Reply:
-    """Sends the answer to one request, in the order that HTTP prescribes."""
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._send = send
-        self._has_body = scope["method"] != "HEAD"
-        self._headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
-        self._begun = False
-        self.is_ending = False
-        """True if the last part is being sent."""
-
-    def asked(self, header: str) -> str:
-        """Return a header of the request; empty if the request has none."""
-        said: str = self._headers.get(header, "")
-        return said
-
-    async def _begin(self, status: int, size: int | None, *headers: tuple[str, str]) -> None:
-        self._begun = True
-        length = [] if size is None else [("content-length", str(size))]
-        said = [*length, ("x-content-type-options", "nosniff"), *headers]
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in said],
-            }
-        )
-
-    async def _part(self, data: bytes, *, more: bool) -> None:
-        self.is_ending = not more
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
+class _Reply(Reply):
     async def text(self, data: bytes, media: str, *headers: tuple[str, str]) -> None:
         """Send a short answer that may not be cached."""
         kept = ("cache-control", NEVER), ("vary", "accept")
-        await self._begin(200, len(data), ("content-type", media), *kept, *headers)
-        await self._part(data if self._has_body else b"", more=False)
+        await self.whole(200, data, ("content-type", media), *kept, *headers)
 
     async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
         """Send an error status with a sentence for the client."""
-        data = f"{reason}\n".encode()
-        await self._begin(
-            status,
-            len(data),
-            ("content-type", "text/plain; charset=utf-8"),
-            ("cache-control", NEVER),
-            *headers,
-        )
-        await self._part(data if self._has_body else b"", more=False)
+        kept = ("content-type", "text/plain; charset=utf-8"), ("cache-control", NEVER)
+        await self.whole(status, f"{reason}\n".encode(), *kept, *headers)
 
     async def fail(self, status: int, reason: str) -> None:
         """Report that the body cannot be read. If the head is out already, end the body before
@@ -416,13 +402,13 @@ class _Reply:
         """
         size = body.size
         said = (("etag", tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
-        if answers.has_tag_untrusted(self.asked("if-none-match"), tag):
-            await self._begin(304, None, *said)
-            await self._part(b"", more=False)
+        if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), tag):
+            await self.begin(304, *said)
+            await self.part(b"", more=False)
             return
         # If-Range with another tag asks for the whole body (RFC 9110, 13.1.5).
-        asked, part = self.asked("range"), None
-        if asked and self._headers.get("if-range", tag) == tag:
+        asked, part = self.headers.get("range", ""), None
+        if asked and self.headers.get("if-range", tag) == tag:
             part = answers.parse_range_untrusted(asked, size)
         if part is not None and not part:
             where = ("content-range", f"bytes */{size}")
@@ -432,14 +418,15 @@ class _Reply:
         span = part or range(size)
         pieces = list(reader.cut(body, span.start, span.stop))
         await reader.check(pieces)
-        data = await reader.read(pieces[0]) if pieces and self._has_body else b""
+        data = await reader.read(pieces[0]) if pieces and self.has_body else b""
         if part is None:
-            await self._begin(200, size, kind, *said)
+            await self.begin(200, ("content-length", str(size)), kind, *said)
         else:
             where = ("content-range", f"bytes {part.start}-{part.stop - 1}/{size}")
-            await self._begin(206, len(part), kind, where, *said)
-        for number in range(len(pieces) if self._has_body else 0):
+            length = ("content-length", str(len(part)))
+            await self.begin(206, length, kind, where, *said)
+        for number in range(len(pieces) if self.has_body else 0):
             data = data if number == 0 else await reader.read(pieces[number])
             for at in range(0, len(data), PIECE):
-                await self._part(data[at : at + PIECE], more=True)
-        await self._part(b"", more=False)
+                await self.part(data[at : at + PIECE])
+        await self.part(b"", more=False)
