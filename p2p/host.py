@@ -18,11 +18,29 @@ from typing import Final, Generic, Protocol, TypeVar
 import trio
 
 from p2p.door import check, check_function, check_has, check_host, check_number
-from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError
+from p2p.errors import (
+    BadMessage,
+    LimitExceeded,
+    LocalProtocolError,
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+)
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
 from p2p.wire import KI, MIB, FrameReader, encode_varint, frame
 
+PEER_TROUBLE: Final = (
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    LimitExceeded,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
+"""Exceptions that a request or a stream to one peer may raise although this node works
+correctly."""
 MAX_MESSAGE: Final = MIB
 """Most bytes of one message. Larger things (chunks, submissions) travel on streams."""
 MAX_PROTOCOL: Final = 255

@@ -17,9 +17,8 @@ from typing import Final
 import trio
 
 from p2p.errors import BadMessage, StorageError
-from p2p.host import Host, request, serve_requests
+from p2p.host import PEER_TROUBLE, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.shardcast.index import DIGEST_BYTES, MAX_FILES, Index, check_paths_untrusted, digest_of
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World

@@ -45,13 +45,13 @@ from p2p.cast.view import PIPED, CastState, Teller
 from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, note_of, write_version
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
-from p2p.host import Host
+from p2p.host import PEER_TROUBLE, Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived, unencodable
 from p2p.node.process import Ending, locked_folder, until_told_to_end
-from p2p.node.trouble import PEER_TROUBLE, likely_cause
+from p2p.node.trouble import likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.reach.mapping import ReachConfig

@@ -23,12 +23,11 @@ from p2p.cast.modes import PROTOCOL_ID, Tables
 from p2p.cast.ticket import admission_of, run_of
 from p2p.concurrency import Notifier
 from p2p.gossip import open_gossip
-from p2p.host import Host, PeerEvent, PeerState
+from p2p.host import PEER_TROUBLE, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Change, Member, MemberEvent, Membership, open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.chunkset import Selection

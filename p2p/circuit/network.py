@@ -22,9 +22,9 @@ from p2p.circuit.messages import (
     decode_hop_untrusted,
     decode_stop_untrusted,
 )
-from p2p.circuit.relay import PATIENCE, STREAM_FAILURES, CircuitHost, receive_message
+from p2p.circuit.relay import PATIENCE, CircuitHost, receive_message
 from p2p.errors import BadMessage, ConfigError, PeerUnreachable
-from p2p.host import AddrSource, PeerEvent, PeerState, Stream, send_frame
+from p2p.host import PEER_TROUBLE, AddrSource, PeerEvent, PeerState, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network, PunchingNetwork
@@ -220,7 +220,7 @@ class CircuitNetwork:
         except BaseException as error:
             if stream is not None:
                 stream.reset()
-            if isinstance(error, STREAM_FAILURES):
+            if isinstance(error, PEER_TROUBLE):
                 reason = str(error) or "no answer"
                 raise PeerUnreachable(f"the relay {peer} is of no use: {reason}") from error
             raise

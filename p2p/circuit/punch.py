@@ -23,9 +23,9 @@ from p2p.circuit.messages import (
     PunchType,
     decode_punch_untrusted,
 )
-from p2p.circuit.relay import PATIENCE, STREAM_FAILURES, CircuitHost, receive_message
+from p2p.circuit.relay import PATIENCE, CircuitHost, receive_message
 from p2p.errors import BadMessage
-from p2p.host import Stream, send_frame
+from p2p.host import PEER_TROUBLE, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.world import World
@@ -101,7 +101,7 @@ class Puncher:
                     return
             self._resting.renew(peer, self._world.now() + REST)
             logger.info("punch.failed peer=%s reason=%s", peer.short, f"{TRIES} tries")
-        except STREAM_FAILURES as error:
+        except PEER_TROUBLE as error:
             logger.info("punch.failed peer=%s reason=%s", peer.short, error)
         finally:
             self._busy.discard(peer)

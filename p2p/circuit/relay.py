@@ -32,10 +32,8 @@ from p2p.errors import (
     BadMessage,
     LimitExceeded,
     PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
 )
-from p2p.host import Host, PeerEvent, PeerState, Stream, send_frame
+from p2p.host import PEER_TROUBLE, Host, PeerEvent, PeerState, Stream, send_frame
 from p2p.identity import PeerId, Signer
 from p2p.wire import KI, decode_varint_untrusted
 from p2p.world import World
@@ -47,16 +45,6 @@ PIECE: Final = 16 * KI
 HASTE: Final = 8 * KI
 """Bytes of each direction of a circuit that do not wait for other circuits: a handshake, and a
 first question."""
-STREAM_FAILURES: Final = (
-    LimitExceeded,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-)
-"""Errors that a request on a stream of its own may raise."""
 
 
 class CircuitHost(Host, Protocol):
@@ -186,7 +174,7 @@ class Relay:
                 answer = decode_stop_untrusted(await receive_message(stop))
             if answer.status != HopStatus.OK:
                 raise PeerUnreachable(f"{target} answers {answer.status}")
-        except STREAM_FAILURES:
+        except PEER_TROUBLE:
             if stop is not None:
                 stop.reset()
             await _refuse(source, HopStatus.CONNECTION_FAILED)
@@ -199,7 +187,7 @@ class Relay:
                     nursery.start_soon(self._copy, source, stop)
                     nursery.start_soon(self._copy, stop, source)
             await stop.aclose()
-        except* STREAM_FAILURES:
+        except* PEER_TROUBLE:
             source.reset()
         finally:
             stop.reset()  # does nothing to a stream that was closed

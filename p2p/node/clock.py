@@ -18,11 +18,10 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
-from p2p.host import Host, request, serve_requests
+from p2p.host import PEER_TROUBLE, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.membership import Membership
 from p2p.meter import StrangerMeter
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
 

@@ -61,7 +61,7 @@ from p2p.errors import (
     ProtocolNotSupported,
     StorageError,
 )
-from p2p.host import Host, request, serve_requests
+from p2p.host import PEER_TROUBLE, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
@@ -79,7 +79,7 @@ from p2p.node.admission import (
     work_untrusted,
 )
 from p2p.node.guests import GuestBook
-from p2p.node.trouble import PEER_TROUBLE, likely_cause
+from p2p.node.trouble import likely_cause
 from p2p.offence import Offence
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, decode_off_loop

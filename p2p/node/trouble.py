@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import trio
 
-from p2p.errors import (
-    BadMessage,
-    LimitExceeded,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
-    WrongPeer,
-)
-
-PEER_TROUBLE: Final = (
-    PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
-    LimitExceeded,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-)
-"""Exceptions that a request to one peer may raise although this node works correctly."""
+from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported, WrongPeer
 
 
 def likely_cause(error: Exception) -> str:
-    """Return advice for a person after an error of `PEER_TROUBLE`."""
+    """Return advice for a person after an error of `p2p.host.PEER_TROUBLE`."""
     match error:
         case WrongPeer():
             return "another node answers there: is the id in the address out of date?"

@@ -33,7 +33,7 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.gossip import Gossip, Validity
 from p2p.gossip.messages import MAX_DATA
-from p2p.host import AddrSource, Host, request, serve_requests
+from p2p.host import PEER_TROUBLE, AddrSource, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Change, MemberEvent, Membership
@@ -54,7 +54,6 @@ from p2p.node.guests import why_not_by
 from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, OtherRun, RunBook, refused_document
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
 from p2p.wire import pack, unpack_untrusted

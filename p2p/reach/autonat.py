@@ -25,11 +25,11 @@ from typing import Final
 import trio
 
 from p2p.bounded import BoundedDict, RateLimit
-from p2p.circuit.relay import PATIENCE, STREAM_FAILURES
+from p2p.circuit.relay import PATIENCE
 from p2p.concurrency import Notifier, open_bare_nursery
 from p2p.door import check, check_fields
 from p2p.errors import BadMessage
-from p2p.host import FrameReceiver, Stream, send_frame
+from p2p.host import PEER_TROUBLE, FrameReceiver, Stream, send_frame
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
@@ -209,7 +209,7 @@ class Autonat:
                     return True
                 if answer.status == ResponseStatus.OK and answer.dial == DialStatus.DIAL_ERROR:
                     return False
-        except STREAM_FAILURES as error:
+        except PEER_TROUBLE as error:
             logger.debug("%r does not say whether %s can be dialled: %s", server, addr, error)
         finally:
             del self._nonces[nonce]
@@ -308,7 +308,7 @@ class Autonat:
                         await send_frame(stream, encode_dial_back(nonce))
                         await FrameReceiver(stream, MAX_MESSAGE).receive()
                         status = DialStatus.OK
-        except STREAM_FAILURES as error:
+        except PEER_TROUBLE as error:
             logger.debug("dialled %r at %s for it: %s", peer, addr, error)
         return status
 

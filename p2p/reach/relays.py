@@ -15,8 +15,9 @@ from typing import Final
 import trio
 
 from p2p.circuit.messages import HOP_ID
-from p2p.circuit.relay import PATIENCE, STREAM_FAILURES
-from p2p.errors import BadMessage, ConfigError, WrongPeer
+from p2p.circuit.relay import PATIENCE
+from p2p.errors import ConfigError
+from p2p.host import PEER_TROUBLE
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.reach.core.relays import MAX_ASKED, WANTED, Candidate, Rests, rank
@@ -123,7 +124,7 @@ class RelayKeeper:
                 with trio.fail_after(PATIENCE):
                     await host.connect(peer)
                     seconds = await ping(host, peer)
-            except (*STREAM_FAILURES, BadMessage, WrongPeer) as error:
+            except PEER_TROUBLE as error:
                 logger.debug("%r may relay, and does not answer: %s", peer, error)
                 self._rests.failed(peer, self._world.now())
                 return

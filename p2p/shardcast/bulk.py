@@ -27,15 +27,8 @@ import trio
 
 from p2p.bounded import TokenBucket
 from p2p.concurrency import AutoResetEvent
-from p2p.errors import (
-    BadMessage,
-    LimitExceeded,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    StorageError,
-    WrongPeer,
-)
-from p2p.host import Host, Stream
+from p2p.errors import BadMessage, StorageError
+from p2p.host import PEER_TROUBLE, Host, Stream
 from p2p.identity import PeerId
 from p2p.shardcast import messages as msg
 from p2p.shardcast.codec import DECODE_RATE, decode_chunk_untrusted, wire_limit
@@ -57,15 +50,6 @@ UNSENT: Final = 16 * KI
 """Bytes of a chunk that may still wait for the line when the chunk is reported as sent. They
 keep the line busy while the next chunk is chosen. 16 KiB are 45 ms of a seventh of 20
 Mbit/s."""
-LOST: Final = (
-    PeerUnreachable,
-    WrongPeer,
-    ProtocolNotSupported,
-    LimitExceeded,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-)
-"""Exceptions that end a bulk stream without a bug. The peer then gets nothing for now."""
 
 
 class Throttle:
@@ -118,7 +102,7 @@ class Sender:
                             await self._send(stream, self._items.popleft(), report)
                         self._some.clear()
                         await self._some.wait()
-            except LOST as error:
+            except PEER_TROUBLE as error:
                 logger.debug("bulk_ended peer=%r reason=%r", self.peer, error)
 
     async def _send(

@@ -265,8 +265,6 @@ class Shardcast:
                 f"an announcement of {len(data)} bytes is over the limit of {msg.MAX_CONTROL}"
             )
         message = msg.decode_message_untrusted(data)
-        if not isinstance(message, msg.PolicyNews | msg.RosterNews | msg.Evidence):
-            raise BadMessage("only news of policies, rosters and evidence is gossiped")
         effects = self._driver.ask(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
 

@@ -27,9 +27,8 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, ShoalError, StorageError
-from p2p.host import FrameReceiver, Host, Stream, send_frame
+from p2p.host import PEER_TROUBLE, FrameReceiver, Host, Stream, send_frame
 from p2p.identity import PeerId
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.patience import fail_after_own, move_on_after_own
 from p2p.wire import FrameReader, pack, unpack_untrusted
 from p2p.world import Disk, World

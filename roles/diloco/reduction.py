@@ -20,8 +20,8 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
+from p2p.host import PEER_TROUBLE
 from p2p.identity import PeerId, Signer, Verify
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.core.events import Reduce

@@ -16,14 +16,14 @@ from typing import Final
 import trio
 
 from p2p.errors import ConfigError, WrongPeer
-from p2p.host import request
+from p2p.host import PEER_TROUBLE, request
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.node.clock import clock_ahead
 from p2p.node.config import ANY_PORT
 from p2p.node.rundoc import MAX_DOCUMENT, PROTOCOL_ID
-from p2p.node.trouble import PEER_TROUBLE, likely_cause
+from p2p.node.trouble import likely_cause
 from p2p.reach.autonat import Autonat, AutonatConfig
 from p2p.reach.mapping import PortMapping
 from p2p.reach.messages import DIAL_BACK_ID, DIAL_REQUEST_ID

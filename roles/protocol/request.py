@@ -10,10 +10,9 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.errors import BadMessage, ProtocolNotSupported
-from p2p.host import request
+from p2p.host import PEER_TROUBLE, request
 from p2p.identity import PeerId
 from p2p.node.node import Node
-from p2p.node.trouble import PEER_TROUBLE
 from p2p.offence import Offence
 from p2p.wire import FrameReader, frame
 from roles.protocol.core.answer import (

@@ -62,11 +62,7 @@ async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.Monke
 
 
 async def test_a_burst_of_streams_leaves_few_tasks_behind() -> None:
-    network = MemoryNetwork()
-    async with (
-        open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
-        open_host(network=network, listen=(), config=QUIET) as one,
-    ):
+    async with hosts(2, QUIET) as (victim, one):
         victim.set_handler(ECHO, serve_requests(echo))
         await one.connect_addr(victim.addrs[0])
         for stream in await hold_streams(one, victim, 100):

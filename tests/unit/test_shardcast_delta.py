@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
-from p2p.shardcast import codec, delta
+from p2p.shardcast import delta
 from p2p.shardcast.delta import (
     OPAQUE,
     Coding,

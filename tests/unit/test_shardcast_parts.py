@@ -44,17 +44,17 @@ def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     for header in asked:
         queue.push(header)
     assert (queue.owed, queue.backlog) == (3, 0)
-    assert queue.promote(POLICY, 4)
-    assert not queue.promote(POLICY, 9)
+    assert queue.has(POLICY, 4)
+    assert not queue.has(POLICY, 9)
     queue.start(0.0)
     assert queue.head is None, "one chunk is under way at a time"
-    assert queue.finish(0.5) == asked[2]
-    assert (queue.owed, queue.head) == (2, asked[0])
+    assert queue.finish(0.5) == asked[0]
+    assert (queue.owed, queue.head) == (2, asked[1])
     queue.drop()
     assert queue.owed == 1
     queue.start(0.5)
     assert queue.owed == 1
-    assert list(queue.unconfirmed()) == [asked[2], asked[1]]
+    assert list(queue.unconfirmed()) == [asked[0], asked[2]]
     queue.push(asked[0])
     queue.purge(POLICY)
     assert (queue.owed, queue.backlog) == (1, 0), "what is under way leaves all the same"

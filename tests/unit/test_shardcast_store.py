@@ -20,9 +20,6 @@ from p2p.shardcast.index import Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.store import PolicyStore, StoredPolicy
 from p2p.wire import KI
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.world import SimWorld
 from tests.shardcast_policies import pack_policy
 
 KEY = KeyPair(digest_of(b"trainer"))
@@ -161,22 +158,6 @@ async def test_a_torn_head_is_removed(world: RealWorld) -> None:
     await world.disk.write(entry.head, bytes(50), 0)
     assert await open_store(world).load() == []
     assert await used(world) == 0
-
-
-def test_a_disk_that_is_too_small_says_so_before_anything_is_fetched() -> None:
-    async def main(simulation: Simulation) -> None:
-        small = SimWorld(simulation, "node")
-        small.sim_disk.limit(200_000)
-        manifest, index, wires, raw = policy(1)
-        store = PolicyStore(small, ShardcastConfig(), RUN)
-        store.begin(manifest, index)
-        store.keep_nowait(manifest.digest, 0, wires[0], raw[: 32 * KI])
-        with pytest.raises(StorageError, match="no room for version 1, of 300000 bytes"):
-            await store.flush(manifest.digest)
-        await store.forget(manifest.digest)
-        assert small.sim_disk.used == 0
-
-    run_simulation(main, seed=1)
 
 
 async def test_limits_by_versions_bytes_and_pins(world: RealWorld) -> None:

@@ -202,7 +202,7 @@ class ShardcastCore:
                 download = self._downloads.get(message.policy)
                 if download is not None:
                     self._holders_say(peer, message, download)
-                elif self._versions.hear_name(peer, message):
+                elif isinstance(message, msg.Have) and self._versions.hear_name(message.policy):
                     self._out.append(ev.Send(peer, msg.Ask(message.policy, True)))
             case _:
                 assert_never(message)

@@ -180,19 +180,13 @@ class SendQueue:
         self._news[news] = None
         return True
 
-    def promote(self, policy: bytes, chunk: int) -> bool:
-        """Move a waiting chunk to the front of its class. Return False if it is neither waiting
-        nor under way."""
-        current = self._current
-        if current is not None and (current.policy, current.index) == (policy, chunk):
-            return True
-        for waiting in (self._stripes, self._asked):
-            for header in waiting:
-                if (header.policy, header.index) == (policy, chunk):
-                    waiting.remove(header)
-                    waiting.appendleft(header)
-                    return True
-        return False
+    def has(self, policy: bytes, chunk: int) -> bool:
+        """Return True if a chunk waits or is under way."""
+        under_way = () if self._current is None else (self._current,)
+        return any(
+            (header.policy, header.index) == (policy, chunk)
+            for header in (*under_way, *self._stripes, *self._asked)
+        )
 
     def purge(self, policy: bytes) -> None:
         """Remove the waiting chunks of a policy."""

@@ -304,10 +304,6 @@ class Repair:
             source.release()
             if request.peer == peer:
                 source.deliver(request, now)
-                deadline = now + self._patience(source, download)
-                for other in download.requests.values():
-                    if other.peer == peer:
-                        other.deadline = max(other.deadline, deadline)
         return request
 
     def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:

@@ -281,15 +281,12 @@ class Upload:
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
-        """Queue a requested chunk if this node has it and few chunks wait for `peer`.
-
-        A chunk that is already queued for the peer moves to the front instead, so that it is
-        not sent twice.
-        """
+        """Queue a requested chunk if this node has it, it does not wait for `peer` already, and
+        few others do."""
         queue = self._queue(peer)
-        if queue.promote(download.name, chunk):
+        if queue.has(download.name, chunk) or queue.owed >= msg.MAX_WANT:
             return
-        if chunk not in download.verified or queue.owed >= msg.MAX_WANT:
+        if chunk not in download.verified:
             return
         if self._may_ask(peer, download):
             download.availability.note_wanted(peer, chunk)

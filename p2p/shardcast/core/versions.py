@@ -16,11 +16,10 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet, Selection
-from p2p.shardcast.core.download import MAX_SUBSCRIBERS, Download
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
-from p2p.shardcast.messages import Ask, ChunkMessage, Have
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node slower than the run publishes would give up
@@ -45,9 +44,6 @@ class Versions:
         self._selection = selection
         self._over: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._asked_about: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        self._early: BoundedDict[bytes, BoundedDict[PeerId, None]] = BoundedDict(
-            MAX_SUBSCRIBERS
-        )
         self._postponed: dict[bytes, Manifest] = {}
         """The newest versions to fetch once the disk takes data again, by digest."""
         self._patching: dict[bytes, bytes] = {}
@@ -138,8 +134,9 @@ class Versions:
         begun = []
         for name, (version, encoding) in needed.items():
             if name not in self.downloads:
-                download = self._record(version, encoding, now)
+                download = Download(version, now, self._stall, encoding)
                 download.pull_only = not is_fed or name != handed_out
+                self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
         given_up = superfluous(d for d in fetched if not d.is_patch)
@@ -183,22 +180,13 @@ class Versions:
     ) -> Download:
         """Take a version that is on disk."""
         encoding = manifest.encoding_of(index)
-        before = self.downloads.pop(manifest.name_of(encoding), None)
-        download = self._record(manifest, encoding, now)
+        name = manifest.name_of(encoding)
+        before = self.downloads.pop(name, None)
+        download = self.downloads[name] = Download(manifest, now, self._stall, encoding)
         if before is not None:
             download.sharing = before.sharing
         download.resume(index, verified, stored=stored)
         self.restrict(download)
-        return download
-
-    def _record(self, manifest: Manifest, encoding: Encoding, now: float) -> Download:
-        """Begin the record of a version. Peers that asked for it before its manifest came hear
-        of its chunks."""
-        download = self.downloads[manifest.name_of(encoding)] = Download(
-            manifest, now, self._stall, encoding
-        )
-        for peer in self._early.pop(download.name, ()):
-            download.sharing.subscribers[peer] = None
         return download
 
     def restrict(self, download: Download) -> None:
@@ -225,20 +213,13 @@ class Versions:
 
     # Versions of which only the name is known
 
-    def hear_name(self, peer: PeerId, message: ChunkMessage) -> bool:
-        """Handle a message about a version for which there is no download. Return True if
-        ``peer`` has its manifest and should be asked for it."""
-        name = message.policy
-        if name in self._over:
+    def hear_name(self, name: bytes) -> bool:
+        """Return True the first time that a peer has chunks of an unknown version: it should be
+        asked for the manifest."""
+        if name in self._over or name in self._asked_about:
             return False
-        if isinstance(message, Ask):
-            if name not in self._early:
-                self._early[name] = BoundedDict(MAX_SUBSCRIBERS)
-            self._early[name][peer] = None
-        elif isinstance(message, Have) and name not in self._asked_about:
-            self._asked_about[name] = None
-            return True
-        return False
+        self._asked_about[name] = None
+        return True
 
     # A disk that refuses
 

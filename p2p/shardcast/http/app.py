@@ -80,16 +80,6 @@ html { background: #101417; color: #e9e7e1 } a { color: #56c7bf } }</style><main
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """A response body with the facts that its headers state."""
-
-    body: answers.Body
-    media: str
-    tag: str
-    """Entity tag, quotes included."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Archive:
     """A version as one file, for shardcast's clients."""
 
@@ -193,24 +183,9 @@ class HttpEdge:
             if version is None:
                 raise KeyError(path)
             with self._library.borrow(version) as release:
-                is_archive = path == f"v/{release.version}.tar" and not release.is_one_file
-                if shard is not None:
-                    # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
-                    body = self._archives[release.digest].body
-                    if shard[1] >= answers.shard_count(body.size):
-                        raise KeyError(path)
-                    start = shard[1] * answers.SHARD_BYTES
-                    end = min(start + answers.SHARD_BYTES, body.size)
-                    part = answers.Body(list(body.pieces(start, end, answers.SHARD_BYTES)))
-                    answer = _Answer(
-                        part, _OCTETS, answers.etag(release.digest, f"s{shard[1]}")
-                    )
-                elif is_archive:
-                    body = self._archives[release.digest].body
-                    answer = _Answer(body, _TAR, answers.etag(release.digest, "tar"))
-                else:
-                    answer = _part_of(release, path)
-                await reply.body(answer, self._reader(release))
+                body, media, part = self._part(release, path, shard[1] if shard else None)
+                tag = answers.etag(release.digest, part)
+                await reply.body(body, media, tag, self._reader(release))
         except KeyError:
             await reply.refuse(404, f"there is no {path[:200]!r} here")
         except FileChanged as changed:
@@ -219,6 +194,38 @@ class HttpEdge:
         except StorageError as error:
             logger.warning("edge_unreadable path=%s reason=%s", path[:200], error)
             await reply.fail(503, "this disk does not give it back")
+
+    def _part(
+        self, release: Release, path: str, shard: int | None
+    ) -> tuple[answers.Body, str, str]:
+        """Return the body, media type and name of the part of a version that a path names.
+
+        Raises:
+            KeyError: The version has no such part, or is not listed yet.
+        """
+        what = path.removeprefix(f"v/{release.version}")
+        if shard is not None:
+            whole = self._archives[release.digest].body
+            if shard >= answers.shard_count(whole.size):
+                raise KeyError(path)
+            start = shard * answers.SHARD_BYTES
+            end = min(start + answers.SHARD_BYTES, whole.size)
+            pieces = whole.pieces(start, end, answers.SHARD_BYTES)
+            return answers.Body(list(pieces)), _OCTETS, f"s{shard}"
+        if what == ".tar" and release.is_one_file:
+            return answers.tar_of(release.files), _TAR, "tar"
+        if what == ".tar":
+            return self._archives[release.digest].body, _TAR, "tar"
+        if what == "/manifest" and release.manifest:
+            return answers.Body([release.manifest]), _OCTETS, "m"
+        if what == "/raw":
+            return release.raw(), _OCTETS, "r"
+        if what == "/files":
+            files = [{"path": name, "bytes": size} for name, size in release.files]
+            return answers.Body([_json({"files": files})]), "application/json", "f"
+        numbers = {name: number for number, (name, _) in enumerate(release.files)}
+        number = numbers[what.removeprefix("/files/")]
+        return release.file(number), _OCTETS, f"f{number}"
 
     # What is here
 
@@ -365,33 +372,6 @@ def _version_of(path: str) -> PolicyVersion | None:
     return PolicyVersion(int(number)) if len(number) <= 10 else None
 
 
-def _part_of(release: Release, path: str) -> _Answer:
-    """Return the body of the part of a version that a path names.
-
-    Raises:
-        KeyError: The version has no such part.
-    """
-    what = path.removeprefix(f"v/{release.version}")
-    if what == ".tar":
-        return _Answer(answers.tar_of(release.files), _TAR, answers.etag(release.digest, "tar"))
-    if what == "/manifest" and release.manifest:
-        return _Answer(
-            answers.Body([release.manifest]), _OCTETS, answers.etag(release.digest, "m")
-        )
-    if what == "/raw":
-        return _Answer(release.raw(), _OCTETS, answers.etag(release.digest, "r"))
-    if what == "/files":
-        files = [{"path": name, "bytes": size} for name, size in release.files]
-        return _Answer(
-            answers.Body([_json({"files": files})]),
-            "application/json",
-            answers.etag(release.digest, "f"),
-        )
-    numbers = {name: number for number, (name, _) in enumerate(release.files)}
-    number = numbers[what.removeprefix("/files/")]
-    return _Answer(release.file(number), _OCTETS, answers.etag(release.digest, f"f{number}"))
-
-
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -413,38 +393,38 @@ class _Reply(Reply):
         if not self._begun:
             await self.refuse(status, reason)
 
-    async def body(self, answer: _Answer, reader: Reader) -> None:
+    async def body(self, body: answers.Body, media: str, tag: str, reader: Reader) -> None:
         """Send the requested body or range, or tell the client that it has it already.
 
         Raises:
             FileChanged: A file differs from what was published.
             StorageError: The disk cannot be read.
         """
-        size = answer.body.size
-        said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
-        if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), answer.tag):
+        size = body.size
+        said = (("etag", tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
+        if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), tag):
             await self.begin(304, *said)
             await self.part(b"", more=False)
             return
         # If-Range with another tag asks for the whole body (RFC 9110, 13.1.5).
         asked, part = self.headers.get("range", ""), None
-        if asked and self.headers.get("if-range", answer.tag) == answer.tag:
+        if asked and self.headers.get("if-range", tag) == tag:
             part = answers.parse_range_untrusted(asked, size)
         if part is not None and not part:
             where = ("content-range", f"bytes */{size}")
             await self.refuse(416, f"there are {size} bytes", where)
             return
-        media = ("content-type", answer.media)
+        kind = ("content-type", media)
         span = part or range(size)
-        pieces = list(reader.cut(answer.body, span.start, span.stop))
+        pieces = list(reader.cut(body, span.start, span.stop))
         await reader.check(pieces)
         data = await reader.read(pieces[0]) if pieces and self.has_body else b""
         if part is None:
-            await self.begin(200, ("content-length", str(size)), media, *said)
+            await self.begin(200, ("content-length", str(size)), kind, *said)
         else:
             where = ("content-range", f"bytes {part.start}-{part.stop - 1}/{size}")
             length = ("content-length", str(len(part)))
-            await self.begin(206, length, media, where, *said)
+            await self.begin(206, length, kind, where, *said)
         for number in range(len(pieces) if self.has_body else 0):
             data = data if number == 0 else await reader.read(pieces[number])
             for at in range(0, len(data), PIECE):

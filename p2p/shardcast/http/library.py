@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from blake3 import blake3
 
@@ -175,24 +175,6 @@ class Reader:
         return hasher.digest()
 
 
-class Library(Protocol):
-    """The versions that a node offers."""
-
-    @property
-    def versions(self) -> Sequence[PolicyVersion]:
-        """Return the versions that are complete here, newest first."""
-        ...
-
-    def borrow(self, version: PolicyVersion) -> AbstractContextManager[Release]:
-        """Lend a version whose files stay in place for the length of the block. Raise
-        `KeyError` if it is not here."""
-        ...
-
-    async def wait_news(self, known: PolicyVersion) -> None:
-        """Return once a version newer than ``known`` is here."""
-        ...
-
-
 async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
     """Hash a file; return an index without spans, and its BLAKE3 digest.
 
@@ -218,6 +200,7 @@ class Shelf:
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
+        """Versions that are complete here, newest first."""
         return sorted(self._releases, reverse=True)
 
     def add(self, release: Release) -> None:
@@ -234,6 +217,7 @@ class Shelf:
         yield self._releases[version]
 
     async def wait_news(self, known: PolicyVersion) -> None:
+        """Return once a version newer than ``known`` is here."""
         while max(self._releases, default=NO_POLICY) <= known:
             await self._changed.wait()
 
@@ -272,3 +256,7 @@ class PolicyLibrary:
 
     async def wait_news(self, known: PolicyVersion) -> None:
         await self._shardcast.wait_policy(PolicyVersion(known + 1))
+
+
+Library = PolicyLibrary | Shelf
+"""The versions that a node offers."""
