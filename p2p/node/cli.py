@@ -50,6 +50,7 @@ from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
     CommandParser,
+    bootstrap_addr,
     complain,
     expanded,
     host_port,
@@ -128,7 +129,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a job (several are possible); none only relays")
     add("--run", type=Path, metavar="FILE",
         help="signed run file; without it a bootstrap peer hands it over")
-    add("--bootstrap", action="append", type=multiaddr, metavar="ADDR", default=[],
+    add("--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR", default=[],
         help="a member: /ip4/../tcp/../p2p/..")
     add("--lan", action="store_true",
         help="find members in the local network, and be found there (mDNS)")
