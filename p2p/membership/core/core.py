@@ -362,13 +362,13 @@ class MembershipCore:
             return False
         if not self._verifier.is_genuine(signed, source):
             return False
-        interval = self._config.paced(signed.heartbeat.interval)
         if signed.heartbeat.leaving:
             # Others are told, unless the peer says so all the time, or a neighbour of too many.
             # Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not
             # passed on: a peer that lives says good-bye once, and who heard the other flood
             # knows that it is gone.
-            was_gone = dissemination.was_suspected(peer, now - 1.0 * interval)
+            since = now - 1.0 * self._config.paced(signed.heartbeat.interval)
+            was_gone = dissemination.was_suspected(peer, since)
             is_fit = source in self._active_view.neighbours or (held and source == peer)
             may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
             if held or may_pass:
@@ -378,11 +378,12 @@ class MembershipCore:
             else:
                 self._verifier.counters["good-byes"] += 1
             return True
-        # Was its author suspected a moment ago?
-        # Intervals after a suspicion in which a sign of life is news for all: later the peer is
-        # dead for all (`CONFIRM`), and its return is a newcomer's.
-        since = now - 2.0 * interval
-        refutes = bool(dissemination.unrefuted) and dissemination.is_suspected(peer, since)
+        refutes = False
+        if peer in dissemination.unrefuted:
+            # Intervals after a suspicion in which a sign of life is news for all: later the
+            # peer is dead for all (`CONFIRM`), and its return is a newcomer's.
+            since = now - 2.0 * self._config.paced(signed.heartbeat.interval)
+            refutes = dissemination.was_suspected(peer, since)
         if refutes:
             ahead = seqno - dissemination.suspected_seqno(peer)
             self._quotas.count_refutation(peer, ahead, now)

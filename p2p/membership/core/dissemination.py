@@ -116,11 +116,6 @@ class Dissemination:
         else:
             self.unrefuted.pop(peer, None)
 
-    def is_suspected(self, peer: PeerId, since: float) -> bool:
-        """Return True if the last flood about ``peer`` was a suspicion or good-bye after
-        ``since``."""
-        return peer in self.unrefuted and self.was_suspected(peer, since)
-
     def was_suspected(self, peer: PeerId, since: float) -> bool:
         """Return True if a suspicion or good-bye of ``peer`` was noted after ``since``, refuted
         or not."""

@@ -36,23 +36,7 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.errors import StorageError
-from p2p.shardcast.http.core.answers import (
-    LISTING,
-    PROBE,
-    PROBE_BYTES,
-    SHARD_BYTES,
-    Body,
-    Listed,
-    encode_listing,
-    etag,
-    has_tag_untrusted,
-    is_loopback,
-    machine_named,
-    parse_range_untrusted,
-    parse_shard_path_untrusted,
-    shard_count,
-    tar_of,
-)
+from p2p.shardcast.http.core import answers
 from p2p.shardcast.http.library import PIECE, FileChanged, Library, Reader, Release
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import World
@@ -99,7 +83,7 @@ html { background: #101417; color: #e9e7e1 } a { color: #56c7bf } }</style><main
 class _Answer:
     """A response body with the facts that its headers state."""
 
-    body: Body
+    body: answers.Body
     media: str
     tag: str
     """Entity tag, quotes included."""
@@ -109,7 +93,7 @@ class _Answer:
 class _Archive:
     """A version as one file, for shardcast's clients."""
 
-    body: Body
+    body: answers.Body
     digest: bytes
 
 
@@ -188,10 +172,10 @@ class HttpEdge:
             await reply.text(self._page(), "text/html; charset=utf-8", _PLAIN_PAGE)
         elif path == "":
             await reply.text(self._contents(), "application/json")
-        elif path == LISTING:
+        elif path == answers.LISTING:
             await reply.text(self._listing(), "text/plain; charset=utf-8")
-        elif path == PROBE:
-            await reply.text(bytes(PROBE_BYTES), _OCTETS)
+        elif path == answers.PROBE:
+            await reply.text(bytes(answers.PROBE_BYTES), _OCTETS)
         elif path.startswith("latest/"):
             newest = max(self._library.versions, default=None)
             where = f"/v/{newest}/{quote(path.removeprefix('latest/'))}"
@@ -203,7 +187,7 @@ class HttpEdge:
             await self._serve(path, reply)
 
     async def _serve(self, path: str, reply: _Reply) -> None:
-        shard = parse_shard_path_untrusted(path)
+        shard = answers.parse_shard_path_untrusted(path)
         version = shard[0] if shard is not None else _version_of(path)
         try:
             if version is None:
@@ -213,15 +197,17 @@ class HttpEdge:
                 if shard is not None:
                     # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
                     body = self._archives[release.digest].body
-                    if shard[1] >= shard_count(body.size):
+                    if shard[1] >= answers.shard_count(body.size):
                         raise KeyError(path)
-                    start = shard[1] * SHARD_BYTES
-                    end = min(start + SHARD_BYTES, body.size)
-                    part = Body(list(body.pieces(start, end, SHARD_BYTES)))
-                    answer = _Answer(part, _OCTETS, etag(release.digest, f"s{shard[1]}"))
+                    start = shard[1] * answers.SHARD_BYTES
+                    end = min(start + answers.SHARD_BYTES, body.size)
+                    part = answers.Body(list(body.pieces(start, end, answers.SHARD_BYTES)))
+                    answer = _Answer(
+                        part, _OCTETS, answers.etag(release.digest, f"s{shard[1]}")
+                    )
                 elif is_archive:
                     body = self._archives[release.digest].body
-                    answer = _Answer(body, _TAR, etag(release.digest, "tar"))
+                    answer = _Answer(body, _TAR, answers.etag(release.digest, "tar"))
                 else:
                     answer = _part_of(release, path)
                 await reply.body(answer, self._reader(release))
@@ -276,8 +262,10 @@ class HttpEdge:
         return (_PAGE + ("".join(parts) or "<h1>No version is here yet</h1>")).encode()
 
     def _listing(self) -> bytes:
-        return encode_listing(
-            Listed(release.version, archive.digest, shard_count(archive.body.size))
+        return answers.encode_listing(
+            answers.Listed(
+                release.version, archive.digest, answers.shard_count(archive.body.size)
+            )
             for release in self._releases()
             if (archive := self._archives.get(release.digest)) is not None
             and not self._reader(release).is_changed
@@ -362,10 +350,10 @@ def _is_meant(scope: Scope, host: str) -> bool:
     allows other origins to read it (CORS).
     """
     server = scope.get("server")
-    if server is None or not is_loopback(server[0]) or not host:
+    if server is None or not answers.is_loopback(server[0]) or not host:
         return True  # browsers always say a host
-    name = machine_named(host)
-    return name is not None and is_loopback(name)
+    name = answers.machine_named(host)
+    return name is not None and answers.is_loopback(name)
 
 
 def _version_of(path: str) -> PolicyVersion | None:
@@ -385,19 +373,23 @@ def _part_of(release: Release, path: str) -> _Answer:
     """
     what = path.removeprefix(f"v/{release.version}")
     if what == ".tar":
-        return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
+        return _Answer(answers.tar_of(release.files), _TAR, answers.etag(release.digest, "tar"))
     if what == "/manifest" and release.manifest:
-        return _Answer(Body([release.manifest]), _OCTETS, etag(release.digest, "m"))
+        return _Answer(
+            answers.Body([release.manifest]), _OCTETS, answers.etag(release.digest, "m")
+        )
     if what == "/raw":
-        return _Answer(release.raw(), _OCTETS, etag(release.digest, "r"))
+        return _Answer(release.raw(), _OCTETS, answers.etag(release.digest, "r"))
     if what == "/files":
         files = [{"path": name, "bytes": size} for name, size in release.files]
         return _Answer(
-            Body([_json({"files": files})]), "application/json", etag(release.digest, "f")
+            answers.Body([_json({"files": files})]),
+            "application/json",
+            answers.etag(release.digest, "f"),
         )
     numbers = {name: number for number, (name, _) in enumerate(release.files)}
     number = numbers[what.removeprefix("/files/")]
-    return _Answer(release.file(number), _OCTETS, etag(release.digest, f"f{number}"))
+    return _Answer(release.file(number), _OCTETS, answers.etag(release.digest, f"f{number}"))
 
 
 def _json(value: object) -> bytes:
@@ -430,14 +422,14 @@ class _Reply(Reply):
         """
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
-        if has_tag_untrusted(self.headers.get("if-none-match", ""), answer.tag):
+        if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), answer.tag):
             await self.begin(304, *said)
             await self.part(b"", more=False)
             return
         # If-Range with another tag asks for the whole body (RFC 9110, 13.1.5).
         asked, part = self.headers.get("range", ""), None
         if asked and self.headers.get("if-range", answer.tag) == answer.tag:
-            part = parse_range_untrusted(asked, size)
+            part = answers.parse_range_untrusted(asked, size)
         if part is not None and not part:
             where = ("content-range", f"bytes */{size}")
             await self.refuse(416, f"there are {size} bytes", where)

@@ -184,10 +184,8 @@ class GossipPlayer:
             owed = [self._ids[each] for each in core._promises._of.get(peer, ())]
             if owed:
                 state[f"promised by {name}"] = " ".join(owed)
-            if core._scores.score(peer):
-                state[f"score of {name}"] = f"{core._scores.score(peer):.1f}"
-            if core._scores.first_deliveries(peer):
+            if core._earned.first_deliveries(peer):
                 state[f"first deliveries of {name}"] = (
-                    f"{core._scores.first_deliveries(peer):.2f}"
+                    f"{core._earned.first_deliveries(peer):.2f}"
                 )
         return state
