@@ -6,8 +6,8 @@ import sys
 for _needed in ("trio", "nacl", "msgpack", "zstandard", "blake3", "numpy"):
     if importlib.util.find_spec(_needed) is None:
         _remedy = (
-            f"Shoal needs the package {_needed}, which this Python lacks: pip install -e . in"
-            " Shoal's checkout, with -e '.[torch,hf]' to compute"
+            f"Shoal needs the package {_needed}, which this Python lacks: install Shoal"
+            " again, with pip install . in its checkout or from its wheel"
         )
         if sys.argv[:1] == ["-m"]:  # python -m p2p.node: a sentence, and no traceback
             raise SystemExit(_remedy)

@@ -57,19 +57,14 @@ KEY: Final = "key"
 
 
 def trim_memory() -> None:
-    """Give back to the operating system what glibc keeps of freed memory, if that is much.
+    """Give back to the operating system what glibc keeps of freed memory.
 
     What floods leave behind is free memory between live blocks, which glibc does not return by
     itself: after 4,080 streams with unread answers 69 of 97 MiB, with as many objects alive as
-    before.
+    before. To ask first how much is free takes as long as to return it.
     """
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
-        return  # another library than glibc, or one of before 2021
-    libc.mallinfo2.restype = _Mallinfo
-    # Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB,
-    # and four more for what is taken again.
-    if libc.mallinfo2().fordblks > (8 * MIB):
+    if hasattr(libc, "malloc_trim"):
         # Bytes that a trim leaves at the end of the heap, for what comes next.
         libc.malloc_trim(ctypes.c_size_t(4 * MIB))
 
@@ -98,18 +93,6 @@ def collect_garbage() -> None:
     # threshold, 70,000 new objects. An idle node makes them in hours.
     if gc.get_count()[2] >= 10:
         gc.collect()
-
-
-class _Mallinfo(ctypes.Structure):
-    """The C type ``struct mallinfo2`` of glibc, with sizes in bytes."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
 
 
 class RealTimer:

@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2348,
+    "p2p": 2337,
     "p2p/cast": 1917,
     "p2p/circuit": 839,
     "p2p/dht": 2122,
     "p2p/gossip": 1069,
-    "p2p/ledger": 1150,
+    "p2p/ledger": 1140,
     "p2p/membership": 2432,
-    "p2p/node": 4213,
+    "p2p/node": 4221,
     "p2p/reach": 1176,
     "p2p/sandbox": 773,
     "p2p/shardcast": 6591,
@@ -38,13 +38,13 @@ LIMITS = {
     "roles/contract": 975,
     "roles/demo": 650,
     "roles/diloco": 3919,
-    "roles/doctor": 709,
-    "roles/engines": 5360,
+    "roles/doctor": 707,
+    "roles/engines": 5361,
     "roles/envs": 3738,
     "roles/inference": 1336,
     "roles/ledger": 790,
     "roles/models": 1876,
-    "roles/own": 3761,
+    "roles/own": 3763,
     "roles/protocol": 2508,
     "roles/rl": 665,
     "roles/shared": 168,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 52341,
+    "tests": 52344,
 }
 
 NO_CODE = {

@@ -14,7 +14,7 @@ and `Ledger.entries`; every other method is for the package itself.
 """
 
 from p2p.ledger.core.chain import Entry, Statement
-from p2p.ledger.ledger import Ledger, open_ledger
+from p2p.ledger.ledger import Ledger
 from p2p.ledger.service import ExchangeConfig, LedgerExchange
 
-__all__ = ["Entry", "ExchangeConfig", "Ledger", "LedgerExchange", "Statement", "open_ledger"]
+__all__ = ["Entry", "ExchangeConfig", "Ledger", "LedgerExchange", "Statement"]

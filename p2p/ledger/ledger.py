@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
@@ -70,11 +69,9 @@ class Ledger:
     All roles sign the same log: with a log each, two of them would sign one number twice.
     """
 
-    def __init__(
-        self, world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
-    ) -> None:
+    def __init__(self, world: World, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._world = world
-        self._folder = folder
+        self._folder = "ledger"
         self._segment_bytes = segment_bytes
         self._head = EMPTY
         self._places: list[tuple[int, Place]] = []
@@ -206,7 +203,7 @@ class Ledger:
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
-        """Read the ledger from disk and check it. `opened` and `open_ledger` call this."""
+        """Read the ledger from disk and check it. `opened` calls this."""
         disk = self._world.disk
         names = [name for name in await disk.list(self._folder) if name.endswith(".seg")]
         if names != [f"{index:08d}.seg" for index in range(len(names))]:
@@ -312,20 +309,6 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({self._folder}, {len(self._places)} entries)"
-
-
-@asynccontextmanager
-async def open_ledger(
-    world: World, folder: str = "ledger", segment_bytes: int = SEGMENT_BYTES
-) -> AsyncIterator[Ledger]:
-    """Open the ledger in ``folder``, checked and repaired, for programs that are not nodes.
-
-    Raises:
-        StorageError: The ledger is damaged.
-    """
-    ledger = Ledger(world, folder, segment_bytes)
-    await ledger.recover()
-    yield ledger
 
 
 class KeptLedgers:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,8 +48,8 @@ from p2p.node.screen import ENDED, LiveScreen, Terminal
 from p2p.node.usage import (
     DATA,
     FAILED,
-    WRONG_USAGE,
     CommandParser,
+    bootstrap_addr,
     complain,
     expanded,
     host_port,
@@ -65,16 +65,6 @@ from p2p.reach.nat import open_nat
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.swarm.swarm import open_host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Checked command line."""
-
-    options: argparse.Namespace
-    config: NodeConfig
-    document: bytes | None
-    roles: list[Role]
 
 
 def node_main(argv: Sequence[str] | None = None) -> int:
@@ -99,14 +89,14 @@ def key_main(argv: Sequence[str] | None = None) -> int:
 
 def _node(argv: Sequence[str] | None) -> int:
     options = _parse(argv)
-    try:
-        start = _prepare(options)
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
+    check_platform()
+    config = _configure(options)
+    document = None if options.run is None else _read_document(options.run)
+    roles = load_roles(options.role, config.role, device=options.device)
+    check_key_place(options.data / KEY)
     failures: list[BaseException] = []
     try:
-        trio.run(_run_node, start)
+        trio.run(_run_node, options, config, document, roles)
     except* ShoalError as group:
         failures.extend(leaves(group))
     for message in dict.fromkeys(str(failure) for failure in failures):
@@ -128,7 +118,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a job (several are possible); none only relays")
     add("--run", type=Path, metavar="FILE",
         help="signed run file; without it a bootstrap peer hands it over")
-    add("--bootstrap", action="append", type=multiaddr, metavar="ADDR", default=[],
+    add("--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR", default=[],
         help="a member: /ip4/../tcp/../p2p/..")
     add("--lan", action="store_true",
         help="find members in the local network, and be found there (mDNS)")
@@ -183,23 +173,10 @@ def _invite(value: str) -> str:
     return value.strip()
 
 
-def _prepare(options: argparse.Namespace) -> Start:
-    """Read every file that the command line names.
-
-    Raises:
-        ConfigError: A file, an option or the platform is not usable.
-    """
-    check_platform()
-    config = _configure(options)
-    document = None if options.run is None else _read_document(options.run)
-    roles = load_roles(options.role, config.role, device=options.device)
-    check_key_place(options.data / KEY)
-    return Start(options=options, config=config, document=document, roles=roles)
-
-
-async def _run_node(start: Start) -> None:
+async def _run_node(
+    options: argparse.Namespace, config: NodeConfig, document: bytes | None, roles: list[Role]
+) -> None:
     raise_descriptor_limit()
-    options, config, document = start.options, start.config, start.document
     terminal = Terminal()
     with (
         locked_folder(options.data),
@@ -209,7 +186,7 @@ async def _run_node(start: Start) -> None:
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.places, config=config.host) as host,
-            open_dashboard(world, host, start.roles, options.data, options.dashboard) as shown,
+            open_dashboard(world, host, roles, options.data, options.dashboard) as shown,
             AsyncExitStack() as stack,
         ):
             (options.data / STARTED).touch(0o600)  # it may hold an invite
@@ -251,11 +228,11 @@ async def _run_node(start: Start) -> None:
                             nursery.start_soon(_meet_neighbours, node, lan)
                         if options.status is not None:
                             nursery.start_soon(
-                                _report_health, node, start.roles, max(options.status, 0.05)
+                                _report_health, node, roles, max(options.status, 0.05)
                             )
                         elif not options.json:
-                            nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
-                        await run_roles(node, start.roles)
+                            nursery.start_soon(LiveScreen(node, roles, terminal).run)
+                        await run_roles(node, roles)
             except trio.Cancelled:
                 if not joined and not options.json:
                     terminal.say(f"ended    no run was joined; {ENDED}")

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
@@ -81,6 +81,8 @@ class CommandParser(argparse.ArgumentParser):
         if message.endswith("required: COMMAND"):
             self.print_help(sys.stderr)
             self.exit(WRONG_USAGE)
+        if "arguments are required" in message and (slip := self._misspelt()):
+            message = f"unrecognized arguments: {slip}"
         _, is_unknown, rest = message.partition("unrecognized arguments: ")
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):
@@ -90,6 +92,16 @@ class CommandParser(argparse.ArgumentParser):
             kind = f"value of {what}" if what.startswith("-") else "command"
             message = f"there is no {kind} {word!r}; {did_you_mean(word, known.split(', '))}"
         super().error(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Note the words, to name a misspelt option before an argument that is missing."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def _misspelt(self) -> str:
+        known = (*self.known_options(), "--")
+        options = (word.partition("=")[0] for word in self._words if word.startswith("--"))
+        return next((one for one in options if not any(k.startswith(one) for k in known)), "")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Exit with ``status``, also if nobody reads the ``message``."""
@@ -181,6 +193,20 @@ def multiaddr(text: str) -> Multiaddr:
         return Multiaddr.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def bootstrap_addr(text: str) -> Multiaddr:
+    """Parse the address of a peer, which must name its id, as an argparse type."""
+    try:
+        addr = Multiaddr.parse(text)
+        if addr.peer_id is None:
+            raise ValueError(f"{text} must end in /p2p/ and the peer's id")
+    except ValueError as error:
+        why = str(error).partition("; write")[0]
+        raise argparse.ArgumentTypeError(
+            f"{why}; write for example /ip4/1.2.3.4/tcp/4001/p2p/ID, as that node prints it"
+        ) from None
+    return addr
 
 
 def host_port(text: str) -> tuple[str, int]:

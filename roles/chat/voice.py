@@ -28,7 +28,7 @@ try:
     from roles.engines.torch.sampler import Sampler, draw
 except ImportError as error:
     raise MissingDependency(
-        f"a model is computed by torch: pip install -e '.[torch,hf]' ({error})"
+        f"a model is computed by torch: pip install 'shoal[torch,hf]' ({error})"
     ) from error
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ class InnerServer:
             from roles.engines.torch.ranks import Ranks
         except ImportError as error:
             raise MissingDependency(
-                f"the torch engine needs torch: pip install -e '.[torch]' ({error})"
+                f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
         run = read_table(DilocoTerms, terms, "the run file")
         device = find_device(engine.device)

@@ -69,15 +69,15 @@ def check_torch(seen: Sighting) -> Said:
     torch = seen.torch
     if torch.failure:
         return (FAIL, f"it does not load: {torch.failure}",
-            "pip install --force-reinstall -e '.[torch]'")
+            "pip install --force-reinstall torch")
     if not torch.version:
         return (FAIL, "not installed",
-            "pip install -e '.[torch]'; a node that only relays (--role none) needs none")
+            "pip install 'shoal[torch]'; a node that only relays (--role none) needs none")
     oldest, beyond = TORCH
     numbers = tuple(int(part) for part in torch.version.split(".")[:2] if part.isdigit())
     if not oldest <= numbers < beyond:
         return (WARN, f"{torch.version}, with which nobody has tried this",
-            "pip install -e '.[torch]'")
+            "pip install 'shoal[torch]'")
     return OK, torch.version
 
 

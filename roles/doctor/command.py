@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.multiaddr import Multiaddr
 from p2p.node.folders import add_folder, named_folder, node_of
 from p2p.node.rundoc import PATH
 from p2p.node.usage import (
@@ -19,11 +17,13 @@ from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
     CommandParser,
+    bootstrap_addr,
     complain,
     expanded,
     interruptible,
     patience,
     say,
+    whole_number,
 )
 from roles.contract import decode_run_untrusted
 from roles.contract.core.file import MAX_RUN
@@ -44,7 +44,13 @@ def _main(argv: Sequence[str] | None) -> int:
     add = parser.add_argument
     add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
     add_folder(parser)
-    add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
+    add(
+        "--port",
+        type=whole_number(0, 65535),
+        default=0,
+        metavar="N",
+        help="a TCP port to listen at",
+    )
     add(
         "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
         help="a member to ask: whether it answers, its run, its clock, where it sees us",
@@ -87,14 +93,3 @@ def _main(argv: Sequence[str] | None) -> int:
         if one.remedy:
             say(f"{'':<18}-> {one.remedy}")
     return FAILED if any(one.level is Level.FAIL for one in findings) else 0
-
-
-def bootstrap_addr(text: str) -> Multiaddr:
-    """Return the address of a peer, with its id, from an argument of argparse."""
-    try:
-        addr = Multiaddr.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if addr.peer_id is None:
-        raise argparse.ArgumentTypeError(f"{text} must end in /p2p/ and the peer's id")
-    return addr

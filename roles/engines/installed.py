@@ -18,5 +18,5 @@ def check_engine_installed(engine: str, role: str) -> None:
     elif find_spec("torch") is None:
         raise ConfigError(
             f"the role {role} computes with torch, which this Python does not have: pip install"
-            " -e '.[torch]', or --role none for a node that only relays"
+            " 'shoal[torch]', or --role none for a node that only relays"
         )

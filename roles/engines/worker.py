@@ -116,7 +116,7 @@ def _make_torch(config: EngineConfig) -> LocalEngine:
         from roles.engines.torch.engine import TorchEngine
     except ImportError as error:
         raise MissingDependency(
-            f"the torch engine needs torch: pip install -e '.[torch]' ({error})"
+            f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
         ) from error
     return TorchEngine(config)
 

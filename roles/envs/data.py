@@ -87,7 +87,7 @@ def open_tokenizer(folder: str) -> ChatTokenizer:
         module = importlib.import_module("roles.models.tokenizer")
     except ImportError as error:
         raise MissingDependency(
-            f"environments of text need tokenizers: pip install -e '.[hf]' ({error})"
+            f"environments of text need tokenizers: pip install 'shoal[hf]' ({error})"
         ) from error
     tokenizer: ChatTokenizer = module.Tokenizer.open(Path(folder))
     return tokenizer

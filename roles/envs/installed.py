@@ -104,5 +104,5 @@ def require(packages: Mapping[str, str], *, extra: str, what: str) -> None:
         if found != wanted:
             raise ConfigError(
                 f"{what} needs {name} {wanted}, installed is {found}: pip install"
-                f" -e '.[{extra}]'"
+                f" 'shoal[{extra}]'"
             )

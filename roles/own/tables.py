@@ -78,7 +78,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
         from pyarrow import parquet
     except ImportError:
         raise MissingDependency(
-            f"{path} is Parquet, which needs pyarrow: pip install -e '.[data]'"
+            f"{path} is Parquet, which needs pyarrow: pip install 'shoal[data]'"
         ) from None
     try:
         file = parquet.ParquetFile(path, buffer_size=MIB, pre_buffer=False)

@@ -101,7 +101,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise MissingDependency(
-                "it needs tensorboardX: pip install -e '.[tensorboard]'"
+                "it needs tensorboardX: pip install 'shoal[tensorboard]'"
             ) from None
         finally:
             if hides:

@@ -26,7 +26,7 @@ try:
     from trl.experimental.async_grpo import AsyncGRPOTrainer
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 except ImportError as error:
-    raise ImportError(f"roles.trl needs TRL: pip install -e '.[trl]' ({error})") from error
+    raise ImportError(f"roles.trl needs TRL: pip install 'shoal[trl]' ({error})") from error
 
 _KNOWN: Final = {
     "loss": "loss",

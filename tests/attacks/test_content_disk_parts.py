@@ -14,7 +14,7 @@ import trio.testing
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
-from p2p.ledger.ledger import open_ledger
+from p2p.ledger.ledger import Ledger
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH, RunBook
 from p2p.shardcast.config import ShardcastConfig
@@ -90,12 +90,12 @@ async def test_a_torn_ledger_opens_on_a_full_disk_and_is_cut_before_the_next_ent
     segment = tmp_path / "ledger" / "00000000.seg"
     segment.write_bytes(segment.read_bytes() + on_disk(chain(1))[:-5])
     world, disk = moody_world(tmp_path)
-    async with open_ledger(world) as ledger:
-        assert len(ledger) == 2
-        with pytest.raises(StorageError):
-            await ledger.append("verdict", b"a")
-        disk.full = False
-        await ledger.append("verdict", b"b")
+    ledger = await Ledger(world).opened()
+    assert len(ledger) == 2
+    with pytest.raises(StorageError):
+        await ledger.append("verdict", b"a")
+    disk.full = False
+    await ledger.append("verdict", b"b")
     async with ledger_in(tmp_path) as again:
         assert [entry.body async for entry in again.entries()][2:] == [b"b"]
 

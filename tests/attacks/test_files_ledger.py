@@ -18,7 +18,7 @@ import trio
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair, verify
-from p2p.ledger import Ledger, open_ledger
+from p2p.ledger import Ledger
 from p2p.machine import RealWorld
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -51,9 +51,9 @@ class MemoryWorld(RealWorld):
 async def written(entries: int, segment_bytes: int) -> tuple[SimDisk, list[bytes]]:
     """A disk with a ledger, and the digests of what was acknowledged."""
     disk, told = SimDisk("node"), []
-    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
-        for number in range(entries):
-            told.append((await ledger.append("verdict", b"%d" % number * 3)).digest)
+    ledger = await Ledger(MemoryWorld(disk), segment_bytes=segment_bytes).opened()
+    for number in range(entries):
+        told.append((await ledger.append("verdict", b"%d" % number * 3)).digest)
     return disk, told
 
 
@@ -100,10 +100,10 @@ def all_damage(disk: SimDisk) -> Iterator[tuple[str, Change]]:
 
 async def reopen(disk: SimDisk, segment_bytes: int) -> list[bytes]:
     """What a node finds there; what it adds is there the next time."""
-    async with open_ledger(MemoryWorld(disk), segment_bytes=segment_bytes) as ledger:
-        found = [entry.digest async for entry in ledger.entries()]
-        last = await ledger.append("verdict", b"next")
-        assert last.seqno == len(found)
+    ledger = await Ledger(MemoryWorld(disk), segment_bytes=segment_bytes).opened()
+    found = [entry.digest async for entry in ledger.entries()]
+    last = await ledger.append("verdict", b"next")
+    assert last.seqno == len(found)
     return found
 
 
@@ -202,18 +202,18 @@ async def test_a_damaged_record_of_how_far_it_goes_is_made_again(
 async def test_an_entry_that_rots_while_the_node_runs_is_not_handed_out() -> None:
     """A flipped signature was read, served, and believed by this node."""
     disk, _ = await written(5, 500)
-    async with open_ledger(MemoryWorld(disk), segment_bytes=500) as ledger:
-        first: Ledger = ledger
-        entry = await first.read(2)
-        assert entry.is_signed(verify)
-        path = "ledger/00000000.seg"
-        at = disk.read_now(path, 0, None).index(entry.signature)
-        disk.corrupt(path, at)
-        with pytest.raises(StorageError, match="restore the ledger"):
-            await first.read(2)
-        disk.remove_now(path)
-        with pytest.raises(StorageError, match="restore the ledger"):
-            await first.read(0)
+    ledger = await Ledger(MemoryWorld(disk), segment_bytes=500).opened()
+    first: Ledger = ledger
+    entry = await first.read(2)
+    assert entry.is_signed(verify)
+    path = "ledger/00000000.seg"
+    at = disk.read_now(path, 0, None).index(entry.signature)
+    disk.corrupt(path, at)
+    with pytest.raises(StorageError, match="restore the ledger"):
+        await first.read(2)
+    disk.remove_now(path)
+    with pytest.raises(StorageError, match="restore the ledger"):
+        await first.read(0)
 
 
 class Died(BaseException):
@@ -266,7 +266,7 @@ def live_through(
         for life, faults in enumerate([*lives, {}]):
             world = SimWorld(simulation, "node", disk=disk, life=life)
             world.disk = FaultyDisk(world.disk, faults)  # type: ignore[assignment]
-            ledger = Ledger(world, "ledger", segment_bytes)
+            ledger = Ledger(world, segment_bytes)
             try:
                 await ledger.recover()
                 for seqno, digest in acknowledged.items():

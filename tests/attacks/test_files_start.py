@@ -11,7 +11,7 @@ import pytest
 
 from p2p.errors import ConfigError, StorageError
 from p2p.identity import SEED_BYTES, KeyPair
-from p2p.ledger import open_ledger
+from p2p.ledger import Ledger
 from p2p.ledger.core.chain import EMPTY
 from p2p.machine import RealWorld, load_or_create_key, open_world
 from p2p.node.rundoc import PATH, RunBook
@@ -112,8 +112,8 @@ async def test_a_ledger_that_is_gone_as_a_whole_is_not_missed(tmp_path: Path) ->
     tell.
     """
     async with open_world(tmp_path) as world:
-        async with open_ledger(world, "ledger") as ledger:
-            await ledger.append("verdict", b"first")
+        ledger = await Ledger(world).opened()
+        await ledger.append("verdict", b"first")
         await world.disk.remove("ledger")
-        async with open_ledger(world, "ledger") as ledger:
-            assert ledger.head == EMPTY
+        ledger = await Ledger(world).opened()
+        assert ledger.head == EMPTY

@@ -131,11 +131,6 @@ def test_a_node_dies_with_its_parent(tmp_path: Path) -> None:
             f"the run file {ROOT / 'LICENSE'} cannot be used: ",
         ),
         (
-            ["--bootstrap", "/ip4/1.2.3.4/tcp/1"],
-            2,
-            "the bootstrap address /ip4/1.2.3.4/tcp/1 must end in",
-        ),
-        (
             ["--listen", "/ip4/203.0.113.1/tcp/1"],
             1,
             "cannot listen at /ip4/203.0.113.1/tcp/1: ",

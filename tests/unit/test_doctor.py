@@ -77,7 +77,7 @@ LACKS = {
         "python", replace(SOUND, python=(3, 10)), Level.FAIL, "3.10", "Python 3.11 or newer"),
     "no torch": (
         "torch", replace(SOUND, torch=Torch()), Level.FAIL, "not installed",
-        r"pip install -e '.\[torch\]'"),
+        r"pip install 'shoal\[torch\]'"),
     "a torch that does not load": (
         "torch", replace(SOUND, torch=Torch(failure="ImportError: libcudnn.so.9")), Level.FAIL,
         "does not load: ImportError: libcudnn", "--force-reinstall"),

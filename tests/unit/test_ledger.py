@@ -15,7 +15,7 @@ import trio
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair
-from p2p.ledger import Ledger, open_ledger
+from p2p.ledger import Ledger
 from p2p.ledger.core.chain import (
     EMPTY,
     MAX_BODY,
@@ -49,8 +49,8 @@ def on_disk(entries: list[Entry]) -> bytes:
 
 @asynccontextmanager
 async def ledger_in(folder: Path, segment_bytes: int = 1 << 20) -> AsyncIterator[Ledger]:
-    async with open_ledger(RealWorld(AUTHOR, folder), segment_bytes=segment_bytes) as ledger:
-        yield ledger
+    ledger = await Ledger(RealWorld(AUTHOR, folder), segment_bytes=segment_bytes).opened()
+    yield ledger
 
 
 def test_a_chain_takes_only_its_next_entry() -> None:
@@ -142,5 +142,5 @@ async def test_two_roles_of_one_node_sign_one_log(tmp_path: Path) -> None:
         nursery.start_soon(role, "receipt")
     await ledgers[0].append("verdict", b"c")
     assert ledgers[0].head == ledgers[1].head
-    async with open_ledger(world) as again:
-        assert sorted([entry.body async for entry in again.entries()]) == [b"a", b"b", b"c"]
+    again = await Ledger(world).opened()
+    assert sorted([entry.body async for entry in again.entries()]) == [b"a", b"b", b"c"]

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger import open_ledger
+from p2p.ledger import Ledger
 from p2p.ledger.core.inspection import inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
 from p2p.node.rundoc import PATH
@@ -79,11 +79,9 @@ def node(
     signer = key or load_or_create_key(folder / KEY)
 
     async def state() -> None:
-        async with open_ledger(
-            RealWorld(signer, folder), segment_bytes=segment_bytes
-        ) as ledger:
-            for statement in statements:
-                await ledger.append(*statement)
+        ledger = await Ledger(RealWorld(signer, folder), segment_bytes=segment_bytes).opened()
+        for statement in statements:
+            await ledger.append(*statement)
 
     trio.run(state)
     return folder

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from p2p.identity import verify
-from p2p.ledger import open_ledger
+from p2p.ledger import Ledger
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH
 from p2p.policy import NO_POLICY
@@ -49,8 +49,8 @@ class Stage:
             await self.drawer.open()
             self._publish()
             await prove()
-            async with open_ledger(RealWorld(TRAINER, self.folder)) as ledger:
-                await ledger.append("trainer/step", b"")
+            ledger = await Ledger(RealWorld(TRAINER, self.folder)).opened()
+            await ledger.append("trainer/step", b"")
 
         trio.run(play)
 

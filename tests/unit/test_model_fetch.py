@@ -287,7 +287,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: text of a language model needs tokenizers and jinja2")
-    assert "-e '.[hf]'" in done.stderr
+    assert "'shoal[hf]'" in done.stderr
 
 
 def test_the_pinned_files_are_those_that_we_write() -> None:

@@ -194,7 +194,7 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
             inflated.append(len(data))
             return b""
 
-    monkeypatch.setattr(codec.zstandard, "ZstdDecompressor", Watched)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Watched)
     with pytest.raises(BadMessage, match="decompresses to 16777216"):
         decode_delta_untrusted(bytes(200), b"\x02" + bomb(1 << 24), 200, 2)
     assert inflated == []

@@ -164,7 +164,7 @@ def test_packages_are_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
         raise installed.PackageNotFoundError(name)
 
     monkeypatch.setattr(installed, "version", missing)
-    with pytest.raises(ConfigError, match=r"installed is none: pip install -e '.\[gym\]'"):
+    with pytest.raises(ConfigError, match=r"installed is none: pip install 'shoal\[gym\]'"):
         GymEnvironment()
 
 

@@ -18,6 +18,16 @@ SLIPS = {
     "run": (["strat"], "there is no command 'strat'; did you mean 'start'?"),
     "models": (["fech"], "there is no command 'fech'; did you mean 'fetch'?"),
     "node --log": (["--log", "warn"], "no value of --log 'warn'; did you mean 'warning'?"),
+    "run invite": (
+        ["invite", "--rol", "x", "--expirs", "3d"],
+        "there is no option --expirs; did you mean '--expires'?",
+    ),
+    "doctor --port": (["--port", "abc"], "argument --port: 'abc' is no whole number"),
+    "node --bootstrap": (
+        ["--bootstrap", "1.2.3.4:4001"],
+        "argument --bootstrap: '1.2.3.4:4001' is no address; write for example"
+        " /ip4/1.2.3.4/tcp/4001/p2p/ID, as that node prints it",
+    ),
     "doctor": (
         ["--role"],
         "there is no option --role; there are: --bootstrap, --data, --help,"

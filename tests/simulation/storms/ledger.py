@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from p2p.errors import StorageError
-from p2p.ledger import Ledger, open_ledger
+from p2p.ledger import Ledger
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
@@ -39,9 +39,9 @@ class LedgerStorm:
         """One life of the machine: its process is started again when the disk fails it."""
         while True:
             try:
-                async with open_ledger(node.world, segment_bytes=SEGMENT_BYTES) as ledger:
-                    await self._check(node, ledger)
-                    await self._append(node, ledger)
+                ledger = await Ledger(node.world, segment_bytes=SEGMENT_BYTES).opened()
+                await self._check(node, ledger)
+                await self._append(node, ledger)
             except StorageError as error:
                 if "disk full" not in str(error):
                     raise
