@@ -133,17 +133,6 @@ class _Punched:
     left: int = 4
 
 
-class _Ready(trio.abc.AsyncResource):
-    """A secured stream that is not yet adopted as a connection."""
-
-    def __init__(self, raw: trio.abc.HalfCloseableStream, secured: Secured) -> None:
-        self.raw = raw
-        self.secured = secured
-
-    async def aclose(self) -> None:
-        await self.raw.aclose()
-
-
 @dataclass(frozen=True, slots=True)
 class Callbacks:
     """Callbacks of a `Connector` to its host; none may block."""
@@ -395,11 +384,11 @@ class Connector:
                 await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(timeout):
                     places = self.gater.places_to_dial(peer, self._world.now())
-                    ready, addr = await race(peer, places, partial(self._dial_addr, peer))
+                    secured, addr = await race(peer, places, partial(self._dial_addr, peer))
             self.gater.addr_answered(peer, addr)
             place = _named(peer, addr)
-            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=place):
-                await trio.aclose_forcefully(ready)
+            if not self._adopt(secured, dialer=True, addr=place):
+                await trio.aclose_forcefully(secured)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
             dial.error = None
         except trio.TooSlowError:
@@ -414,7 +403,7 @@ class Connector:
                 self.gater.dial_failed(peer, self._world.now(), longer)
             dial.done.set()
 
-    async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+    async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> Secured:
         group = group_of(_named(peer, addr))
         is_hearsay = addr not in self.gater.book.certain(peer)
         answered = False
@@ -424,23 +413,23 @@ class Connector:
             if not self._targets.begin(group, self._world.now()):
                 raise PeerUnreachable(f"{addr} was named too often and did not answer")
             try:
-                ready = await self._dial_place(peer, addr)
+                secured = await self._dial_place(peer, addr)
                 answered = True
             finally:
                 self._targets.end(group, self._world.now(), answered=answered)
-            return ready
+            return secured
         except DIAL_FAILURES:
             self.gater.addr_failed(peer, addr, self._world.now())
             raise
 
-    async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+    async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> Secured:
         # Seconds for a TCP connection: the first packet and two repetitions, after one and
         # three seconds.
         with trio.fail_after(5.0) as patience:
             raw = await self._network.dial(_named(peer, addr))
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
-                secured = await secure(
+                return await secure(
                     raw, self._static, self._world.entropy, dialer=True, expected=peer
                 )
             except BaseException as error:
@@ -448,18 +437,17 @@ class Connector:
                     self.gater.book.forget(peer, addr)
                 await trio.aclose_forcefully(raw)
                 raise
-        return _Ready(raw, secured)
 
     async def dial_direct(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
         """Dial ``addrs`` beside an existing circuit. Return True if there is a direct
         connection. The caller sets the deadline."""
         try:
-            ready, addr = await race(peer, addrs, partial(self._dial_addr, peer))
+            secured, addr = await race(peer, addrs, partial(self._dial_addr, peer))
         except (*DIAL_FAILURES, WrongPeer) as error:
             logger.debug("a plain dial failed: %s", error)
             return self.is_direct(peer)
-        if not self._adopt(ready.raw, ready.secured, dialer=True, addr=_named(peer, addr)):
-            await trio.aclose_forcefully(ready)
+        if not self._adopt(secured, dialer=True, addr=_named(peer, addr)):
+            await trio.aclose_forcefully(secured)
         return self.is_direct(peer)
 
     # Punching.
@@ -526,7 +514,7 @@ class Connector:
                     expected=peer if is_client else None,
                 )
             if secured.peer == peer:
-                adopted = self._adopt(raw, secured, dialer=is_client, addr=addr)
+                adopted = self._adopt(secured, dialer=is_client, addr=addr)
             return adopted
         finally:
             if not adopted:
@@ -623,7 +611,7 @@ class Connector:
                         await self._world.sleep(1.0)
                     return
                 self.budget.end_handshake(pending)
-                adopted = self._adopt(raw, secured, dialer=False, addr=addr)
+                adopted = self._adopt(secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
         finally:
@@ -677,14 +665,7 @@ class Connector:
 
     # Carrying.
 
-    def _adopt(
-        self,
-        raw: trio.abc.HalfCloseableStream,
-        secured: Secured,
-        *,
-        dialer: bool,
-        addr: Multiaddr | None,
-    ) -> bool:
+    def _adopt(self, secured: Secured, *, dialer: bool, addr: Multiaddr | None) -> bool:
         """Make a secured stream one of our connections, unless that is unwelcome."""
         peer = secured.peer
         if self.closing or self.is_refused(peer):
@@ -692,7 +673,6 @@ class Connector:
         now = self._world.now()
         connection = Connection(
             self._world,
-            raw,
             secured,
             dialer=dialer,
             serves=self._callbacks.serves,

@@ -201,7 +201,6 @@ async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock
         secured, _ = await secure_pair(world, one, other)
         connection = connection_module.Connection(
             world,
-            one,
             secured,
             dialer=True,
             serves=ECHO.__eq__,

@@ -77,7 +77,6 @@ async def open_pair(
             world,
             Connection(
                 world,
-                raw[0],
                 secured[0],
                 dialer=True,
                 serves=serves,
@@ -86,7 +85,6 @@ async def open_pair(
             ),
             Connection(
                 world,
-                raw[1],
                 secured[1],
                 dialer=False,
                 serves=serves,

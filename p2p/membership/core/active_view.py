@@ -205,7 +205,7 @@ class ActiveView:
         member = self._members.get(peer)
         if member is None:
             return None
-        # One walk for each neighbour that the newcomer needs. With one through each of our nine,
+        # One walk for each neighbour that the newcomer needs. With one through each of nine,
         # walks were a ninth of all messages of a swarm of 1,000 in its first two minutes.
         others = [other for other in self.neighbours if other != peer][: self._config.active]
         accepted = self._reply(peer, True, now)
