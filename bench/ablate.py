@@ -1,7 +1,7 @@
 """What each rule of the network is worth: its exams with the rule off, against all rules on.
 
 ``python -m bench ablate SERVICE [--rules NAME ...] [--scenarios NAME ...] [--tests NAMES]
-[--seeds N] [--jobs N] [--write]``
+[--seeds N] [--write]``
 
 An exam is a scenario of the simulator or a test (`bench.rules`). The table gives a scenario's
 metrics as ratios, the median over the seeds, where they differ by a tenth; "!" marks a scenario
@@ -13,23 +13,23 @@ helps its own scenario alone by less than a tenth, goes.
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar, cast
+
+import pytest
 
 from bench.rules import SERVICES
-from bench.rules.off import VARIABLE
 from bench.rules.rule import Exam, Service, switch_off
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed
 
+T = TypeVar("T")
 ALL_ON: Final = ""
 TABLE: Final = Path(__file__).with_name("rules.md")
 HEAD: Final = """# The value of each rule of the network
@@ -39,7 +39,7 @@ metrics of scenarios as ratios to all rules on, where they differ by a tenth ("!
 breaks its own expectations), and the first test that fails.
 """
 PATIENCE: Final = 300
-"""Seconds for the tests of one rule, which may hang without it."""
+"""Seconds for an exam of a rule, which may hang without it."""
 Run = tuple[Mapping[str, float], bool]
 """Metrics of a run, and whether it keeps the scenario's expectations."""
 Table = dict[str, dict[str, tuple[str, str]]]
@@ -69,6 +69,8 @@ def compared(
     runs: Sequence[Run],
 ) -> str:
     """Return what a scenario shows of a rule, or nothing."""
+    if not all(values for values, _ in runs):
+        return f"{scenario} does not end"
     found = []
     for name in exam.metrics:
         before, after = (median(values[name] for values, _ in each) for each in (usual, runs))
@@ -80,21 +82,46 @@ def compared(
     return f"{scenario} {', '.join(found)}{broken}" if found or broken else ""
 
 
-def failing(service: Service, rule: str, named: str) -> str:
-    """Return the service's first test, of those ``named``, that fails with a rule off."""
-    command = [sys.executable, "-m", "pytest", "-qx", "--tb=no", "-p", "bench.rules.off"]
-    played = [*command, "-p", "no:cacheprovider", "-k", named, *service.tests]
-    environment = {**os.environ, VARIABLE: f"{service.name}:{rule}"}
+def failing(service: str, rule: str, named: str) -> str:
+    """Return the service's first test, of those ``named``, that fails with a rule off. The
+    tests keep the constants that they imported; only p2p has others.
+
+    Call it in a process of its own.
+    """
+    found: list[str] = []
+
+    class Plugin:
+        def pytest_collection_finish(self) -> None:
+            switch_off(SERVICES[service].rules[rule])
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                file, _, test = report.nodeid.partition("::")
+                found.append(f"{Path(file).stem}: {test.partition('[')[0]}")
+
+    options = ["-qx", "--tb=no", "-p", "no:cacheprovider", "-k", named]
+    with redirect_stdout(io.StringIO()) as said:
+        code = pytest.main([*options, *SERVICES[service].tests], plugins=[Plugin()])
+    if code > 1:
+        raise RuntimeError(said.getvalue())
+    return next(iter(found), "")
+
+
+def in_a_child(function: Callable[..., T], *args: object) -> T | None:
+    """Call a function in a process of its own, since what is switched off stays off. Return
+    None if it hangs."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(function(*args)))
+    child.start()
+    theirs.close()
     try:
-        done = subprocess.run(
-            played, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        return "a test hangs"
-    if done.returncode > 1:
-        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    found = re.search(r"^(?:FAILED|ERROR) \S*?(\w+)\.py::(\w+)", done.stdout, re.MULTILINE)
-    return f"{found[1]}: {found[2]}" if found else ""
+        return cast(T, ours.recv()) if ours.poll(PATIENCE) else None
+    except EOFError:
+        raise RuntimeError(f"{args}: the exam broke, see above") from None
+    finally:
+        child.kill()
+        child.join()
 
 
 def read_table(text: str) -> Table:
@@ -131,7 +158,6 @@ def run(args: Sequence[str]) -> int:
     parser.add_argument("--scenarios", nargs="*")
     parser.add_argument("--tests")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(args)
     service = SERVICES[options.service]
@@ -151,25 +177,22 @@ def run(args: Sequence[str]) -> int:
 def effects(service: Service, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Play the exams of the rules that are asked for, and yield the effect of each."""
     usual: dict[str, list[Run]] = {}
-    # One run a process: what is switched off stays off, and a simulation leaves memory behind.
-    with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as pool:
 
-        def played(rule: str, scenarios: Sequence[str]) -> dict[str, list[Run]]:
-            seeds = range(1, options.seeds + 1)
-            begun = {
-                each: [pool.submit(measure, service.name, rule, each, seed) for seed in seeds]
-                for each in scenarios
-            }
-            return {each: [run.result() for run in runs] for each, runs in begun.items()}
+    def played(rule: str, scenario: str) -> list[Run]:
+        seeds = range(1, options.seeds + 1)
+        runs = [in_a_child(measure, service.name, rule, scenario, seed) for seed in seeds]
+        return [({}, False) if run is None else run for run in runs]
 
-        for name in options.rules or service.rules:
-            rule = service.rules[name]
-            scenarios = rule.scenarios if options.scenarios is None else options.scenarios
-            usual |= played(ALL_ON, [each for each in scenarios if each not in usual])
-            shown = [
-                compared(each, service.scenarios[each], usual[each], runs)
-                for each, runs in played(name, scenarios).items()
-            ]
-            named = rule.tests if options.tests is None else options.tests
-            shown.append(failing(service, name, named) if service.tests else "")
-            yield name, "; ".join(filter(None, shown)) or "none"
+    for name in options.rules or service.rules:
+        rule, shown = service.rules[name], []
+        for each in rule.scenarios if options.scenarios is None else options.scenarios:
+            if each not in usual:
+                usual[each] = played(ALL_ON, each)
+            shown.append(
+                compared(each, service.scenarios[each], usual[each], played(name, each))
+            )
+        named = rule.tests if options.tests is None else options.tests
+        if service.tests:
+            found = in_a_child(failing, service.name, name, named)
+            shown.append("a test hangs" if found is None else found)
+        yield name, "; ".join(filter(None, shown)) or "none"

@@ -152,9 +152,6 @@ class Signer(Protocol):
     def sign(self, domain: str, payload: bytes) -> bytes:
         """Return the signature of ``payload``, valid under ``domain`` only."""
 
-    def sign_raw(self, data: bytes) -> bytes:
-        """Sign bytes without a domain, for foreign protocols that have their own prefix."""
-
 
 class Verify(Protocol):
     """Verifies signatures. Cores get one passed in, so that a simulator can cache verdicts."""
@@ -174,7 +171,7 @@ def signed_bytes(domain: str, payload: bytes) -> bytes:
     """Return the bytes that are actually signed: a fixed prefix, the domain with its length,
     and the payload.
 
-    Under `FOREIGN` they are the payload alone, as in signatures by `Signer.sign_raw`.
+    Under `FOREIGN` they are the payload alone.
     """
     return payload if domain == FOREIGN else _domain_prefix(domain) + payload
 
@@ -212,27 +209,18 @@ class KeyPair:
         """Return the 64-byte signature of ``payload``, valid under ``domain`` only."""
         check("domain", domain, str)
         check("payload", payload, bytes)
-        return self.sign_raw(signed_bytes(domain, payload))
-
-    def sign_raw(self, data: bytes) -> bytes:
-        """Sign bytes without a domain, for foreign protocols that have their own prefix."""
-        check("data", data, bytes)
-        return self._key.sign(data).signature
+        return self._key.sign(signed_bytes(domain, payload)).signature
 
     def __repr__(self) -> str:
         return f"KeyPair({self._peer_id!r})"
 
 
-def verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Return True if ``signature`` is ``peer``'s signature of exactly ``data``."""
-    try:
-        nacl.signing.VerifyKey(peer.public_key).verify(data, signature)
-    except (nacl.exceptions.BadSignatureError, ValueError, nacl.exceptions.CryptoError):
-        return False
-    return True
-
-
 def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
     """Return True if ``signature`` is ``peer``'s signature of ``payload`` under ``domain``.
     This is the real `Verify`."""
-    return verify_raw(peer, signed_bytes(domain, payload), signature)
+    try:
+        key = nacl.signing.VerifyKey(peer.public_key)
+        key.verify(signed_bytes(domain, payload), signature)
+    except (nacl.exceptions.BadSignatureError, ValueError, nacl.exceptions.CryptoError):
+        return False
+    return True

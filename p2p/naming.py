@@ -1,4 +1,4 @@
-"""Names of files that stand beside another one while it is made."""
+"""Names of files that stand beside another one while it is made, and text of strangers."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def unencodable(error: UnicodeEncodeError) -> str:
         f"no file can be called {name!r} here: file names are {error.encoding} in this"
         " environment; set LC_ALL=C.UTF-8"
     )
+
+
+def printable(text: str) -> str:
+    """Replace characters that a terminal could interpret in strangers' text."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

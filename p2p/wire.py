@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields
-from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import msgpack
@@ -289,28 +288,6 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
     return value
 
 
-Layout = tuple[tuple[type, ...], Callable[..., _Message]]
-"""The types of a message's fields behind its kind, and the function that makes the message of
-them."""
-
-
-def message_untrusted(
-    layouts: Mapping[Any, Layout[_Message]], kind: object, fields: list[Any], *, what: str
-) -> _Message:
-    """Return the message of this ``kind``, a number or a word, with these ``fields``. Raise a
-    `BadMessage` that names ``what``.
-
-    All our protocols on msgpack read their messages with this function. Each message is a list
-    that starts with its kind (a number; SHARDCAST's are words), which stands at its class
-    (``Ping.KIND``), and ``messages.py`` has one table from kinds to layouts.
-    """
-    layout = layouts.get(kind) if type(kind) is int or type(kind) is str else None
-    if layout is None:
-        raise BadMessage(f"a {what} has no kind {kind!r:.20}")
-    types, make = layout
-    return make(*fields_untrusted(fields, *types, what=what))
-
-
 class Codec(NamedTuple):
     """Encoding of a message's field."""
 
@@ -323,19 +300,19 @@ class Codec(NamedTuple):
 
 class MessageTable(Generic[_Message]):
     """The dataclasses that are the messages of one protocol, each with the number (SHARDCAST:
-    the word) of its kind and the codecs of its fields."""
+    the word) of its kind and the codecs of its fields. A message is a list that begins with its
+    kind."""
 
     def __init__(
         self, what: str, *rows: tuple[int | str, type[_Message], *tuple[Codec, ...]]
     ) -> None:
         self._what = what
         self._codecs: dict[type[_Message], tuple[int | str, list[tuple[str, Codec]]]] = {}
-        self._layouts: dict[int | str, Layout[_Message]] = {}
+        self._rows: dict[int | str, tuple[type[_Message], list[Codec], tuple[type, ...]]] = {}
         for number, message, *codecs in rows:
             names = [field.name for field in fields(cast("Any", message))]
             self._codecs[message] = number, list(zip(names, codecs, strict=True))
-            kinds = tuple(codec.kind for codec in codecs)
-            self._layouts[number] = kinds, partial(_make, message, codecs)
+            self._rows[number] = message, codecs, tuple(codec.kind for codec in codecs)
 
     def encode(self, message: _Message) -> list[object]:
         """Return the number of a message's kind, and its fields in wire form."""
@@ -344,9 +321,9 @@ class MessageTable(Generic[_Message]):
 
     def decode_untrusted(self, kind: object, values: list[Any]) -> _Message:
         """Return the message. Raises `BadMessage` and nothing else."""
-        return message_untrusted(self._layouts, kind, values, what=self._what)
-
-
-def _make(message: Callable[..., _Message], codecs: Sequence[Codec], *values: Any) -> _Message:
-    decoded = [codec.decode(value) for codec, value in zip(codecs, values, strict=True)]
-    return message(*decoded)
+        row = self._rows.get(kind) if type(kind) is int or type(kind) is str else None
+        if row is None:
+            raise BadMessage(f"a {self._what} has no kind {kind!r:.20}")
+        message, codecs, kinds = row
+        fields_untrusted(values, *kinds, what=self._what)
+        return message(*[codec.decode(one) for codec, one in zip(codecs, values, strict=True)])

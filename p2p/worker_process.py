@@ -8,7 +8,7 @@ ready before it is spoken to: by then its limits are in force. What it prints is
 call is under way, and no faster than it is forgotten: the first lines go to the log, and one
 that prints without end is ended.
 
-Between calls a stranger's worker is stopped (`Confinement.rests`): a thread that it left behind
+Between calls a stranger's worker is stopped: a thread that it left behind
 computes no further, and neither does what a call has taught it to do in our time.
 
 With its process ends all that it started. Where ``bwrap`` contains it, its process is the first
@@ -36,7 +36,7 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.errors import LimitExceeded, ShoalError, WorkerDied, WorkerNotStarted
-from p2p.sandbox.confinement import HEARD, Confinement, Containment
+from p2p.sandbox.confinement import CHATTER, HEARD, REPLY, Confinement, Containment
 from p2p.sandbox.entry import READY
 from p2p.sandbox.launch import Launch, find_containment, launch, try_containment
 from p2p.wire import KI, MIB
@@ -95,7 +95,7 @@ class WorkerStarter:
             if self._for_machine is None:
                 reason = found.reason
                 if found.holds:
-                    trial = Confinement(sees_machine=True, tasks=None)
+                    trial = Confinement(sees_machine=True)
                     try:
                         reason = await trio.to_thread.run_sync(
                             try_containment, found, trial, self._folder
@@ -152,7 +152,7 @@ def _refused(name: str, error: OSError) -> WorkerNotStarted:
 
 def _start(start: Launch, name: str, confined: Confinement | None) -> ProcessWorker:
     """Start the process. Raises `OSError` if the system refuses."""
-    is_heard = confined is not None and confined.chatter is not None
+    is_heard = confined is not None and not confined.sees_machine
     process = subprocess.Popen(
         start.command,
         stdin=subprocess.PIPE,
@@ -185,9 +185,8 @@ class ProcessWorker:
         self._is_nested = is_nested
         # Bytes of one request or reply of a worker that is not confined: our own child, so this
         # only stops a runaway, not an attacker.
-        self._most = (1024 * MIB) if confined is None else confined.reply
-        self._chatter = 0 if confined is None else confined.chatter or 0
-        self._rests = is_nested and confined is not None and confined.rests
+        self._most = (1024 * MIB) if confined is None else REPLY
+        self._rests = is_nested and confined is not None and not confined.sees_machine
         self._stdin = _stream_of(process.stdin.fileno())
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
@@ -265,7 +264,7 @@ class ProcessWorker:
 
     async def _listen(self, stream: trio.lowlevel.FdStream) -> None:
         """Read output until it ends, and kill the child if it exceeds its limit."""
-        left = self._chatter
+        left = CHATTER
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             # Bytes of a worker's output read at a time: the capacity of a pipe.
             while data := await stream.receive_some(64 * KI):

@@ -15,6 +15,7 @@ SCENARIOS: Final = {
     )
 }
 TESTS: Final = (
+    "tests/attacks/test_gossip_decoding.py",
     "tests/attacks/test_gossip_floods.py",
     "tests/attacks/test_gossip_mesh.py",
     "tests/attacks/test_gossip_pools.py",
@@ -46,11 +47,6 @@ RULES: Final = {
         "what one peer sends costs a bounded share of a core",
         {f"{CORE}.quotas:PeerQuotas.admit": always(True)},
         tests="flood_is_dropped",
-    ),
-    "overdrawn": Rule(
-        "signatures and answers are paid for",
-        {f"{CORE}.quotas:PeerQuotas.is_overdrawn": always(False)},
-        tests="verified_on_account or stand_on_the_account",
     ),
     "price of an RPC": Rule(
         "empty RPCs cost their sender",
@@ -127,38 +123,15 @@ RULES: Final = {
         scenarios=("ghost_mesh",),
         tests="promise or brought_news",
     ),
-    "asked at once": Rule(
-        "IHAVE causes bounded requests",
-        {f"{CORE}.promises:MAX_ASKED": HUGE},
-        scenarios=("ghost_mesh",),
-        tests="thousands_of_ids",
-    ),
     "open promises": Rule(
         "promises take bounded memory",
         {f"{CORE}.promises:MAX_PROMISES": HUGE},
         scenarios=("ghost_mesh",),
         tests="thousands_of_ids",
     ),
-    "penalised": Rule(
-        "penalties take bounded memory",
-        {f"{CORE}.promises:MAX_PENALISED": HUGE},
-        tests="minted_names",
-    ),
-    "mesh threshold": Rule(
-        "a penalised peer leaves the mesh",
-        {f"{CORE}.promises:PeerScores.may_mesh": always(True)},
-        scenarios=("ghost_mesh",),
-        tests="kept_or_broken or rejected or mesh or penalties",
-    ),
-    "gossip threshold": Rule(
-        "a penalised peer's IHAVE and IWANT are ignored",
-        {f"{CORE}.promises:PeerScores.may_gossip": always(True)},
-        scenarios=("ghost_mesh",),
-        tests="promise or penalties or answer",
-    ),
     "first deliveries": Rule(
         "who brings messages first is preferred",
-        {f"{CORE}.promises:PeerScores.delivered_first": always(None)},
+        {f"{CORE}.promises:FirstDeliveries.delivered_first": always(None)},
         scenarios=("ghost_mesh",),
         tests="bring_news or brought_news",
     ),
@@ -222,7 +195,7 @@ RULES: Final = {
             )
         },
         scenarios=("ghost_mesh",),
-        tests="mesh or degree",
+        tests="bring_news or mesh or degree",
     ),
     "pending": Rule(
         "validation takes bounded memory",
@@ -232,17 +205,7 @@ RULES: Final = {
     "answer": Rule(
         "an IWANT gets a bounded answer",
         {f"{CORE}.core:MAX_ANSWER": HUGE},
-        tests="fits_one_rpc",
-    ),
-    "answers of one message": Rule(
-        "one peer gets a message three times",
-        {
-            f"{CORE}.caches:MessageCache.get_for_peer": lambda cache, identity, _: (
-                cache._messages.get(identity)
-            )
-        },
-        scenarios=("ghost_mesh",),
-        tests="account or fits_one_rpc or lost_messages",
+        tests="fits_one_rpc or stand_on",
     ),
     "cache": Rule(
         "messages take bounded memory",

@@ -54,7 +54,6 @@ FORMATS: Final = {
         ("forest", "codec", "messages", "patch", "index", "layout", "manifest", "chunkset"),
         "fields of the format",
     ),
-    "delta": "fields of the format",
     "http.core.answers": "fields of the format",
     "http.app": BOUNDED,
     "core.peers": BOUNDED,

@@ -490,8 +490,8 @@ class Pull:
                 words = f"waits for room: {error}"
                 self._teller.event("waiting", words, waits_for=words)
                 await node.world.sleep_until(node.world.now() + PIPED)
-        if manifest.body.note:  # files have modes, or folders are empty
-            modes = await node.tables.fetch(self._ticket.pusher, manifest.body.note)
+        if manifest.note:  # files have modes, or folders are empty
+            modes = await node.tables.fetch(self._ticket.pusher, manifest.note)
             if modes is None:
                 words = "nobody here knows them; pull again later"
                 self._teller.event("modes", f"modes    of files and empty folders: {words}")

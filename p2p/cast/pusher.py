@@ -124,7 +124,7 @@ async def _push(options: argparse.Namespace) -> int:
 
                     async def publish(version: PolicyVersion) -> PolicyVersion:
                         made = await node.shardcast.publish(version, source, note)
-                        if made.body.note != note:
+                        if made.note != note:
                             raise LocalProtocolError("the modes of its files have changed")
                         return made.version
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, Signer, decode_peer_id_untrusted, verify_raw
+from p2p.identity import FOREIGN, PeerId, ProtocolId, Signer, decode_peer_id_untrusted, verify
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import (
     FieldBudget,
@@ -264,7 +264,7 @@ def sign_voucher(signer: Signer, peer: PeerId, expires: int) -> bytes:
     """Return the relay's signed statement that ``peer`` has a reservation (libp2p's
     envelope)."""
     payload = field(1, signer.peer_id) + field(2, peer) + field(3, expires)
-    signature = signer.sign_raw(_signed(payload))
+    signature = signer.sign(FOREIGN, _signed(payload))
     key = field(1, 1) + field(2, signer.peer_id.public_key)
     return field(1, key) + field(2, _VOUCHER_TYPE) + field(3, payload) + field(5, signature)
 
@@ -286,7 +286,7 @@ def check_voucher_untrusted(voucher: bytes, relay: PeerId, peer: PeerId) -> None
         raise BadMessage("a voucher was signed by somebody else")
     if named.get(1) != relay or named.get(2) != peer:
         raise BadMessage("a voucher names other peers")
-    if not verify_raw(relay, _signed(payload), signature):
+    if not verify(relay, FOREIGN, _signed(payload), signature):
         raise BadMessage("a voucher's signature is wrong")
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field as default
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, Signer
+from p2p.identity import FOREIGN, PeerId, ProtocolId, Signer
 from p2p.protobuf import (
     FieldBudget,
     as_bytes_untrusted,
@@ -112,7 +112,7 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
     yet."""
     number = seqno.to_bytes(SEQNO_BYTES, "big")
     message = PubsubMessage(signer.peer_id.digest, number, topic, data)
-    signature = signer.sign_raw(SIGNATURE_PREFIX + message.unsigned())
+    signature = signer.sign(FOREIGN, SIGNATURE_PREFIX + message.unsigned())
     return PubsubMessage(message.author, number, topic, data, signature)
 
 

@@ -19,12 +19,12 @@ import textwrap
 import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
+from p2p.naming import printable
 from p2p.node.node import Node
 from p2p.node.process import is_terminal
 from p2p.node.role import Fact, Progress, Reporter, Role
@@ -42,37 +42,24 @@ ASCII: Final = str.maketrans(
 """Replacements of characters for a terminal that has only ASCII."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """State of a node as shown on the screen."""
-
-    policy: str
-    """Newest complete policy here, and what is known of newer ones."""
-    peers: int
-    clock: str = ""
-    """Problem of this machine's clock; empty if none is known."""
-    roles: tuple[Progress, ...] = ()
-
-    @property
-    def facts(self) -> Iterator[Fact]:
-        """Facts in order: the first of each role, the policy, the clock, and the rest of the
-        roles' facts."""
-        head, rest = [], []
-        for progress in self.roles:
-            head += list(progress.facts[:1])
-            rest += list(progress.facts[1:])
-        peers = "1 peer" if self.peers == 1 else f"{self.peers:,} peers"
-        yield from head
-        yield Fact("policy", f"{self.policy}; {peers}")
-        if self.clock:
-            yield Fact("clock", self.clock)
-        yield from rest
+def facts_of(
+    policy: str, peers: int, clock: str = "", roles: Sequence[Progress] = ()
+) -> list[Fact]:
+    """Return what the screen shows, in order: the first fact of each role, the policy with the
+    number of peers, a problem of the clock, and the rest of the roles' facts."""
+    told = [Fact("policy", f"{policy}; {peers:,} peer{'s' * (peers != 1)}")]
+    told += [Fact("clock", clock)] if clock else []
+    return [
+        *(fact for one in roles for fact in one.facts[:1]),
+        *told,
+        *(fact for one in roles for fact in one.facts[1:]),
+    ]
 
 
-def block(scene: Scene, columns: int, rows: int, encoding: str = "utf-8") -> list[str]:
+def block(facts: Sequence[Fact], columns: int, rows: int, encoding: str = "utf-8") -> list[str]:
     """Return the lines for a terminal of ``columns`` and ``rows``, none of which wraps."""
     width = max(8, min(columns - 1, WIDEST))  # in the last column some terminals wrap
-    lines = [one for fact in scene.facts for one in _wrapped(fact, width, encoding)]
+    lines = [one for fact in facts for one in _wrapped(fact, width, encoding)]
     return lines[: max(1, rows - 1)]
 
 
@@ -106,15 +93,15 @@ def _in_cells(text: str) -> str:
     )
 
 
-def line(scene: Scene, encoding: str = "utf-8") -> str:
+def line(facts: Sequence[Fact], encoding: str = "utf-8") -> str:
     """Return the state as one line, for a pipe or a journal."""
-    return shown("   ".join(f"{fact.label} {fact.text}" for fact in scene.facts), encoding)
+    return shown("   ".join(f"{fact.label} {fact.text}" for fact in facts), encoding)
 
 
 def shown(text: str, encoding: str) -> str:
     """Return ``text`` in the characters of ``encoding``, without any that could move the
     cursor."""
-    plain = "".join(sign if sign.isprintable() else "?" for sign in text)
+    plain = printable(text)
     try:
         plain.encode(encoding)
     except UnicodeEncodeError:
@@ -151,13 +138,11 @@ ENDED: Final = "the same command line goes on where this node was"
 """Last line on a terminal."""
 
 
-def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
+def facts_about(node: Node, roles: Sequence[Role]) -> list[Fact]:
     """Return the state of ``node`` for the screen."""
     policy = _policy(node, int(node.shardcast.newest))
-    told = tuple(progress_of(node, roles))
-    return Scene(
-        policy=policy, peers=node.membership.size, clock=node.clocks.trouble, roles=told
-    )
+    told = progress_of(node, roles)
+    return facts_of(policy, node.membership.size, node.clocks.trouble, told)
 
 
 def _policy(node: Node, newest: int) -> str:
@@ -196,11 +181,11 @@ class Terminal:
         """Encoding of the output."""
         return getattr(sys.stdout, "encoding", None) or "ascii"
 
-    def redraw(self, scene: Scene) -> None:
-        """Replace the block with one that shows ``scene``."""
+    def redraw(self, facts: Sequence[Fact]) -> None:
+        """Replace the block with one that shows ``facts``."""
         size = shutil.get_terminal_size()
         with self._lock:
-            lines = block(scene, size.columns, size.lines, self.encoding)
+            lines = block(facts, size.columns, size.lines, self.encoding)
             _write(redraw(lines, height(self._lines, size.columns)))
             self._lines = lines
 
@@ -244,7 +229,7 @@ class LiveScreen:
             while True:
                 is_over = await self._tell_if_over()
                 if self._terminal.is_redrawn:
-                    await self._do(partial(self._terminal.redraw, self._scene))
+                    await self._do(partial(self._terminal.redraw, self._facts()))
                 elif now() - printed >= PIPED or is_over:
                     printed = now()
                     await self._say(self._line)
@@ -257,13 +242,12 @@ class LiveScreen:
             said = ENDED if self._terminal.is_redrawn else self._line
             self._terminal.say(f"ended    {said}")
 
-    @property
-    def _scene(self) -> Scene:
-        return scene_of(self._node, self._roles)
+    def _facts(self) -> list[Fact]:
+        return facts_about(self._node, self._roles)
 
     @property
     def _line(self) -> str:
-        return line(self._scene, self._terminal.encoding)
+        return line(self._facts(), self._terminal.encoding)
 
     async def _tell_if_over(self) -> bool:
         """Print once that the run is over. Return True if that was now."""

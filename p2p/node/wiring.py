@@ -39,6 +39,7 @@ from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.naming import printable
 from p2p.node.admission import (
     MAX_PASS,
     MAX_SHOWN,
@@ -161,8 +162,7 @@ async def ask_admission(book: RunBook, dht: Dht, host: Host, peer: PeerId, wait:
     except PEER_TROUBLE as error:
         logger.debug("admission.no_answer peer=%s reason=%r", peer, error)
         return ""
-    text = said.decode(errors="replace")
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return printable(said.decode(errors="replace"))
 
 
 def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:

@@ -9,11 +9,14 @@ from typing import Final
 
 from p2p.wire import KI, MIB
 
-SCRATCH: Final = 64 * MIB
-"""Bytes of a worker's ``/tmp``. It is memory, beside what the worker may map."""
+OPEN_FILES: Final = 256
+"""Most open files of each process of a stranger's worker. Each costs the kernel up to 64 KiB
+where it is a pipe."""
+REPLY: Final = 64 * MIB
+"""Most bytes of one reply, as engines and environments send them (`roles.workers.calls`)."""
 CHATTER: Final = 16 * MIB
-"""Most bytes that a worker may print during one call. They are discarded after the first
-`HEARD`."""
+"""Most bytes that a stranger's worker may print during one call. They are discarded after the
+first `HEARD`."""
 HEARD: Final = 64 * KI
 """Bytes of a worker's printed output, over its life, that go to the node's log."""
 
@@ -34,7 +37,8 @@ class Confinement:
 
     sees_machine: bool = False
     """True if the worker may read all of this machine except homes and sockets, and use its
-    accelerators. It is meant for our own engines, which need drivers wherever they lie."""
+    accelerators. It is meant for our own engines, which need drivers wherever they lie. Their
+    threads, cores, files and output are not limited, and they are not stopped between calls."""
 
     network: bool = False
     """True if the worker may open sockets, and sees this machine's interfaces."""
@@ -49,49 +53,26 @@ class Confinement:
     memory: int | None = None
     """Most bytes of address space of each process."""
 
-    # Most threads and processes of one worker. Libraries start one for each core; a stranger's
-    # code must not start as many as the machine has numbers for.
-    tasks: int | None = 64
+    # Libraries start a thread for each core; a stranger's code must not start as many as the
+    # machine has numbers for.
+    tasks: int = 64
     """Most threads and processes together."""
-
-    cores: int | None = 1
-    """Number of cores that its threads share (Linux)."""
-
-    rests: bool = True
-    """True if the worker is stopped between calls where ``bwrap`` contains it, so that it uses
-    the machine only when asked."""
-
-    file_size: int | None = SCRATCH
-    """Most bytes of one file."""
-
-    # Most open files of one worker. Each costs the kernel up to 64 KiB where it is a pipe.
-    open_files: int | None = 256
-    """Most open files of each process."""
-
-    scratch: int = SCRATCH
-    """Most bytes of all files in ``/tmp`` together."""
-
-    # Most bytes of one reply, as engines and environments send them (`roles.workers.calls`).
-    reply: int = 64 * MIB
-    """Most bytes of one reply."""
-
-    chatter: int | None = CHATTER
-    """Most bytes on standard error during one call. With None, standard error is the node's
-    own, and is not read."""
 
     required: bool = True
     """True if the worker must not run where this machine cannot contain it. Otherwise it runs
     there with the limits that a process can set itself."""
 
     def __post_init__(self) -> None:
-        amounts = (
-            self.memory, self.tasks, self.cores, self.file_size, self.open_files, self.scratch,
-            self.reply, self.chatter,
-        )  # fmt: skip
-        if any(amount is not None and amount < 1 for amount in amounts):
+        if min(self.memory or 1, self.tasks) < 1:
             raise ValueError("what a worker may use is positive, or None for no limit")
         if not all(path.startswith("/") for path in (*self.readable, *self.writable)):
             raise ValueError("what a worker may reach is named by absolute paths")
+
+    @property
+    def scratch(self) -> int:
+        """Most bytes of all files in ``/tmp`` together. It is memory, beside what the worker
+        may map. An engine's caches lie there: Triton's compiled code takes some hundred MB."""
+        return 2048 * MIB if self.sees_machine else 64 * MIB
 
 
 class Mechanism(Enum):

@@ -32,7 +32,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from p2p.sandbox.confinement import Confinement, Containment, Mechanism, is_below
+from p2p.sandbox.confinement import (
+    OPEN_FILES,
+    Confinement,
+    Containment,
+    Mechanism,
+    is_below,
+)
 from p2p.sandbox.entry import READY, EntryLimits
 from p2p.sandbox.installation import Installation, find_installation
 from p2p.sandbox.seccomp import ARCHITECTURES
@@ -354,10 +360,10 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
     amounts = {
         "CORE": NO_CORE if is_filtered_here else 0,
         "AS": confined.memory,
-        "NPROC": confined.tasks if counts else None,
-        "FSIZE": confined.file_size,
-        "NOFILE": confined.open_files,
     }
+    if not confined.sees_machine:
+        amounts |= {"FSIZE": confined.scratch, "NOFILE": OPEN_FILES}
+        amounts |= {"NPROC": confined.tasks} if counts else {}
     if is_filtered_here:  # names that macOS has not
         amounts |= {"RTPRIO": 0, "NICE": 0}
         # Most pending signals and timers. They are counted with those of the node's user.
@@ -365,7 +371,7 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
     first, count = USERS
     return EntryLimits(
         amounts={name: amount for name, amount in amounts.items() if amount is not None},
-        cores=(confined.cores or 0) if is_filtered_here else 0,
+        cores=1 if is_filtered_here and not confined.sees_machine else 0,
         user=first + secrets.randbelow(count) if is_switching else 0,
         machine=machine_name() if is_filtered_here else "",
         network=confined.network,

@@ -37,25 +37,11 @@ from p2p.errors import (
 )
 from p2p.host import Host, Stream
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.codec import DECODE_RATE, decode_chunk_untrusted, wire_limit
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.index import Span
-from p2p.shardcast.messages import (
-    BULK_OVERHEAD,
-    BULK_PROTOCOL_ID,
-    CHUNK_KIND,
-    INLINE_INDEX,
-    MAX_BULK,
-    MAX_BULK_MESSAGE,
-    MESSAGE_KIND,
-    ChunkHeader,
-    Message,
-    decode_chunk_header_untrusted,
-    decode_message_untrusted,
-    encode_bulk_message,
-    encode_chunk_header,
-)
 from p2p.shardcast.store import Cores, PolicyStore
 from p2p.wire import KI, MIB, decode_varint_untrusted, encode_varint, frame
 from p2p.world import OFF_LOOP, World, dawdle
@@ -112,10 +98,10 @@ class Sender:
         self.scope = trio.CancelScope()
         self._store = store
         self._throttle = throttle
-        self._items: deque[Message | ChunkHeader] = deque()
+        self._items: deque[msg.Message | msg.ChunkHeader] = deque()
         self._some = AutoResetEvent()
 
-    def push_nowait(self, item: Message | ChunkHeader) -> None:
+    def push_nowait(self, item: msg.Message | msg.ChunkHeader) -> None:
         """Queue an item. A peer for which `MAX_WAITING` items pile up is given up."""
         self._items.append(item)
         self._some.set()
@@ -126,7 +112,7 @@ class Sender:
         """Send until the peer is lost or dropped."""
         with self.scope:
             try:
-                async with await host.open_stream(self.peer, BULK_PROTOCOL_ID) as stream:
+                async with await host.open_stream(self.peer, msg.BULK_PROTOCOL_ID) as stream:
                     while True:
                         while self._items:
                             await self._send(stream, self._items.popleft(), report)
@@ -136,12 +122,15 @@ class Sender:
                 logger.debug("bulk_ended peer=%r reason=%r", self.peer, error)
 
     async def _send(
-        self, stream: Stream, item: Message | ChunkHeader, report: Callable[[ev.Event], object]
+        self,
+        stream: Stream,
+        item: msg.Message | msg.ChunkHeader,
+        report: Callable[[ev.Event], object],
     ) -> None:
         """Send one item. A chunk's 4 MiB are released when this returns."""
-        if not isinstance(item, ChunkHeader):
-            message = frame(encode_bulk_message(item))
-            if len(message) > INLINE_INDEX:  # a long index has mebibytes
+        if not isinstance(item, msg.ChunkHeader):
+            message = frame(msg.encode_bulk_message(item))
+            if len(message) > msg.INLINE_INDEX:  # a long index has mebibytes
                 await self._throttle.charge(len(message))
             await stream.send_all(message)
             return
@@ -153,7 +142,7 @@ class Sender:
             logger.warning("chunk_unreadable policy=%s index=%d: %s", name, item.index, error)
         if data is not None:
             await self._throttle.charge(len(data))
-            header = encode_chunk_header(item)
+            header = msg.encode_chunk_header(item)
             head = encode_varint(len(header) + len(data)) + header
             # Chunks up to this size are sent with their header in one piece: copying them costs
             # less than a packet and a wake-up for 47 bytes.
@@ -338,20 +327,20 @@ class Receiver:
         """Read one frame. Return False if the stream is of no more use. Raise `BadMessage` if
         the frame is malformed."""
         kind = (await reader.take(1))[0] if length else None
-        if kind == MESSAGE_KIND and length <= MAX_BULK_MESSAGE:
+        if kind == msg.MESSAGE_KIND and length <= msg.MAX_BULK_MESSAGE:
             message = None
             with self.budget.frame(trusted=False) as hold:
                 message = await reader.take(length - 1, hold)
             if message is None:
                 return False
-            self._handle(ev.Heard(peer, decode_message_untrusted(message)))
+            self._handle(ev.Heard(peer, msg.decode_message_untrusted(message)))
             return True
-        if kind != CHUNK_KIND or not BULK_OVERHEAD < length <= MAX_BULK:
+        if kind != msg.CHUNK_KIND or not msg.BULK_OVERHEAD < length <= msg.MAX_BULK:
             raise BadMessage(f"a bulk frame of {length} bytes that is no chunk and no message")
-        header = decode_chunk_header_untrusted(
-            bytes((kind,)) + await reader.take(BULK_OVERHEAD - 1)
+        header = msg.decode_chunk_header_untrusted(
+            bytes((kind,)) + await reader.take(msg.BULK_OVERHEAD - 1)
         )
-        size = length - BULK_OVERHEAD
+        size = length - msg.BULK_OVERHEAD
         offer = self._core.offer(peer, header)
         if offer is None:
             await reader.skip(size)

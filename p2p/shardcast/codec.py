@@ -67,7 +67,7 @@ def encode_chunk(span: Span, raw: Bytes) -> bytes:
     """Pack the bytes of a span. The same bytes give the same chunk with the same version of
     zstd."""
     planes = _split(raw, span.kind)
-    packed = [_pack(plane, is_number=span.kind > 0) for plane in planes]
+    packed = [pack_plane(plane, is_number=span.kind > 0) for plane in planes]
     lengths = [
         _LENGTH.pack(len(wire) | (_STORED if wire is plane else 0))
         for wire, plane in zip(packed, planes, strict=True)
@@ -93,7 +93,7 @@ def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
         plane = view[at : at + (length & ~_STORED)]
         at += length & ~_STORED
         planes.append(
-            plane if length & _STORED else _unpack_untrusted(plane, span.size // count)
+            plane if length & _STORED else unpack_plane_untrusted(plane, span.size // count)
         )
     if at != len(view) or any(len(plane) * count != span.size for plane in planes):
         raise BadMessage("a chunk's planes are not as long as they should be")
@@ -103,7 +103,7 @@ def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
     return raw
 
 
-def _pack(plane: Bytes, *, is_number: bool) -> Bytes:
+def pack_plane(plane: Bytes, *, is_number: bool) -> Bytes:
     """Return a plane as a zstd frame, or unchanged if compression saves too little."""
     if is_number:
         compressor = zstandard.ZstdCompressor(compression_params=_numbers(len(plane)))
@@ -127,19 +127,19 @@ def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
     )
 
 
-def _unpack_untrusted(frame: memoryview, size: int) -> bytes:
+def unpack_plane_untrusted(frame: memoryview, size: int) -> bytes:
     """Return the content of a zstd frame. Raise `BadMessage` unless it has ``size`` bytes."""
     try:
         head = zstandard.get_frame_parameters(frame)
         if head.content_size != size or head.window_size > _MAX_WINDOW:
             raise BadMessage(
-                f"a chunk decompresses to {head.content_size} bytes in a window of"
+                f"a plane decompresses to {head.content_size} bytes in a window of"
                 f" {head.window_size}, instead of to {size}"
             )
         decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         raw: bytes = decoder.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise BadMessage(f"a chunk is not zstd: {error}") from None
+        raise BadMessage(f"a plane is not zstd: {error}") from None
     return raw
 
 

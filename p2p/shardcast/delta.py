@@ -48,10 +48,10 @@ from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from p2p.errors import BadMessage
+from p2p.shardcast.codec import pack_plane, unpack_plane_untrusted
 from p2p.wire import MIB
 
 OPAQUE: Final = 0
@@ -64,9 +64,6 @@ SEGMENT: Final = 2 * MIB
 """Number of values that are coded together, with one coding and in one buffer. In bf16 this is
 the largest span."""
 
-_HASH_LOG: Final = 6
-"""The smallest match table of zstd level 1: zstd is here for its Huffman coder. On streams of
-small numbers its matches are chance, and cost more than the literals they replace."""
 _MORE: Final = 255
 """Byte that stands for itself plus the byte that follows."""
 _NIBBLE: Final = 15
@@ -78,9 +75,6 @@ the memory of the values."""
 
 _WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
-_MAX_WINDOW: Final = 2 * SEGMENT
-"""Longest stream of a segment: gaps take a byte per change and one per 255 values."""
-
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
 _I64 = NDArray[np.int64]
@@ -104,18 +98,9 @@ def encode_delta(old: Bytes, new: Bytes, kind: int) -> bytes:
     """
     if len(old) != len(new):
         raise ValueError(f"a delta from {len(old)} to {len(new)} bytes")
-    compressor = zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters.from_level(
-            1,
-            strategy=zstandard.STRATEGY_FAST,
-            min_match=7,
-            hash_log=_HASH_LOG,
-            write_content_size=True,
-        )
-    )
     parts: list[bytes] = []
     for before, after in zip(_segments(old, kind), _segments(new, kind), strict=True):
-        parts += _encode_segment(before, after, _is_signed(kind, len(old)), compressor)
+        parts += _encode_segment(before, after, _is_signed(kind, len(old)))
     return b"".join(parts)
 
 
@@ -132,13 +117,8 @@ def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> byt
     result = np.empty(size, np.uint8)
     reader = _Reader(memoryview(wire))
     signed = _is_signed(kind, size)
-    try:
-        for before, after in zip(
-            _segments(old, kind), _segments(result.data, kind), strict=True
-        ):
-            _decode_segment(before, after, signed, reader)
-    except zstandard.ZstdError as error:
-        raise BadMessage(f"a plane of a delta is not zstd: {error}") from None
+    for before, after in zip(_segments(old, kind), _segments(result.data, kind), strict=True):
+        _decode_segment(before, after, signed, reader)
     reader.finish()
     return result.tobytes()
 
@@ -158,7 +138,7 @@ def _segments(raw: Bytes, kind: int) -> Iterator[_Values]:
         yield values[first : first + SEGMENT]
 
 
-def _encode_segment(old: _Values, new: _Values, signed: bool, compressor: Any) -> list[bytes]:
+def _encode_segment(old: _Values, new: _Values, signed: bool) -> list[bytes]:
     # A tensor may start anywhere in a mapped file, and numpy is slow between two addresses.
     old, new = np.require(old, requirements="A"), np.require(new, requirements="A")
     places = np.flatnonzero(old != new)
@@ -167,14 +147,14 @@ def _encode_segment(old: _Values, new: _Values, signed: bool, compressor: Any) -
     candidates = []
     if len(places) <= _MOST_SPARSE * len(old):
         steps = _steps(old[places], new[places], signed)
-        candidates.append(_sparse(places, steps, compressor))
+        candidates.append(_sparse(places, steps))
     # Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense),
     # and the others are not tried.
     if len(places) > (1 / 8) * len(old):
         del places
-        dense = _put_steps(_steps(old, new, signed), compressor)
+        dense = _put_steps(_steps(old, new, signed))
         candidates.append([bytes([Coding.DENSE]), *dense])
-        candidates.append([bytes([Coding.FULL]), *_put_planes(new, compressor)])
+        candidates.append([bytes([Coding.FULL]), *_put_planes(new)])
     return min(candidates, key=lambda parts: sum(map(len, parts)))
 
 
@@ -197,7 +177,7 @@ def _decode_segment(old: _Values, out: _Values, signed: bool, reader: _Reader) -
 # Sparse segments
 
 
-def _sparse(places: _I64, steps: _Values, compressor: Any) -> list[bytes]:
+def _sparse(places: _I64, steps: _Values) -> list[bytes]:
     gaps = np.diff(places, prepend=-1) - 1
     # From this mean on, a gap's lowest bits are sent apart, so many that the mean of the rest
     # is below. At a mean of 128 one byte in seven is a 255.
@@ -209,8 +189,8 @@ def _sparse(places: _I64, steps: _Values, compressor: Any) -> list[bytes]:
         _CHANGES.pack(1, len(places), shift),
         *low,
         _WORD.pack(len(high)),
-        *_put_plane(high, compressor),
-        *_put_steps(steps - steps.dtype.type(1), compressor),
+        *_put_plane(high),
+        *_put_steps(steps - steps.dtype.type(1)),
     ]
 
 
@@ -267,30 +247,27 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 # Planes
 
 
-def _put_plane(stream: _U8, compressor: Any) -> list[bytes]:
-    raw = stream.tobytes()
-    wire = compressor.compress(raw)
-    if len(wire) >= len(raw):
-        wire = raw
-    return [_WORD.pack(len(wire)), wire]
+def _put_plane(stream: _U8) -> list[bytes]:
+    wire = pack_plane(stream.tobytes(), is_number=True)
+    return [_WORD.pack(len(wire)), bytes(wire)]
 
 
-def _put_planes(values: _Values, compressor: Any) -> Iterator[bytes]:
+def _put_planes(values: _Values) -> Iterator[bytes]:
     octets = values.view(np.uint8).reshape(len(values), values.itemsize)
     for plane in range(values.itemsize):
-        yield from _put_plane(octets[:, plane], compressor)
+        yield from _put_plane(octets[:, plane])
 
 
-def _put_steps(steps: _Values, compressor: Any) -> Iterator[bytes]:
+def _put_steps(steps: _Values) -> Iterator[bytes]:
     nibbles = np.minimum(steps, _NIBBLE).astype(np.uint8)
     if len(nibbles) % 2:
         nibbles = np.append(nibbles, np.uint8(0))
     larger = steps[steps >= _NIBBLE]
     rests = np.minimum(larger - larger.dtype.type(_NIBBLE), _MORE).astype(np.uint8)
     pairs: _U8 = (nibbles[::2] << 4 | nibbles[1::2]).astype(np.uint8)
-    yield from _put_plane(pairs, compressor)
-    yield from _put_plane(rests, compressor)
-    yield from _put_planes(larger[rests == _MORE], compressor)
+    yield from _put_plane(pairs)
+    yield from _put_plane(rests)
+    yield from _put_planes(larger[rests == _MORE])
 
 
 class _Reader:
@@ -299,7 +276,6 @@ class _Reader:
     def __init__(self, wire: memoryview) -> None:
         self._wire = wire
         self._at = 0
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
     def finish(self) -> None:
         """Raise `BadMessage` unless everything was read."""
@@ -379,10 +355,5 @@ class _Reader:
         wire = self.take(stored)
         if stored == size:
             return np.frombuffer(wire, np.uint8)
-        frame = zstandard.get_frame_parameters(wire)
-        if frame.content_size != size or frame.window_size > _MAX_WINDOW:
-            raise BadMessage(f"a plane of {size} bytes claims to have {frame.content_size}")
-        raw = self._decompressor.decompress(wire, max_output_size=size, allow_extra_data=False)
-        if len(raw) != size:
-            raise BadMessage("a plane is shorter than it claims")
+        raw = unpack_plane_untrusted(wire, size)
         return np.frombuffer(raw, np.uint8)

@@ -15,7 +15,7 @@ one that denies its own predecessor, are a `p2p.equivocation.Equivocation`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -97,9 +97,10 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestBody:
-    """Signed content of a manifest."""
+class Manifest:
+    """A policy version, signed by the publisher that made it."""
 
+    publisher: PeerId
     run: bytes
     version: PolicyVersion
     previous_version: PolicyVersion
@@ -113,30 +114,24 @@ class ManifestBody:
     encodings: tuple[Encoding, ...]
     note: bytes = b""
     """Digest of 32 bytes that the publisher commits to, or empty."""
-
-    def sign(self, signer: Signer) -> Manifest:
-        """Sign the manifest. Equal bodies always give equal bytes."""
-        before = (self.previous_version, self.previous)
-        encodings = [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings]
-        what = (self.weights_digest, self.size, encodings, *[self.note][: len(self.note)])
-        content = pack([signer.peer_id.digest, self.run, self.version, *before, *what])
-        return Manifest(signer.peer_id, self, content, signer.sign(PROTOCOL_ID, content))
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A policy version, signed by the publisher that made it."""
-
-    publisher: PeerId
-    body: ManifestBody
-    content: bytes = field(repr=False)
-    signature: bytes = field(repr=False)
+    signature: bytes = field(default=b"", repr=False)
+    content: bytes = field(init=False, repr=False)
     digest: bytes = field(init=False, repr=False)
     """Digest of the signed content: the name of this policy in every message. It leaves out the
     signature, so that signing twice is no equivocation."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest_of(self.content))
+        before = (self.previous_version, self.previous)
+        rows = [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings]
+        what = (self.weights_digest, self.size, rows, *[self.note][: len(self.note)])
+        content = pack([self.publisher.digest, self.run, self.version, *before, *what])
+        object.__setattr__(self, "content", content)
+        object.__setattr__(self, "digest", digest_of(content))
+
+    def sign(self, signer: Signer) -> Manifest:
+        """Return this manifest signed by its publisher. Equal fields always give equal
+        bytes."""
+        return replace(self, signature=signer.sign(PROTOCOL_ID, self.content))
 
     @property
     def author(self) -> PeerId:
@@ -146,39 +141,24 @@ class Manifest:
     @property
     def bound(self) -> Mapping[int, bytes]:
         """Maps versions to digests: this manifest's, and its predecessor's."""
-        before, previous = self.body.previous_version, self.body.previous
+        before, previous = self.previous_version, self.previous
         return {self.version: self.digest, **({before: previous} if previous else {})}
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The version it describes."""
-        return self.body.version
-
-    @property
-    def weights_digest(self) -> bytes:
-        """Digest of the index, which fixes every byte of every file."""
-        return self.body.weights_digest
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files together."""
-        return self.body.size
 
     @property
     def anchor(self) -> Encoding:
         """The encoding that needs no earlier version; every manifest has one."""
-        return next(encoding for encoding in self.body.encodings if encoding.name == ANCHOR)
+        return next(encoding for encoding in self.encodings if encoding.name == ANCHOR)
 
     @property
     def patches(self) -> tuple[Encoding, ...]:
         """The encodings that need another version."""
-        return tuple(one for one in self.body.encodings if one.name in (PATCH, ADAPTER))
+        return tuple(one for one in self.encodings if one.name in (PATCH, ADAPTER))
 
     @property
     def handed_out(self) -> Encoding:
         """The encoding that the origin hands out: the adapter, or the patch on the version
         before, or else the anchor. Other encodings are pulled."""
-        previous = self.body.previous_version
+        previous = self.previous_version
         fit = (one for one in self.patches if one.is_adapter or one.base == previous)
         return next(fit, self.anchor)
 
@@ -225,24 +205,27 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     unpacked = unpack_untrusted(content)
     has_note = isinstance(unpacked, list) and len(unpacked) > len(kinds)
     fields = fields_untrusted(unpacked, *kinds, *[bytes] * has_note, what="manifest")
-    publisher = decode_peer_id_untrusted(fields[0])
     encodings = tuple(
         _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
     )
-    _, named, version, before, previous, weights_digest, size, _, *note = fields
-    body = ManifestBody(
-        named, version, before, previous, weights_digest, size, encodings, *note
-    )
-    if has_note and len(body.note) != DIGEST_BYTES:
+    publisher = decode_peer_id_untrusted(fields[0])
+    note = fields[8] if has_note else b""
+    if has_note and len(note) != DIGEST_BYTES:
         raise BadMessage("a manifest's note is no digest")
-    _check_body(body)
-    if body.run != run:
+    named, version, before, previous, weights, size = fields[1:7]
+    manifest = Manifest(
+        publisher, named, version, before, previous, weights, size, encodings, note, signature
+    )
+    _check(manifest)
+    if manifest.content != content:
+        raise BadMessage("a manifest is not packed as Shoal packs it")
+    if manifest.run != run:
         raise BadMessage("a manifest of another run")
     if len(signature) != SIGNATURE_BYTES or not verify(
         publisher, PROTOCOL_ID, content, signature
     ):
         raise BadMessage("a manifest's signature is wrong")
-    return Manifest(publisher, body, content, signature)
+    return manifest
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:
@@ -261,20 +244,20 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
     return Encoding(name, PolicyVersion(base), chunks, wire, index)
 
 
-def _check_body(body: ManifestBody) -> None:
-    if not 0 < len(body.run) <= MAX_RUN_ID or len(body.weights_digest) != DIGEST_BYTES:
+def _check(made: Manifest) -> None:
+    if not 0 < len(made.run) <= MAX_RUN_ID or len(made.weights_digest) != DIGEST_BYTES:
         raise BadMessage("a manifest's run id or weights digest has the wrong length")
     if not (
-        0 <= body.version <= MAX_POLICY and NO_POLICY <= body.previous_version < body.version
+        0 <= made.version <= MAX_POLICY and NO_POLICY <= made.previous_version < made.version
     ):
         raise BadMessage("a manifest's versions do not grow")
-    if len(body.previous) != (DIGEST_BYTES if body.previous_version >= 0 else 0):
+    if len(made.previous) != (DIGEST_BYTES if made.previous_version >= 0 else 0):
         raise BadMessage("a manifest's predecessor is misnamed")
-    if not 0 < body.size <= MAX_SIZE:
+    if not 0 < made.size <= MAX_SIZE:
         raise BadMessage("a manifest's size is out of bounds")
-    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in body.encodings)
-    names = {(e.name, e.base) for e in body.encodings}
-    if anchors != 1 or len(body.encodings) > MAX_ENCODINGS or len(names) != len(body.encodings):
+    anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in made.encodings)
+    names = {(e.name, e.base) for e in made.encodings}
+    if anchors != 1 or len(made.encodings) > MAX_ENCODINGS or len(names) != len(made.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
-    if not all(e.base < body.version for e in body.encodings):
+    if not all(e.base < made.version for e in made.encodings):
         raise BadMessage("a manifest's patch is on no older version")

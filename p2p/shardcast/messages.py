@@ -216,20 +216,11 @@ class Receipt:
     rows: tuple[tuple[int, int, int], ...]
 
 
-Message = (
-    Blame
-    | Hello
-    | PolicyNews
-    | RosterNews
-    | Evidence
-    | Ask
-    | Have
-    | Taken
-    | Skipped
-    | Want
-    | Credit
-    | Receipt
-)
+ChunkMessage = Ask | Have | Taken | Skipped | Want
+"""What peers tell each other of the chunks of a version."""
+HandOutMessage = Credit | Blame | Receipt
+"""What peers tell the origin of its hand-out."""
+Message = Hello | PolicyNews | RosterNews | Evidence | ChunkMessage | HandOutMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from p2p.shardcast.index import (
     digest_of,
 )
 from p2p.shardcast.layout import Tensor, cut_files, span_for
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
     SpanRun,
@@ -269,9 +269,11 @@ class PolicyPublisher:
                     if patch is not None and newest is not None:
                         encodings.append(Encoding.patch(patch.index, newest.version))
                 before = (NO_POLICY, b"") if newest is None else (newest.version, newest.digest)
-                size, ways = index.size, tuple(encodings)
-                body = ManifestBody(self._run, version, *before, index.digest, size, ways, note)
-                manifest = body.sign(self._world.signer)
+                unsigned = Manifest(
+                    self._world.signer.peer_id, self._run, version, *before, index.digest,
+                    index.size, tuple(encodings), note,
+                )  # fmt: skip
+                manifest = unsigned.sign(self._world.signer)
             await self._store.commit_own(manifest, index, digested.wires, source=path)
             if patch is not None:
                 await self._store.commit_own(manifest, patch.index, patch.wires, draft=draft)

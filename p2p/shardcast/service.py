@@ -21,6 +21,7 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.bulk import Receiver, Sender, Throttle
 from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -31,16 +32,6 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
-from p2p.shardcast.messages import (
-    BULK_PROTOCOL_ID,
-    MAX_CONTROL,
-    Evidence,
-    PolicyNews,
-    RosterNews,
-    Want,
-    decode_message_untrusted,
-    encode_message,
-)
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.store import FIRST_RETRY, DiskTrial, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
@@ -87,8 +78,8 @@ class Shardcast:
         """Maps each policy whose spans a task is writing to a notifier, which fires when some
         are written."""
         self._disk = DiskTrial(world, store.folder)
-        self._room = trio.CancelScope()
-        """Cancels the task that waits for room for the newest version."""
+        self._mending = trio.CancelScope()
+        """Cancels the task that waits for the disk."""
         self.trouble: StorageError | None = None
         """The error with which the disk refuses data; None while it works."""
         self._unfinished: list[_Job] = []
@@ -269,12 +260,12 @@ class Shardcast:
         no news. (The author of another kind of message would be answered, and dialled for it,
         by every node.)
         """
-        if len(data) > MAX_CONTROL:
+        if len(data) > msg.MAX_CONTROL:
             raise BadMessage(
-                f"an announcement of {len(data)} bytes is over the limit of {MAX_CONTROL}"
+                f"an announcement of {len(data)} bytes is over the limit of {msg.MAX_CONTROL}"
             )
-        message = decode_message_untrusted(data)
-        if not isinstance(message, PolicyNews | RosterNews | Evidence):
+        message = msg.decode_message_untrusted(data)
+        if not isinstance(message, msg.PolicyNews | msg.RosterNews | msg.Evidence):
             raise BadMessage("only news of policies, rosters and evidence is gossiped")
         effects = self._driver.ask(ev.Heard(peer, message, gossip=True))
         return any(isinstance(effect, ev.PassOn) for effect in effects)
@@ -285,15 +276,15 @@ class Shardcast:
         match effect:
             case ev.Send(peer, message):
                 self._world.sometimes(
-                    "shardcast/pulled what was late", isinstance(message, Want)
+                    "shardcast/pulled what was late", isinstance(message, msg.Want)
                 )
-                self._host.send(peer, PROTOCOL_ID, encode_message(message))
+                self._host.send(peer, PROTOCOL_ID, msg.encode_message(message))
             case ev.Push(peer, item):
                 self._sender(peer).push_nowait(item)
             case ev.Connect(peer):
                 self._sender(peer)
             case ev.Gossip(message):
-                self._announce(encode_message(message))
+                self._announce(msg.encode_message(message))
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
                 self._written.notify_all()
@@ -327,7 +318,7 @@ class Shardcast:
             self._driver.feed(ev.PeerDown(event.peer))
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
-        self._driver.feed(ev.Heard(peer, decode_message_untrusted(data)))
+        self._driver.feed(ev.Heard(peer, msg.decode_message_untrusted(data)))
 
     async def _wait_written(self, policy: bytes) -> None:
         """Return when the spans of a policy that are only in memory are no more than the
@@ -363,22 +354,13 @@ class Shardcast:
             self._disk_refused(error)
         elif entry is not None:
             logger.error("policy_given_up reason=%s", error)
-            self.stats.versions_too_large += isinstance(error, NoRoom)
+            has_no_room = isinstance(error, NoRoom)
+            self.stats.versions_too_large += has_no_room
             self._note_trouble(error)
-            self._driver.feed(ev.Unusable(policy))
+            self._driver.feed(ev.Unusable(policy, has_no_room))
             await self._store.forget(policy)
-            if isinstance(error, NoRoom):
-                self._nursery.start_soon(self._wait_room, policy, entry.manifest, error)
-
-    async def _wait_room(self, policy: bytes, manifest: Manifest, error: NoRoom) -> None:
-        """Fetch a version again once the disk has room, because files are removed or unpinned
-        versions are pruned."""
-        self._room.cancel()  # an older version need not be fetched any more
-        with trio.CancelScope() as self._room:
-            await self._disk.wait(error.needed)
-            if self.trouble is error:
-                self._note_trouble(None)
-            self._driver.feed(ev.RoomMade(policy, manifest))
+            if has_no_room:
+                self._nursery.start_soon(self._mend_disk, error)
 
     def _note_trouble(self, error: StorageError | None) -> None:
         self.trouble = error
@@ -395,18 +377,23 @@ class Shardcast:
                 "disk.refuses reason=%s: policies are served, not fetched, until it takes data",
                 error,
             )
-            self._nursery.start_soon(self._mend_disk)
+            self._nursery.start_soon(self._mend_disk, error)
         self._driver.feed(ev.Unwritable())
 
-    async def _mend_disk(self) -> None:
-        await self._disk.wait()
-        logger.warning("disk.takes_data: policies are fetched again")
-        self.stats.disk_refuses = False
-        self._note_trouble(None)
-        waiting, self._unfinished = self._unfinished, []
-        for job in waiting:
-            self._jobs.send_nowait(job)
-        self._driver.feed(ev.Writable())
+    async def _mend_disk(self, error: StorageError) -> None:
+        """Fetch again once the disk takes data and, if there was no room for a version, has
+        room because files were removed or versions pruned."""
+        self._mending.cancel()  # an older version need not be fetched any more
+        with trio.CancelScope() as self._mending:
+            await self._disk.wait(error.needed if isinstance(error, NoRoom) else 0)
+            if self.stats.disk_refuses:
+                logger.warning("disk.takes_data: policies are fetched again")
+            self.stats.disk_refuses = False
+            self._note_trouble(None)
+            waiting, self._unfinished = self._unfinished, []
+            for job in waiting:
+                self._jobs.send_nowait(job)
+            self._driver.feed(ev.Writable())
 
     # Tasks
 
@@ -473,7 +460,7 @@ class Shardcast:
             if entry is not None:
                 await self._cannot_hold(entry.manifest.digest, error)
         if made is None:
-            self._driver.feed(ev.PatchFailed(job.patch))
+            self._driver.feed(ev.Patched(job.patch))
             return
         self._world.sometimes("shardcast/patched a policy", made.is_whole)
         self._driver.feed(ev.Patched(job.patch, made.index, made.verified))
@@ -511,8 +498,10 @@ class Shardcast:
             self._driver.feed(ev.Tick())  # what was begun goes on: all of it is known now
             self._nursery.start_soon(self._do_jobs)
             with (
-                self._host.receiving(PROTOCOL_ID, self._on_message, max_message=MAX_CONTROL),
-                self._host.serving(BULK_PROTOCOL_ID, self._receiver.read_bulk),
+                self._host.receiving(
+                    PROTOCOL_ID, self._on_message, max_message=msg.MAX_CONTROL
+                ),
+                self._host.serving(msg.BULK_PROTOCOL_ID, self._receiver.read_bulk),
                 self._host.watching(self._on_peer),
             ):
                 for peer in self._host.connected:

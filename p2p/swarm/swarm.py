@@ -144,6 +144,9 @@ class SwarmHost:
         self.news = Notifier()
         """Notified when a peer connected, identified itself or left, or when `addrs`
         changed."""
+        self._moved = Notifier()
+        self.addrs: tuple[Multiaddr, ...] = ()
+        """Addresses of this host, the likeliest first, each ending in ``/p2p/``."""
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._listeners: list[Listener] = []
@@ -186,6 +189,7 @@ class SwarmHost:
         self._puncher = Puncher(world, self)
         if config.punch:
             self.set_handler(DCUTR_ID, self._puncher.serve)
+        self._renew_addrs()
 
     # Who and where.
 
@@ -194,9 +198,8 @@ class SwarmHost:
         """This host's own peer id."""
         return self._static.peer_id
 
-    @property
-    def addrs(self) -> tuple[Multiaddr, ...]:
-        """Addresses of this host, the likeliest first, each ending in ``/p2p/``."""
+    def _renew_addrs(self) -> None:
+        """Work out `addrs` again, because something that they follow from has changed."""
         places = list(self._config.announce) or [one.addr for one in self._listeners]
         own = [place.transport for place in (*places, *self._mapped)]
         if not self.is_announced:
@@ -207,7 +210,9 @@ class SwarmHost:
             return -reach_of(addr), denied, addr.relay is not None
 
         own = sorted(dict.fromkeys(own), key=rank)
-        return tuple(place.with_peer(self.peer_id) for place in own)
+        self.addrs = tuple(place.with_peer(self.peer_id) for place in own)
+        self._moved.notify_all()
+        self.news.notify_all()
 
     @property
     def is_announced(self) -> bool:
@@ -228,7 +233,7 @@ class SwarmHost:
         door.check("standing", standing, Mapping)
         if standing != self._standing:
             self._standing = dict(standing)
-            self.news.notify_all()
+            self._renew_addrs()
 
     def set_mapped(self, addr: Multiaddr | None) -> None:
         """Announce that a router forwards ``addr`` to this host, or that none does any more."""
@@ -237,7 +242,7 @@ class SwarmHost:
         mapped = () if addr is None else (addr,)
         if mapped != self._mapped:
             self._mapped = mapped
-            self.news.notify_all()
+            self._renew_addrs()
 
     @property
     def port_to_map(self) -> int | None:
@@ -767,7 +772,7 @@ class SwarmHost:
         told = self.addrs
         while True:
             while told == self.addrs:
-                await self.news.wait()
+                await self._moved.wait()
             told = self.addrs
             for peer in self.connected:
                 info = self._infos.get(peer)
@@ -798,7 +803,7 @@ class SwarmHost:
             self.add_addrs(addr.relay.peer_id, [addr.relay], source)
         listener = await self.network.listen(addr)
         self._listeners.append(listener)
-        self.news.notify_all()
+        self._renew_addrs()
         if self._nursery is not None:
             self._spawn(self._accept_from, listener)
         return listener
@@ -808,7 +813,7 @@ class SwarmHost:
             await self._connector.accept_from(listener)
         except trio.ClosedResourceError:
             self._listeners.remove(listener)
-            self.news.notify_all()
+            self._renew_addrs()
 
     @asynccontextmanager
     async def running(self, addrs: Sequence[Multiaddr]) -> AsyncIterator[None]:

@@ -36,6 +36,7 @@ from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.meter import StrangerMeter
+from p2p.naming import printable
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.offence import Offence
@@ -66,7 +67,6 @@ from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

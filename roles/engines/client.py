@@ -34,11 +34,10 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import AUTO, GIB, EngineConfig
+from roles.engines.config import AUTO, EngineConfig
 from roles.engines.fake import FakeEngine
 from roles.engines.vllm.requirements import installed
 from roles.shared.durable import Durable
-from roles.workers.calls import MAX_FRAME
 from roles.workers.client import Remote, open_remote
 from roles.workers.files import Scratch
 
@@ -63,10 +62,6 @@ VARIABLES: Final = (
 )  # fmt: skip
 """Environment variables of the node that an engine keeps, by which it finds and uses the
 machine's accelerators. Keys and tokens of other programs are not passed on."""
-SCRATCH: Final = 2 * GIB
-"""Bytes that an engine may write to `/tmp` and its caches, which are removed with it: Triton's
-compiled code takes some hundred MB."""
-
 TURN: Final = 0.1
 """Seconds that an engine decodes before it looks for new groups, and a role for a new policy. A
 turn costs some 2 ms in both processes, a file included: 2 %. At a second, an engine of small
@@ -128,14 +123,6 @@ def confinement_of(
         network=is_several,
         forks=is_several,
         variables=VARIABLES,
-        tasks=None,
-        cores=None,
-        rests=False,
-        file_size=None,
-        open_files=None,
-        scratch=SCRATCH,
-        reply=MAX_FRAME,
-        chatter=None,
         required=False,
     )
 

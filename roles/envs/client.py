@@ -67,7 +67,7 @@ from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import LengthTargets, TextModel
 from roles.envs.turns import Heard
 from roles.envs.wasm import prepare
-from roles.workers.calls import MAX_FRAME, MAX_ITEMS
+from roles.workers.calls import MAX_ITEMS
 from roles.workers.client import Remote
 
 logger = logging.getLogger(__name__)
@@ -569,7 +569,6 @@ def confinement_of(
     return Confinement(
         readable=tuple(dict.fromkeys(readable)),
         memory=ration.memory,
-        reply=MAX_FRAME,
         required=required,
     )
 

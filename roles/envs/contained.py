@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from p2p.errors import ShoalError
+from p2p.naming import printable
 from roles.envs.base import Environment, ReadableEnvironment, Task
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ import trio
 
 from p2p.concurrency import open_bare_nursery
 from p2p.errors import WorkerDied
+from p2p.naming import printable
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
@@ -52,7 +53,6 @@ from roles.protocol.replay import answers_of, with_heard
 from roles.protocol.standing import RoleStanding
 from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

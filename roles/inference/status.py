@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from p2p.naming import printable
 from p2p.node.role import Fact
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
@@ -21,7 +22,7 @@ from roles.inference.life import LifeBook
 from roles.protocol.core.account import NOT_LEARNT, Account
 from roles.protocol.core.answer import Answer
 from roles.protocol.trainer_watch import TrainerWatch, clock
-from roles.shared.reasons import because, but_not_from, printable, tally
+from roles.shared.reasons import because, but_not_from, tally
 
 RATE_SECONDS: Final = 60.0
 """Seconds over which a rate is measured: longer than a submission takes, shorter than a person

@@ -22,6 +22,7 @@ from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId
+from p2p.naming import printable
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI
@@ -48,7 +49,6 @@ from roles.protocol.request import ask
 from roles.protocol.standing import RoleStanding
 from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

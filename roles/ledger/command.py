@@ -22,6 +22,7 @@ from p2p.identity import verify
 from p2p.ledger import Entry
 from p2p.ledger.core.inspection import MAX_FLAWS
 from p2p.machine import KEY, load_or_create_key
+from p2p.naming import printable
 from p2p.node.folders import add_folder, node_of
 from p2p.node.usage import (
     BEGINS_AGAIN,
@@ -48,7 +49,6 @@ from roles.ledger.reading import read_copies, read_ledger, read_regular, read_ru
 from roles.ledger.repeating import MODEL, Repeated, open_bystander, proofs_in
 from roles.protocol.core.statements import EARNED_KIND
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
-from roles.shared.reasons import printable
 
 LAST: Final = 20
 """Entries that `show` lists by default: as many as fit on a screen of 24 lines."""

@@ -13,10 +13,10 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from p2p.naming import printable
 from roles.own.layout import TRAINER
 from roles.own.nodes import FINISH_SECONDS, LocalNodes
 from roles.own.view import curve, size
-from roles.shared.reasons import printable
 
 Health = Mapping[str, Any]
 

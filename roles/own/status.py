@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roles.shared.reasons import printable
+from p2p.naming import printable
 
 MAX_GUESTS = 8  # with a row each: more would push the rest off a terminal of 24 lines
 MAX_WELCOMES = 96  # identities cost little, and each welcome is a line

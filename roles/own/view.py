@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from p2p.naming import printable
 from roles.own.nodes import LocalNodes
 from roles.own.pending import pending
 from roles.own.status import Doorbell, SwarmStatus
-from roles.shared.reasons import printable
 
 Decode = Callable[[Sequence[int]], str]
 """A function that returns tokens as text."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from p2p.errors import ProtocolNotSupported
 from p2p.identity import PeerId
+from p2p.naming import printable
 from p2p.node.node import Node
 from roles.contract import run_of
 from roles.protocol.core.account import MAX_ACCOUNT, Account, TrainerDoing
@@ -27,7 +28,6 @@ from roles.protocol.core.answer import (
     AccountRequest,
 )
 from roles.protocol.request import ask
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

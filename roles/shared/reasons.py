@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from p2p.naming import printable
+
 MAX_REASONS: Final = 32
 """Reasons counted apart, twice as many as there are checks. Some quote what was sent, and so
 have no end."""
@@ -29,13 +31,6 @@ def because(counts: Mapping[str, int]) -> str:
         ["..."] if len(often) > SHOWN else []
     )
     return f" ({', '.join(shown)})" if shown else ""
-
-
-def printable(text: str) -> str:
-    """Return a peer's words, fit for a terminal: a control character could rewrite its
-    screen.
-    """
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def but_not_from(counts: Iterable[tuple[int, str]]) -> str:

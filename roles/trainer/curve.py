@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from p2p.errors import StorageError
+from p2p.naming import printable
 from p2p.world import Disk
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import (
@@ -30,7 +31,6 @@ from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import kind_of
 from roles.rl.learner import LearnerConfig
 from roles.shared.checked_json import DamagedFile, keep, recall
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from typing import Final, Protocol, cast
 import trio
 
 from p2p.errors import MissingDependency
+from p2p.naming import printable
 from p2p.node.entries import installed, load
 from roles.rl.learner import SINKS
-from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 

@@ -55,10 +55,7 @@ class HashSigner:
 
     def sign(self, domain: str, payload: bytes) -> bytes:
         """Return 64 bytes that only the owner of the secret, or the simulation, can make."""
-        return self.sign_raw(signed_bytes(domain, payload))
-
-    def sign_raw(self, data: bytes) -> bytes:
-        """Sign bytes as they are."""
+        data = signed_bytes(domain, payload)
         return hashlib.blake2b(data, key=self._secret, digest_size=SIGNATURE_BYTES).digest()
 
 

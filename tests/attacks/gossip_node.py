@@ -25,7 +25,7 @@ from p2p.gossip.messages import (
 )
 from p2p.identity import PeerId
 from p2p.swarm.core.gater import Scores
-from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
+from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 
 TOPIC = "run/policy"
 
@@ -56,7 +56,7 @@ class Victim:
 
     def _verify(self, peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
         self.verified += 1
-        return fake_verify_raw(peer, payload, signature)
+        return fake_verify(peer, domain, payload, signature)
 
     def do(self, event: Any) -> None:
         for effect in self.core.handle(event, self.now):

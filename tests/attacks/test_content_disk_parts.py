@@ -23,7 +23,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskTrial, PolicyStore
 from roles.contract.core.file import open_run, sign_run
@@ -147,7 +147,8 @@ async def _take(*_: object) -> None:
 
 
 def manifest(version: int) -> Manifest:
-    draft = ManifestBody(
+    return Manifest(
+        TRAINER.peer_id,
         b"run",
         PolicyVersion(version),
         NO_POLICY,
@@ -155,8 +156,7 @@ def manifest(version: int) -> Manifest:
         INDEX.digest,
         INDEX.size,
         (Encoding.anchor(INDEX, INDEX.size),),
-    )
-    return draft.sign(TRAINER)
+    ).sign(TRAINER)
 
 
 def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
@@ -210,11 +210,11 @@ def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
     news = PolicyNews(manifest(1).encode(), INDEX.data)
     core.handle(ev.PeerUp(PARENT), 0.0)
     core.handle(ev.Heard(PARENT, news), 0.1)
-    core.handle(ev.Unusable(manifest(1).digest), 0.2)
+    core.handle(ev.Unusable(manifest(1).digest, until_room=True), 0.2)
     assert core.downloads == ()
     core.handle(ev.Heard(PARENT, news), 0.3)
     assert core.downloads == (), "nobody brings it meanwhile"
-    effects = core.handle(ev.RoomMade(manifest(1).digest, manifest(1)), 60.0)
+    effects = core.handle(ev.Writable(), 60.0)
     assert [d.manifest for d in core.downloads] == [manifest(1)]
     asked = [e.message for e in effects if isinstance(e, ev.Send)]
     assert any(isinstance(message, Ask) for message in asked)

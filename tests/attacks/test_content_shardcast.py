@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -24,7 +25,7 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import MAX_INDEXES, SPARE_ANSWERS
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import MAX_INDEX, Index, digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     MAX_BULK,
     MAX_BULK_MESSAGE,
@@ -51,7 +52,8 @@ INDEX = index_of(DATA)
 
 
 def manifest(signer: KeyPair = TRAINER, version: int = 1, index: Index = INDEX) -> Manifest:
-    draft = ManifestBody(
+    return Manifest(
+        signer.peer_id,
         b"run",
         PolicyVersion(version),
         NO_POLICY,
@@ -59,8 +61,7 @@ def manifest(signer: KeyPair = TRAINER, version: int = 1, index: Index = INDEX) 
         index.digest,
         index.size,
         (Encoding.anchor(index, index.size),),
-    )
-    return draft.sign(signer)
+    ).sign(signer)
 
 
 class Course:
@@ -311,7 +312,7 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
             unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
-            forged = Manifest(current.publisher, current.body, current.content, bytes(64))
+            forged = replace(current, signature=bytes(64))
             for wrong in (
                 b"garbage",
                 encode_message(PolicyNews(forged.encode(), b"")),

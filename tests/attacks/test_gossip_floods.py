@@ -8,8 +8,8 @@ import pytest
 
 from p2p.events import PeerDown, Received
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import mesh
 from p2p.gossip.core.events import Publish
+from p2p.gossip.core.mesh import MAX_BACKOFFS
 from p2p.gossip.core.quotas import FIELD_COST, NEWCOMER, RPC_COST
 from p2p.gossip.messages import MAX_FIELDS, MAX_RPC, Rpc, encode_rpc
 from p2p.identity import PeerId
@@ -139,15 +139,14 @@ def test_reconnecting_fills_no_account() -> None:
     assert flood * RPC_COST <= NEWCOMER + GossipConfig().rate * 2 + RPC_COST
 
 
-def test_backoffs_of_minted_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh, "MAX_BACKOFFS", 300)
+def test_backoffs_of_minted_peers_are_bounded() -> None:
     victim = Victim()
-    for number in range(310):
+    for number in range(MAX_BACKOFFS + 10):
         peer = peer_named(20_000 + number)
         victim.meet(peer, hears=False)
         victim.hear(peer, Rpc(prune=[(TOPIC, 3600)]))
         victim.do(PeerDown(peer))
-    assert len(victim.core._mesh._backoff) == 300
+    assert len(victim.core._mesh._backoff) == MAX_BACKOFFS
 
 
 def test_a_graft_of_a_topic_that_we_do_not_hear_leaves_nothing_and_is_not_answered() -> None:

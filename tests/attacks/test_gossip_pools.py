@@ -9,7 +9,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import caches, promises as promises_module
+from p2p.gossip.core import caches
 from p2p.gossip.core.caches import (
     MAX_CACHE_BYTES,
     MAX_SEEN,
@@ -18,7 +18,7 @@ from p2p.gossip.core.caches import (
     SeenCache,
 )
 from p2p.gossip.core.events import Validity
-from p2p.gossip.core.promises import MAX_PROMISES, PeerScores, Promises
+from p2p.gossip.core.promises import MAX_PROMISES, Promises
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
@@ -99,26 +99,24 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
     victim.hear(FRIEND, Rpc(messages=[news]))
     assert victim.delivered == [b"news"]
     assert victim.points[FRIEND] == 0
+    assert victim.core.counters["ignore"] < 400  # the validator's time is not free
 
 
-def test_noise_evicts_the_noise_of_the_loudest_and_never_news(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(caches, "MAX_SEEN", 2000)
+def test_noise_evicts_the_noise_of_the_loudest_and_never_news() -> None:
     seen = SeenCache(120.0)
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
     seen.add(b"quiet", FRIEND, 0.0)
     dice = Random(1)
-    for number in range(20_000):
+    for number in range(MAX_SEEN + 2000):
         seen.add(b"noise %d" % number, dice.choice(STRANGERS), 1.0)
-        assert len(seen) <= 2000
+        assert len(seen) <= MAX_SEEN
     assert b"quiet" in seen
     assert all(b"news %d" % number in seen for number in range(500))
-    for number in range(500, 3000):
+    for number in range(500, MAX_SEEN + 500):
         seen.accept(b"news %d" % number, 2.0)
-    assert len(seen) <= 2000
-    assert b"news 2999" in seen
+    assert len(seen) <= MAX_SEEN
+    assert b"news %d" % number in seen
     seen.expire(200.0)
     assert len(seen) == 0
     assert not seen._unaccepted
@@ -160,15 +158,6 @@ def test_messages_without_data_are_not_kept_without_a_limit() -> None:
 
 def _empty(author: int, number: int) -> caches.PubsubMessage:
     return caches.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
-
-
-def test_minted_names_wash_off_no_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises_module, "MAX_PENALISED", 32)
-    table = PeerScores()
-    table.penalise(FRIEND, 50.0)
-    for number in range(1000):
-        table.penalise(peer_named(20_000 + number), 2.0)
-    assert not table.may_gossip(FRIEND)
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(

@@ -27,7 +27,7 @@ from p2p.node.dashboard.core.picture import MAX_PEERS, MAX_POINTS, MAX_SERIES, S
 from p2p.node.dashboard.snapshots import Snapshots
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
-from p2p.node.screen import Scene as Screen, block
+from p2p.node.screen import block, facts_of
 from p2p.policy import MAX_POLICY
 from roles.inference.status import InferenceCounts, life_of
 from roles.own.status import Doorbell, SwarmStatus
@@ -214,7 +214,7 @@ def test_no_word_of_a_peer_makes_a_line_of_a_log_or_a_command_of_a_terminal(
 
 def test_signs_of_two_columns_or_none_leave_the_screen_in_its_place() -> None:
     said = "\U0001f41f\u9b5a\uff21e\u0301\u0301\u200d" * 200
-    screen = Screen(policy="3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
+    screen = facts_of("3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
     for row in block(screen, 40, 24):
         wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in row)
         assert len(row) + wide < 40

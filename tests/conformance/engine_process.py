@@ -19,10 +19,8 @@ from p2p.sandbox.entry import READY
 from p2p.sandbox.launch import find_containment, launch
 from roles.engines import codec
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
-from roles.engines.client import SCRATCH
 from roles.engines.config import EngineConfig
 from roles.workers.calls import (
-    MAX_FRAME,
     Failure,
     decode_reply,
     encode_request,
@@ -116,8 +114,6 @@ def _command(python: str, folder: str) -> Sequence[str]:
         return [python, "-m", "roles.engines.worker"]
     confined = Confinement(
         readable=(tempfile.gettempdir(),), writable=(folder,), sees_machine=True,
-        tasks=None, cores=None, rests=False,
-        file_size=None, open_files=None, scratch=SCRATCH, reply=MAX_FRAME, chatter=None,
     )  # fmt: skip
     containment = find_containment(folder)
     assert containment.holds, containment.reason

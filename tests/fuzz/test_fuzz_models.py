@@ -1,4 +1,4 @@
-"""config.json of strangers: `BadMessage` and nothing else, whatever the bytes."""
+"""Models of strangers, by their JSON: `BadMessage` and nothing else, whatever it says."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from p2p.errors import BadMessage
 from roles.models.config import read_config_untrusted, read_end_tokens_untrusted, write_config
 from roles.models.errors import BadModel
+from roles.models.safetensors import decode_untrusted
 from roles.models.template import ChatTemplate
 from tests.support.models import QWEN2, QWEN3, SMOLLM2
 
@@ -39,6 +40,23 @@ def test_any_bytes(data: bytes) -> None:
     for read in (read_config_untrusted, lambda data: read_end_tokens_untrusted(data, 9)):
         with contextlib.suppress(BadMessage):
             read(data)
+
+
+headers = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats()
+    | st.sampled_from(["F32", "U8", "", "x"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner, max_size=4
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(headers, st.binary(max_size=32))
+def test_any_header_of_weights(header: object, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    with contextlib.suppress(BadMessage):
+        decode_untrusted(len(text).to_bytes(8, "little") + text + data)
 
 
 words = st.sampled_from([

@@ -1,4 +1,4 @@
-"""Whatever the bytes, the transport's parsers raise what they promise, and nothing else."""
+"""Whatever the bytes, the transport's machines raise what they promise, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,116 +8,22 @@ import hashlib
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
-from p2p.identity import KeyPair, ProtocolId, decode_peer_id_untrusted
-from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.protobuf import field, fields_untrusted
-from p2p.swarm.identify import decode_info_untrusted, encode_info
+from p2p.identity import KeyPair, ProtocolId
+from p2p.multiaddr import decode_multiaddr_untrusted
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import (
     Hello,
     NoiseHandshake,
     NoiseSession,
     StaticKey,
-    decode_hello_untrusted,
-    decode_public_key_untrusted,
 )
 from p2p.transport.core.yamux import HEADER, Mux, ProtocolViolated
-from p2p.wire import (
-    FrameParser,
-    decode_varint_untrusted,
-    encode_varint,
-    frame,
-    unpack_untrusted,
-)
-
-ALICE, BOB = KeyPair(b"\x01" * 32), KeyPair(b"\x02" * 32)
-PUBLIC_KEY = field(1, 1) + field(2, ALICE.peer_id.public_key)
-HELLO = field(1, PUBLIC_KEY) + field(2, bytes(64)) + field(4, field(2, b"/yamux/1.0.0"))
-INFO = encode_info(
-    ALICE.peer_id,
-    [ProtocolId("/a"), ProtocolId("/b")],
-    [Multiaddr.tcp("1.2.3.4", 5)],
-    Multiaddr.tcp("::1", 6),
-)
+from p2p.wire import FrameParser, encode_varint, frame
+from tests.fuzz.test_parsers import ALICE, BOB
+from tests.support.foreign import damaged
 
 
-def mutated(valid: bytes) -> st.SearchStrategy[bytes]:
-    """Valid bytes with a few of them changed, cut or doubled; or anything."""
-
-    def mutate(changes: list[tuple[int, int]], cut: int, extra: bytes) -> bytes:
-        data = bytearray(valid)
-        for position, value in changes:
-            data[position % len(data)] = value
-        return bytes(data[: cut % (len(data) + 1)]) + extra
-
-    changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4)
-    return st.binary(max_size=200) | st.builds(
-        mutate, changes, st.integers(0, 10_000), st.binary(max_size=8)
-    )
-
-
-@given(mutated(PUBLIC_KEY))
-def test_public_keys(data: bytes) -> None:
-    with contextlib.suppress(BadMessage):
-        decode_public_key_untrusted(data)
-
-
-@given(mutated(HELLO))
-def test_hellos(data: bytes) -> None:
-    with contextlib.suppress(BadMessage):
-        decode_hello_untrusted(data, bytes(32))
-
-
-@given(mutated(INFO))
-def test_identify(data: bytes) -> None:
-    try:
-        info = decode_info_untrusted(data)
-    except BadMessage:
-        return
-    assert len(info.protocols) <= 128
-
-
-def test_identify_goes_both_ways() -> None:
-    info = decode_info_untrusted(INFO)
-    assert info.protocols == ("/a", "/b")
-    assert info.listen_addrs == (Multiaddr.tcp("1.2.3.4", 5),)
-    assert info.observed_addr == Multiaddr.tcp("::1", 6)
-
-
-@given(
-    mutated(Multiaddr.parse("/dns4/example.org/tcp/4001").with_peer(ALICE.peer_id).to_bytes())
-)
-def test_addresses(data: bytes) -> None:
-    try:
-        addr = decode_multiaddr_untrusted(data)
-    except BadMessage:
-        return
-    assert decode_multiaddr_untrusted(addr.to_bytes()) == addr
-    place = addr.transport
-    assert place.peer_id is None
-    assert place.with_peer(ALICE.peer_id).transport == place
-    assert place.parts[0][0] == "memory" or place.host_port[1] <= 65535
-
-
-@given(mutated(ALICE.peer_id.digest))
-def test_peer_ids(data: bytes) -> None:
-    with contextlib.suppress(BadMessage):
-        assert decode_peer_id_untrusted(data).digest == data
-
-
-@given(st.binary(max_size=100))
-def test_small_parsers(data: bytes) -> None:
-    for parse in (
-        decode_varint_untrusted,
-        unpack_untrusted,
-        lambda data: list(fields_untrusted(data)),
-        lambda data: list(FrameParser(50).receive_data(data)),
-    ):
-        with contextlib.suppress(BadMessage):
-            parse(data)
-
-
-@given(mutated(line("/multistream/1.0.0") + line("/a") + line("na")), st.integers(1, 50))
+@given(damaged(line("/multistream/1.0.0") + line("/a") + line("na")), st.integers(1, 50))
 def test_negotiations(data: bytes, step: int) -> None:
     for machine in (
         Proposer(ProtocolId("/b")),
@@ -136,7 +42,7 @@ def _static(key: KeyPair) -> StaticKey:
 FIRST = NoiseHandshake(_static(ALICE), b"\x11" * 32, initiator=True).data_to_send()
 
 
-@given(mutated(FIRST), st.booleans())
+@given(damaged(FIRST), st.booleans())
 def test_handshakes(data: bytes, initiator: bool) -> None:
     machine = NoiseHandshake(_static(BOB), b"\x22" * 32, initiator=initiator)
     with contextlib.suppress(RemoteProtocolError):

@@ -11,7 +11,7 @@ import trio
 
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
-from p2p.node.screen import scene_of
+from p2p.node.screen import facts_about
 from roles.contract import sign_run
 from roles.contract.core.sampling import NO_SAMPLING
 from roles.rl.recipes import SORTING
@@ -56,7 +56,7 @@ def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tu
             return {
                 name: (
                     str(node.health()["clock"]),
-                    " ".join(fact.text for fact in scene_of(node, ()).facts),
+                    " ".join(fact.text for fact in facts_about(node, ())),
                 )
                 for name, node in nodes.items()
             }

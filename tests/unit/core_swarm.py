@@ -43,16 +43,9 @@ class FakeSigner:
     def sign(self, domain: str, payload: bytes) -> bytes:
         return _mac(self.peer_id, domain.encode() + b"\0" + payload)
 
-    def sign_raw(self, data: bytes) -> bytes:
-        return _mac(self.peer_id, data)
-
 
 def fake_verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
     return _mac(peer, domain.encode() + b"\0" + payload) == signature
-
-
-def fake_verify_raw(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    return _mac(peer, data) == signature
 
 
 class Core(Protocol):

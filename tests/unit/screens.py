@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.node.role import Fact, Progress
-from p2p.node.screen import Scene
+from p2p.node.screen import facts_of as facts_shown
 from roles.inference.status import Doing, InferenceCounts, Life, facts_of
 
 LIFE: Final = Life(
@@ -34,23 +34,23 @@ HUGE: Final = Life(
     share=0.0987,
 )  # fmt: skip
 SCENES: Final = {
-    "bare": Scene(policy="none yet", peers=0),
-    "warm-up": Scene(
+    "bare": facts_shown(policy="none yet", peers=0),
+    "warm-up": facts_shown(
         policy="none yet",
         peers=3,
         roles=(worker("waiting for the first policy: the trainer warms up", Life(), 0.0),),
     ),
-    "worker": Scene(
+    "worker": facts_shown(
         policy="17, 43% of 18 (the swarm has 18)",
         peers=9,
         roles=(worker("the trainer is away since 14:02; your work is kept"),),
     ),
-    "huge": Scene(
+    "huge": facts_shown(
         policy="123456, 43% of 123457 (the swarm has 123457)",
         peers=12_345,
         roles=(worker("drawing under policy 123456", HUGE, 123_456.0),),
     ),
-    "foreign": Scene(
+    "foreign": facts_shown(
         policy="3",
         peers=1,
         roles=(Progress(facts=(Fact("now", "“Größe” → ≤ 3 … oder"),)),),

@@ -26,6 +26,7 @@ from roles.rl.algorithms.grpo import Grpo
 from roles.rl.algorithms.gspo import Gspo
 from roles.rl.learner import LearnerConfig
 from tests.support.losses import batch, vector
+from tests.support.packages import install
 
 ALL: list[Algorithm] = [Grpo(), Dapo(), DrGrpo(), Cispo(), Gspo()]
 
@@ -154,13 +155,8 @@ def test_the_documents_own_algorithm_is_found_and_learns(
         :3
     ]
     assert len(source.splitlines()) <= 40
-    (tmp_path / "leave_one_out.py").write_text(source)
-    info = tmp_path / "leave_one_out-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leave-one-out\nVersion: 1.0\n")
     points = tomllib.loads(package)["project"]["entry-points"]["shoal.algorithms"]
-    lines = [f"{name} = {target}" for name, target in points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[shoal.algorithms]", *lines]))
+    install(tmp_path, "leave_one_out", source, "shoal.algorithms", **points)
     monkeypatch.syspath_prepend(tmp_path)
     chosen = read_table(LearnerConfig, {"rate": 1e-4, **tomllib.loads(choice)}, "learner.toml")
 

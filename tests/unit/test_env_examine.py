@@ -9,6 +9,7 @@ import pytest
 
 from roles.envs.examine import Examiner, examine
 from roles.own.envs import HEAD, ONE_TURN, TURNS, main
+from tests.support.packages import install
 
 GOOD = HEAD.replace("NAME", "tried") + ONE_TURN
 RIGHT = 'ended and spoken(text).strip(" .") == task.answer'
@@ -30,21 +31,14 @@ WRONG = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "tried-1.dist-info").mkdir()
-    (tmp_path / "tried-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: tried\nVersion: 1\n"
-    )
-    (tmp_path / "tried-1.dist-info" / "entry_points.txt").write_text(
-        "[shoal.envs]\ntried = tried:Vowels\n"
-    )
-    (tmp_path / "tried").mkdir()
+    install(tmp_path, "tried", "", "shoal.envs", tried="tried:Vowels")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("tried", None)
 
 
 def write(folder: Path, source: str) -> None:
-    (folder / "tried" / "__init__.py").write_text(source)
+    (folder / "tried.py").write_text(source)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +53,7 @@ def test_a_bad_package_is_found_with_the_line(
     faults = examine("tried")
     assert any(said in fault for fault in faults), faults
     if said != "its process ended":
-        assert any("tried/__init__.py:" in fault for fault in faults)
+        assert any("tried.py:" in fault for fault in faults)
 
 
 @pytest.mark.deep

@@ -17,6 +17,7 @@ from roles.envs.base import (
     open_teaching,
 )
 from roles.envs.sort import SortEnvironment, decode, encode, is_held_out
+from tests.support.packages import install
 
 SORT = SortEnvironment()
 
@@ -73,11 +74,7 @@ def test_a_slip_in_a_package_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`shoal envs check` of a file with a syntax error was a traceback."""
-    (tmp_path / "slip.py").write_text("def task(:\n")
-    (tmp_path / "slip-1.dist-info").mkdir()
-    (tmp_path / "slip-1.dist-info" / "METADATA").write_text("Name: slip\nVersion: 1\n")
-    points = tmp_path / "slip-1.dist-info" / "entry_points.txt"
-    points.write_text(f"[{ENTRY_POINTS}]\nslip = slip:Slip\n")
+    install(tmp_path, "slip", "def task(:\n", ENTRY_POINTS, slip="slip:Slip")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="'slip' cannot be loaded from slip:Slip: inv"):
         make_environment("slip")

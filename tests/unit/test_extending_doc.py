@@ -27,6 +27,7 @@ from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
 from roles.rl.learner import LearnerConfig
 from tests.model_folders import END, LLAMA, make_folder
+from tests.support.packages import install
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "thirty-minutes.md"
 NEW_TOKENS = 3
@@ -48,13 +49,9 @@ def example() -> str:
 @pytest.fixture
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSetup:
     """The example as a package, installed as the text says, and a small random model."""
-    info = tmp_path / "your_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: your-package\nVersion: 1.0\n")
     line = re.search(r"^alphabet = \"(.*)\"$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert line is not None
-    (info / "entry_points.txt").write_text(f"[shoal.envs]\nalphabet = {line.group(1)}\n")
-    (tmp_path / "alphabet.py").write_text(example())
+    install(tmp_path, "alphabet", example(), "shoal.envs", alphabet=line.group(1))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     model = TextModel(

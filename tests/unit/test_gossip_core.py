@@ -25,7 +25,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import PeerId
-from tests.unit.core_swarm import CoreSwarm, FakeSigner, Node, fake_verify_raw, peer_named
+from tests.unit.core_swarm import CoreSwarm, FakeSigner, Node, fake_verify, peer_named
 
 TOPIC = "run/policy"
 ENEMY = peer_named(10_000)
@@ -34,7 +34,7 @@ FRIEND = peer_named(10_001)
 
 def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
     assert domain == ""
-    return fake_verify_raw(peer, payload, signature)
+    return fake_verify(peer, domain, payload, signature)
 
 
 class GossipSwarm(CoreSwarm):

@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import (
+    FOREIGN,
     MAX_BASE58,
     KeyPair,
     PeerId,
@@ -15,7 +16,6 @@ from p2p.identity import (
     decode_peer_id_untrusted,
     signed_bytes,
     verify,
-    verify_raw,
 )
 
 
@@ -68,7 +68,7 @@ def test_a_signature_holds_for_its_domain_only() -> None:
     assert not verify(key.peer_id, "/shoal/b/1.0.0", b"payload", signature)
     assert not verify(key.peer_id, "/shoal/a/1.0.0", b"payloaf", signature)
     assert not verify(KeyPair(b"\x08" * 32).peer_id, "/shoal/a/1.0.0", b"payload", signature)
-    assert not verify_raw(key.peer_id, b"payload", signature)
+    assert not verify(key.peer_id, FOREIGN, b"payload", signature)
     assert not verify(key.peer_id, "/shoal/a/1.0.0", b"payload", b"short")
 
 

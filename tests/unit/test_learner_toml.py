@@ -184,7 +184,7 @@ def test_each_manifest_names_the_numbers_that_its_policy_was_learnt_by() -> None
             for node, _ in self._open.values():
                 newest = node.shardcast.newest
                 if newest != NO_POLICY:
-                    noted.append(node.shardcast.manifest(newest).body.note)
+                    noted.append(node.shardcast.manifest(newest).note)
             return super()._status(sampling)
 
     perform(Asked())

@@ -18,7 +18,7 @@ from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH
 from p2p.policy import NO_POLICY
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
-from p2p.shardcast.manifest import Encoding, ManifestBody
+from p2p.shardcast.manifest import Encoding, Manifest
 from p2p.shardcast.store import StoredPolicy
 from proofs.checks import Reason, Verdict
 from roles.ledger.command import main
@@ -61,11 +61,11 @@ class Stage:
         spans = [Span(digest_of(weights), len(weights), 2)]
         index = Index.of([PolicyFile("", len(weights))], spans)
         self.drawer.policy = index.digest
-        body = ManifestBody(
-            run.id, VERSION, NO_POLICY, b"", index.digest, len(weights),
+        manifest = Manifest(
+            TRAINER.peer_id, run.id, VERSION, NO_POLICY, b"", index.digest, len(weights),
             (Encoding.anchor(index, len(weights)),),
-        )  # fmt: skip
-        policy = StoredPolicy(body.sign(TRAINER), index, f"store/{run.id.hex()[:16]}")
+        ).sign(TRAINER)  # fmt: skip
+        policy = StoredPolicy(manifest, index, f"store/{run.id.hex()[:16]}")
         policy.stored = True
         self.weights = self.folder / policy.final
         self.weights.parent.mkdir(parents=True)

@@ -13,6 +13,7 @@ import trio
 
 from roles.trainer import metrics
 from roles.trainer.metrics import METRICS, OLDER, JsonLines, open_sinks
+from tests.support.packages import install
 
 VALUES = {"loss": -1 / 3, "k3": 0.001, "tokens": 900, "changed": 0.0345678912}
 
@@ -26,14 +27,12 @@ def lines(tmp_path: Path) -> JsonLines:
     return JsonLines("mine", tmp_path / "trainer")
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, *names: str) -> None:
+def install_sinks(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, *names: str
+) -> None:
     """Install a package with sinks of these names."""
-    info = folder / "own_sinks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-sinks\nVersion: 1.0\n")
-    points = "\n".join(f"{name.lower()} = own_sinks:{name}" for name in names)
-    (info / "entry_points.txt").write_text(f"[shoal.sinks]\n{points}\n")
-    (folder / "own_sinks.py").write_text(source)
+    points = {name.lower(): f"own_sinks:{name}" for name in names}
+    install(folder, "own_sinks", source, "shoal.sinks", **points)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "own_sinks", raising=False)
 
@@ -86,7 +85,7 @@ async def test_an_own_sink_that_fails_or_hangs_is_dropped_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)
-    install(
+    install_sinks(
         monkeypatch,
         tmp_path,
         """
@@ -143,7 +142,7 @@ def test_a_simulated_trainer_writes_nothing_to_this_machine(tmp_path: Path) -> N
 async def test_a_trainer_that_ends_waits_for_its_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(
+    install_sinks(
         monkeypatch,
         tmp_path,
         """

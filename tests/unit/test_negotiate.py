@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import ProtocolId
@@ -97,10 +94,3 @@ def test_an_answer_to_something_else_breaks_the_protocol() -> None:
     one = Proposer(A)
     with pytest.raises(RemoteProtocolError, match="/test/b"):
         one.receive_data(line(HEADER) + line(B))
-
-
-@given(st.binary(max_size=300))
-def test_garbage_never_surprises(data: bytes) -> None:
-    for machine in (Proposer(A), Chooser({A}.__contains__)):
-        with contextlib.suppress(RemoteProtocolError, ProtocolNotSupported):
-            machine.receive_data(data)

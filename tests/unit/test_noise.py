@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, RemoteProtocolError, WrongPeer
-from p2p.identity import KeyPair, ProtocolId
+from p2p.identity import FOREIGN, KeyPair, ProtocolId
 from p2p.protobuf import field
 from p2p.transport.core import cipher
 from p2p.transport.core.cipher import AEAD, SodiumAead
@@ -160,9 +160,9 @@ def test_other_kinds_of_identity_are_refused_by_name() -> None:
 def test_the_signature_covers_the_prefixed_static_key() -> None:
     public = nacl.bindings.crypto_scalarmult_base(b"\x05" * 32)
     key = field(1, 1) + field(2, ALICE.peer_id.public_key)
-    right = field(1, key) + field(2, ALICE.sign_raw(b"noise-libp2p-static-key:" + public))
+    right = field(1, key) + field(2, ALICE.sign(FOREIGN, b"noise-libp2p-static-key:" + public))
     assert decode_hello_untrusted(right, public).peer == ALICE.peer_id
-    wrong = field(1, key) + field(2, ALICE.sign_raw(public))
+    wrong = field(1, key) + field(2, ALICE.sign(FOREIGN, public))
     with pytest.raises(BadMessage):
         decode_hello_untrusted(wrong, public)
 

@@ -10,6 +10,7 @@ import pytest
 from roles.envs.text import is_held_out
 from roles.own.filter import main
 from tests.model_folders import make_folder
+from tests.support.packages import install
 
 CODE = """
 import json
@@ -50,11 +51,7 @@ HELD = [row for row in ROWS if is_held_out(str(row["question"]))]
 @pytest.fixture
 def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model and a file of an environment that its owner has installed."""
-    info = tmp_path / "odd-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[shoal.envs]\nodd = odd_env:Odd\n")
-    (tmp_path / "odd_env.py").write_text(CODE)
+    install(tmp_path, "odd_env", CODE, "shoal.envs", odd="odd_env:Odd")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)

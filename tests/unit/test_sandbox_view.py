@@ -26,9 +26,7 @@ INSTALLATION = Installation(
     devices=("/dev/nvidia0",),
 )
 GIVEN = Confinement(readable=("/home/ann/.shoal/store/model",), memory=1 << 32)
-ENGINE = Confinement(
-    sees_machine=True, writable=("/home/ann/.shoal/trainer",), tasks=None, required=False
-)
+ENGINE = Confinement(sees_machine=True, writable=("/home/ann/.shoal/trainer",), required=False)
 
 
 def command(

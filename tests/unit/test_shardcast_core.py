@@ -24,7 +24,6 @@ from p2p.shardcast.manifest import (
     PROTOCOL_ID,
     Encoding,
     Manifest,
-    ManifestBody,
     PolicyVersion,
 )
 from p2p.shardcast.messages import (
@@ -64,7 +63,8 @@ class Policies:
         raw = Random(version * 1000 + seed).randbytes(size)
         index, wires = pack_policy(raw, span)
         before = self.last
-        draft = ManifestBody(
+        self.last = Manifest(
+            self.trainer.peer_id,
             RUN,
             PolicyVersion(version),
             before.version if before else NO_POLICY,
@@ -72,8 +72,7 @@ class Policies:
             index.digest,
             size,
             (Encoding.anchor(index, sum(map(len, wires))),),
-        )
-        self.last = draft.sign(self.trainer)
+        ).sign(self.trainer)
         return self.last, index, wires
 
 

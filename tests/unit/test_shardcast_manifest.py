@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -42,7 +43,6 @@ from p2p.shardcast.manifest import (
     NO_POLICY,
     Encoding,
     Manifest,
-    ManifestBody,
     PolicyVersion,
     decode_manifest_untrusted,
 )
@@ -64,7 +64,7 @@ def manifest(version: int = 7, *, signer: KeyPair = TRAINER, **changes: object) 
         "size": 60,
         "encodings": (ANCHORED,),
     }
-    return ManifestBody(**(fields | changes)).sign(signer)  # type: ignore[arg-type]
+    return Manifest(signer.peer_id, **(fields | changes)).sign(signer)  # type: ignore[arg-type]
 
 
 def test_a_manifest_survives_the_wire_and_is_the_same_each_time() -> None:
@@ -102,7 +102,7 @@ def test_manifests_out_of_bounds_are_refused_even_if_signed(changes: dict[str, o
 
 def test_a_manifest_of_somebody_else_is_refused() -> None:
     made = manifest()
-    forged = Manifest(KeyPair(bytes(32)).peer_id, made.body, made.content, bytes(64))
+    forged = replace(made, publisher=KeyPair(bytes(32)).peer_id, signature=bytes(64))
     with pytest.raises(BadMessage, match="signature"):
         decode_manifest_untrusted(forged.encode(), b"run", verify)
     with pytest.raises(BadMessage, match="limit"):

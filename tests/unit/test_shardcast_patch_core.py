@@ -8,7 +8,7 @@ import pytest
 
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.wire import KI, MIB
 from tests.shardcast_policies import pack_policy
 from tests.sweeps import swept
@@ -33,7 +33,8 @@ class PatchingSwarm(Swarm):
         rng, before = Random(version), self.policies.last
         index, wires = pack_policy(rng.randbytes(POLICY), 128 * KI)
         patches = [pack_policy(rng.randbytes(size), 32 * KI)] if size else []
-        body = ManifestBody(
+        manifest = self.policies.last = Manifest(
+            self.trainer.peer_id,
             RUN,
             v(version),
             before.version if before else NO_POLICY,
@@ -44,8 +45,7 @@ class PatchingSwarm(Swarm):
                 Encoding.anchor(index, sum(map(len, wires))),
                 *(Encoding.patch(patch, v(version - 1)) for patch, _ in patches),
             ),
-        )
-        manifest = self.policies.last = body.sign(self.trainer)
+        ).sign(self.trainer)
         for name, chunks in [
             (manifest.digest, wires),
             *((patch.digest, chunks) for patch, chunks in patches),
@@ -67,7 +67,7 @@ class PatchingSwarm(Swarm):
 
     def _make(self, node: Node, patch: bytes) -> None:
         if self.fails:
-            self.give(node, ev.PatchFailed(patch))
+            self.give(node, ev.Patched(patch))
             return
         (download,) = [d for d in node.core.downloads if d.name == patch]
         policy = download.manifest.digest

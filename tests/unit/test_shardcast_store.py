@@ -17,7 +17,7 @@ from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, RosterEntry
 from p2p.shardcast.index import Index, digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.store import PolicyStore, StoredPolicy
 from p2p.wire import KI
 from sim.kernel.simulation import Simulation
@@ -32,7 +32,8 @@ RUN = b"run"
 def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[bytes], bytes]:
     raw = Random(version).randbytes(size)
     index, wires = pack_policy(raw, 32 * KI)
-    draft = ManifestBody(
+    manifest = Manifest(
+        KEY.peer_id,
         RUN,
         PolicyVersion(version),
         NO_POLICY,
@@ -40,8 +41,8 @@ def policy(version: int, size: int = 300_000) -> tuple[Manifest, Index, list[byt
         index.digest,
         size,
         (Encoding.anchor(index, sum(map(len, wires))),),
-    )
-    return draft.sign(KEY), index, wires, raw
+    ).sign(KEY)
+    return manifest, index, wires, raw
 
 
 @pytest.fixture

@@ -134,7 +134,6 @@ class MessageCache:
         self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(history)])
         self._history_gossip = history_gossip
         self._messages: dict[bytes, PubsubMessage] = {}
-        self._transmissions: dict[bytes, dict[PeerId, int]] = {}
         self._bytes = 0
         self._bytes_of: dict[bytes, int] = {}
 
@@ -157,26 +156,14 @@ class MessageCache:
         messages = (message for window in reversed(recent) for message in window)
         return [message.id for message in messages if message.topic == topic]
 
-    def get_for_peer(self, identity: bytes, peer: PeerId) -> PubsubMessage | None:
-        """Return a message that ``peer`` requests, and count the transmission. Return None if
-        it is not kept, or if ``peer`` has had it three times."""
-        message = self._messages.get(identity)
-        if message is None:
-            return None
-        sent = self._transmissions.setdefault(identity, {})
-        # Number of times that one peer gets one message by IWANT (gossip_retransmission), 3 as
-        # in gossipsub. An answer may be lost, but an id of 48 bytes that requests 256 KiB is an
-        # amplifier.
-        if sent.get(peer, 0) >= 3:
-            return None
-        sent[peer] = sent.get(peer, 0) + 1
-        return message
+    def get(self, identity: bytes) -> PubsubMessage | None:
+        """Return a message that a peer requests, or None if it is not kept."""
+        return self._messages.get(identity)
 
     def shift(self) -> None:
         """Drop the oldest window and begin a new one. This is called once in each heartbeat."""
         for message in self._windows.pop():
             del self._messages[message.id]
-            self._transmissions.pop(message.id, None)
             size = size_of(message)
             self._bytes -= size
             self._bytes_of[message.author] -= size

@@ -9,9 +9,8 @@ content was accepted by the node (`Validate`, then `Validated`).
 
 A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
 RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
-not come (`promises`). The host keeps the score that disconnects; the penalties here decay, keep
-such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`promises`).
-What a peer may cost us in a second is bounded before anything is decoded (`quotas`).
+not come (`promises`). The host keeps the score that disconnects. What a peer may cost us in a
+second is bounded before anything is decoded (`quotas`).
 
 A host may read what a peer sent a moment after its connection has ended. Such an RPC must not
 leave anything here: nothing would remove it again, and the mesh would fill with peers that are
@@ -19,7 +18,7 @@ gone. So the core knows which peers are connected and drops the RPCs of others. 
 connection before its first message.
 
 What is left out of v1.1: peer exchange in PRUNE (addresses come from membership), and the score
-function with its dozens of parameters, of which `PeerScores` keeps two.
+function with its dozens of parameters, of which `FirstDeliveries` keeps one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
 from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
-from p2p.gossip.core.promises import PeerScores, Promises
+from p2p.gossip.core.promises import FirstDeliveries, Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, RPC_COST, VERIFY_COST, PeerQuotas
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
@@ -76,8 +75,8 @@ class GossipCore:
         self._rng = rng
         self._verify = verify
         self._seqno = seqno
-        self._scores = PeerScores()
-        self._mesh = Mesh(config, rng, self._scores)
+        self._earned = FirstDeliveries()
+        self._mesh = Mesh(config, rng, self._earned)
         self._quotas = PeerQuotas(config)
         self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
@@ -110,14 +109,14 @@ class GossipCore:
                 self._on_rpc(peer, data, now)
             case PeerUp(peer, dialled):
                 self._mesh.connected(peer, dialled)
-                self._scores.connected(peer)
+                self._earned.connected(peer)
                 self._promises.connected(peer)
                 self._quotas.connected(peer, now)
                 ours = [(topic, True) for topic in self._mesh.meshes]
                 self._rpc_to(peer).subscriptions.extend(ours)
             case PeerDown(peer, unreachable=False):
                 self._mesh.disconnected(peer)
-                self._scores.disconnected(peer)
+                self._earned.disconnected(peer)
                 self._promises.disconnected(peer)
                 self._quotas.disconnected(peer)
             case ev.Subscribe(topic):
@@ -168,7 +167,7 @@ class GossipCore:
             author = pending.author
             self._seen.accept(message.id, now)
             self._cache.put(message)
-            self._scores.delivered_first(source)
+            self._earned.delivered_first(source)
             cost = RPC_COST + VERIFY_COST + size_of(message)
             self._quotas.authors.charge(author, now, cost)
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
@@ -243,9 +242,6 @@ class GossipCore:
         if author is None:
             self.counters["foreign key"] += 1
             return True
-        if self._quotas.is_overdrawn(peer):
-            self.counters["unverified"] += 1
-            return True
         self._quotas.charge(peer, VERIFY_COST)
         signed = msg.SIGNATURE_PREFIX + message.unsigned()
         if not self._verify(author, FOREIGN, signed, message.signature):
@@ -269,10 +265,8 @@ class GossipCore:
         backoff = BACKOFF
         if self._mesh.is_backed_off(topic, peer, now):
             self._penalise(peer, Offence.GRAFT, "graft in backoff")
-        elif (
-            self._scores.may_mesh(peer)
-            and self._mesh.has_place_for(topic, peer)
-            and self._mesh.set_subscribed(peer, topic, True)
+        elif self._mesh.has_place_for(topic, peer) and self._mesh.set_subscribed(
+            peer, topic, True
         ):
             mesh[peer] = None
             return
@@ -280,14 +274,10 @@ class GossipCore:
         self._rpc_to(peer).prune.append((topic, round(backoff)))
 
     def _on_ihave(self, peer: PeerId, rpc: msg.Rpc, now: float) -> None:
-        """Handle IHAVE: request ids that we have not seen, in random order within the peer's
-        limit."""
-        if not rpc.ihave or not self._scores.may_gossip(peer):
+        """Handle IHAVE: request ids that we have not seen."""
+        if not rpc.ihave:
             return
-        allowed = self._promises.may_ask(peer)
-        if allowed <= 0:
-            return
-        promises, proven = self._promises, self._scores.has_delivered(peer)
+        promises, proven = self._promises, self._earned.has_delivered(peer)
         wanted = dict.fromkeys(
             identity
             for topic, ids in rpc.ihave
@@ -296,19 +286,15 @@ class GossipCore:
             if identity not in self._seen
             if promises.should_ask(identity, peer, now, proven=proven)
         )
-        chosen = self._rng.sample(list(wanted), min(allowed, len(wanted)))
-        asked = [each for each in chosen if promises.ask(each, peer, now, proven=proven)]
+        asked = [each for each in wanted if promises.ask(each, peer, now, proven=proven)]
         self._rpc_to(peer).iwant.extend(asked)
 
     def _on_iwant(self, peer: PeerId, ids: list[bytes]) -> None:
         """Send the messages that a peer requests, charged to its quota. An id of 48 bytes may
         request 256 KiB."""
         size = 0
-        for identity in ids if self._scores.may_gossip(peer) else ():
-            if self._quotas.is_overdrawn(peer):
-                self.counters["answers over quota"] += 1
-                return
-            message = self._cache.get_for_peer(identity, peer)
+        for identity in ids:
+            message = self._cache.get(identity)
             if message is not None:
                 size += size_of(message)
                 answer = self._rpc_to(peer).messages
@@ -329,7 +315,7 @@ class GossipCore:
         for peer in self._quotas.heartbeat():
             if now >= self._grace_until:
                 self._penalise(peer, Offence.FLOOD, "flood")
-        self._scores.heartbeat()
+        self._earned.heartbeat()
         self._seen.expire(now)
         # Seconds after which the validator of a message is taken to have crashed. Without it
         # 1,024 crashes would fill `MAX_PENDING` and the node would take no message any more.
@@ -380,8 +366,7 @@ class GossipCore:
         return effects
 
     def _penalise(self, peer: PeerId, offence: Offence, reason: str, detail: str = "") -> None:
-        """Lower the peer's score here and with the host."""
+        """Count an offence, and tell the host."""
         self.counters[reason] += 1
-        self._scores.penalise(peer, offence.points)
         said = f"{reason}: {detail}" if detail else reason
         self._effects.append(Penalise(peer, offence, said))

@@ -14,10 +14,9 @@ node informed, and its own messages spread:
    *outbound* peers, which we dialled: an attacker has to bring that about first. Each heartbeat
    grafts outbound peers until there are ``outbound`` (D_out).
 2. IHAVE from outside the mesh brings what the mesh withholds, and the peer that brings a
-   message first is credited with it (`PeerScores.first_deliveries`).
+   message first is credited with it (`FirstDeliveries`).
 3. Each minute up to two peers outside the mesh with more first deliveries than the mesh's
-   median are grafted (opportunistic grafting), and a mesh that is cut back keeps those with
-   most (D_score).
+   median are grafted (opportunistic grafting).
 4. Our own messages go to all subscribers, not to the mesh alone (flood publishing).
 
 With 48 such strangers grafted before the first honest peer, the three honest peers that the
@@ -35,7 +34,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.gossip.config import BACKOFF, FANOUT, LAZY, GossipConfig
-from p2p.gossip.core.promises import PeerScores
+from p2p.gossip.core.promises import FirstDeliveries
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -63,12 +62,12 @@ Predicate = Callable[[PeerId], bool]
 class Mesh:
     """Subscribers, meshes, fanouts and backoffs of one node."""
 
-    def __init__(self, config: GossipConfig, rng: Random, scores: PeerScores) -> None:
+    def __init__(self, config: GossipConfig, rng: Random, earned: FirstDeliveries) -> None:
         self.meshes: dict[str, Peers] = {}
         """Maps each topic that this node subscribes to to its mesh peers."""
         self._config = config
         self._rng = rng
-        self._scores = scores
+        self._earned = earned
         self.topics_of: dict[PeerId, dict[str, None]] = {}
         self._subscribers: dict[str, Peers] = {}
         self.fanout: dict[str, tuple[Peers, float]] = {}
@@ -121,7 +120,7 @@ class Mesh:
         self.meshes[topic] = {}
         fanout, _ = self.fanout.pop(topic, ({}, 0.0))
         known = self.subscribers(topic)
-        kept = [peer for peer in fanout if peer in known and self._scores.may_mesh(peer)]
+        kept = [peer for peer in fanout if peer in known]
         first = [peer for peer in kept if self._may_graft(topic, peer, now)]
         self.meshes[topic].update(dict.fromkeys(first))
         return first + self._top_up(topic, now)
@@ -173,8 +172,7 @@ class Mesh:
         if peers is None:
             # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
             known, _ = self.fanout.get(topic, ({}, 0.0))
-            kept = [peer for peer in known if peer in subscribers]
-            peers = {peer: None for peer in kept if self._scores.may_mesh(peer)}
+            peers = {peer: None for peer in known if peer in subscribers}
             missing = self._config.degree - len(peers)
             peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
             # Topics that we publish to without subscribing, as many as we remember of a peer.
@@ -186,7 +184,7 @@ class Mesh:
         # upload for its policies.
         room = min(MAX_FLOOD_PUBLISH - len(peers), MIB // max(1, size))
         others = self._sample(topic, peers, len(subscribers))
-        earned = self._scores.first_deliveries
+        earned = self._earned.first_deliveries
         others.sort(key=lambda peer: (peer in self._outbound, earned(peer)), reverse=True)
         return [*peers, *others[: max(0, room)]]
 
@@ -209,10 +207,8 @@ class Mesh:
     def maintain(self, topic: str, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Keep the mesh of a topic within its bounds. Return the peers to send GRAFT and those
         to send PRUNE."""
-        config, mesh, scores = self._config, self.meshes[topic], self._scores
-        pruned = [peer for peer in mesh if not scores.may_mesh(peer)]
-        if len(mesh) - len(pruned) > config.high:
-            pruned += self._excess([peer for peer in mesh if peer not in pruned])
+        config, mesh = self._config, self.meshes[topic]
+        pruned = self._excess(list(mesh)) if len(mesh) > config.high else []
         for peer in pruned:
             self.prune(topic, peer, now, BACKOFF)
         grafted = self._top_up(topic, now) if len(mesh) < config.low else []
@@ -225,7 +221,7 @@ class Mesh:
             # deliveries is the threshold: a mesh of silent peers has the median 0, and any peer
             # that has delivered one message from outside it by IWANT is better. In a good mesh
             # no peer outside gets ahead, since it hears of messages later.
-            earned = scores.first_deliveries
+            earned = self._earned.first_deliveries
             median = sorted(map(earned, mesh))[len(mesh) // 2]
             better = [peer for peer in self.subscribers(topic) if earned(peer) > median]
             best = sorted(better, key=earned, reverse=True)[: config.high]
@@ -251,26 +247,13 @@ class Mesh:
         return chosen
 
     def _excess(self, peers: list[PeerId]) -> list[PeerId]:
-        """Return the peers to prune from a mesh that is too large. The best few stay, then
-        random ones, with enough outbound peers among them.
-
-        For example, of 13 peers with ``degree`` 6 and ``outbound`` 2, the best 4 stay, and 2
-        random others. If fewer than two of these 6 are outbound, outbound peers replace the
-        last inbound ones.
-        """
-        config = self._config
+        """Return the peers to prune from a mesh that is too large. Random ones stay, with
+        enough outbound peers among them."""
         self._rng.shuffle(peers)
-        scores = self._scores
-        worth = {peer: (scores.score(peer), scores.first_deliveries(peer)) for peer in peers}
-        # Peers that stay for their score when a mesh is cut back (D_score); the others by
-        # chance, so that a peer with a high score cannot choose the whole mesh.
-        best = sorted(peers, key=worth.__getitem__, reverse=True)[:4]
-        order = best + [peer for peer in peers if peer not in best]
-        kept, rest = order[: config.degree], order[config.degree :]
-        missing = config.outbound - self._count_outbound(kept)
-        rescued = [peer for peer in rest if peer in self._outbound][: max(0, missing)]
-        inbound = [peer for peer in reversed(kept) if peer not in self._outbound]
-        return [peer for peer in rest if peer not in rescued] + inbound[: len(rescued)]
+        outbound = [peer for peer in peers if peer in self._outbound]
+        first = outbound[: self._config.outbound]
+        order = first + [peer for peer in peers if peer not in first]
+        return order[self._config.degree :]
 
     def _count_outbound(self, peers: Iterable[PeerId]) -> int:
         return sum(peer in self._outbound for peer in peers)
@@ -286,7 +269,7 @@ class Mesh:
         ``without``."""
         not_these = dict.fromkeys(without)
         others = (peer for peer in self.subscribers(topic) if peer not in not_these)
-        peers = [peer for peer in others if self._scores.may_mesh(peer) and accepts(peer)]
+        peers = list(filter(accepts, others))
         return self._rng.sample(peers, min(max(count, 0), len(peers)))
 
     def _remove_subscriber(self, topic: str, peer: PeerId) -> None:

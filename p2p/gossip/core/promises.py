@@ -1,24 +1,19 @@
-"""Promises and scores of peers. An IHAVE that we answered by IWANT is a promise.
+"""Promises and first deliveries of peers. An IHAVE that we answered by IWANT is a promise.
 
 A message that does not come within ``promise`` seconds is a broken promise, which costs its
 peer a penalty (gossipsub v1.1, "spam protection measures"). Which peers to ask is a decision
 under attack: a peer that advertises ids and sends nothing must not keep us from asking others.
 
-- One that has delivered messages first before (`PeerScores.first_deliveries`) is given an
+- One that has delivered messages first before (`FirstDeliveries`) is given an
   interval to answer before the next peer is asked for the same id.
 - The promise of any other peer is worth nothing, so up to eight of those are asked at
   once. Before, the first peer to advertise an id was asked and no other for 3 s, which is as
   long as honest peers advertise it: an attacker that advertised first withheld the message.
 
-How each peer has behaved: penalties for misbehaviour, and first deliveries to its credit.
-
-Two numbers of gossipsub v1.1's score are kept, each with its decay; the weights per topic are
-not. The *behaviour penalty* (P7) grows with every offence; a score below a threshold closes the
-mesh to the peer, and a lower one makes us ignore its gossip. *First message deliveries* (P2)
-count the accepted messages that the peer brought before any other; they decide which peers a
-mesh keeps and which are grafted opportunistically. The score that disconnects is the host's:
-each offence is told to it as well (`Penalise`). The rest of the score function is left out: its
-dozens of parameters have to be tuned for each topic and its message rate.
+Of gossipsub v1.1's score only *first message deliveries* (P2) are kept; they decide which peers
+are grafted opportunistically. Each offence is told to the host, whose score disconnects
+(`Penalise`). The rest of the score function is left out: its dozens of parameters have to be
+tuned for each topic and its message rate.
 """
 
 from __future__ import annotations
@@ -30,49 +25,20 @@ from typing import Final
 from p2p.gossip.config import PROMISE, GossipConfig
 from p2p.identity import PeerId
 
-MAX_PENALISED: Final = 4096
-"""Maximum number of peers with a penalty. A penalty outlives the connection, or a new
-connection would clear it. When there are too many, the smallest penalty is forgotten: 4,096
-invented names clear only penalties smaller than their own."""
 
-
-class PeerScores:
-    """Scores of all peers, which decay in each heartbeat."""
+class FirstDeliveries:
+    """Decayed number of accepted messages that each connected peer brought before any other."""
 
     def __init__(self) -> None:
-        self._penalties: dict[PeerId, float] = {}
         self._first_deliveries: dict[PeerId, float] = {}
-        """Decayed number of first deliveries of each connected peer."""
 
     def connected(self, peer: PeerId) -> None:
-        """Let ``peer`` earn first deliveries from now on. Penalties from earlier connections
-        stay."""
+        """Let ``peer`` earn first deliveries from now on."""
         self._first_deliveries.setdefault(peer, 0.0)
 
     def disconnected(self, peer: PeerId) -> None:
-        """Forget the first deliveries of ``peer``, but not its penalties."""
+        """Forget the first deliveries of ``peer``."""
         self._first_deliveries.pop(peer, None)
-
-    def score(self, peer: PeerId) -> float:
-        """Return the negative penalty of ``peer``, or 0 if it has none."""
-        return -self._penalties.get(peer, 0.0)
-
-    def may_mesh(self, peer: PeerId) -> bool:
-        """Return True if ``peer`` may be in a mesh or fanout, and get our IHAVE."""
-        # Score at which a peer is kept out of the mesh: one rejected message keeps it out for
-        # 23 s.
-        return -self._penalties.get(peer, 0.0) > (-10.0)
-
-    def may_gossip(self, peer: PeerId) -> bool:
-        """Return True if the node processes IHAVE and IWANT of ``peer``."""
-        # Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold).
-        return -self._penalties.get(peer, 0.0) > (-40.0)
-
-    def penalise(self, peer: PeerId, points: float) -> None:
-        """Add ``points`` to the penalty of ``peer``, whether or not it is connected."""
-        if peer not in self._penalties and len(self._penalties) >= MAX_PENALISED:
-            del self._penalties[min(self._penalties, key=self._penalties.__getitem__)]
-        self._penalties[peer] = self._penalties.get(peer, 0.0) + points
 
     def delivered_first(self, peer: PeerId) -> None:
         """Credit ``peer`` with an accepted message that it brought before any other peer."""
@@ -90,21 +56,13 @@ class PeerScores:
         return self._first_deliveries.get(peer, 0.0) > 0
 
     def heartbeat(self) -> None:
-        """Let all scores decay. This is called once in each heartbeat."""
-        # What remains of a penalty after each heartbeat: half after 23.
-        decayed = ((peer, points * 0.97) for peer, points in self._penalties.items())
-        # Penalties below this count as none, and leave the table: 10 points are forgotten after
-        # 152 s.
-        self._penalties = {peer: points for peer, points in decayed if points >= 0.1}
+        """Let all numbers decay. This is called once in each heartbeat."""
         for peer in self._first_deliveries:
             # Factor that first deliveries decay by at each heartbeat: half after 346. The
             # memory must outlast the minutes between two policies.
             self._first_deliveries[peer] *= 0.998
 
 
-MAX_ASKED: Final = 128
-"""Maximum number of ids requested from one peer in an interval. This is far more than a run
-publishes, and half of what one RPC holds (256 messages)."""
 MAX_PROMISES: Final = 8192
 """Maximum number of open requests for ids, over all peers. 16 peers that never answer fill it,
 with 128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise
@@ -131,9 +89,6 @@ class Promises:
         """Maps each connected peer to the ids that it promised and the time at which each is
         due."""
         self._requests: dict[bytes, _OpenIwant] = {}
-        self._asked: dict[PeerId, int] = {}
-        """Number of ids requested from each peer in this interval. Reconnecting does not clear
-        it."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -148,10 +103,6 @@ class Promises:
         for identity in list(self._of.get(peer, ())):
             self._drop(identity, peer)
         self._of.pop(peer, None)
-
-    def may_ask(self, peer: PeerId) -> int:
-        """Return how many more ids `peer` may be asked for in this interval."""
-        return MAX_ASKED - self._asked.get(peer, 0)
 
     def should_ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
         """Return True if ``peer``, which advertises this id, should be asked even if others
@@ -173,7 +124,6 @@ class Promises:
             if most == peer:
                 return False
             self._drop(next(iter(self._of[most])), most)
-        self._asked[peer] = self._asked.get(peer, 0) + 1
         self._of[peer][identity] = now + PROMISE
         self._count += 1
         request = self._requests.get(identity)
@@ -191,9 +141,7 @@ class Promises:
             self._drop(identity, peer)
 
     def heartbeat(self, now: float) -> list[PeerId]:
-        """Reset the limits for the next interval. Return each peer that broke a promise,
-        once."""
-        self._asked = {}
+        """Return each peer that broke a promise, once."""
         broken = []
         for peer, owed in self._of.items():
             late = [identity for identity, due in owed.items() if due <= now]

@@ -149,12 +149,6 @@ class PeerQuotas:
         if account is not None:
             account.take(units)
 
-    def is_overdrawn(self, peer: PeerId) -> bool:
-        """Return True if the bucket of ``peer`` is empty, so that its RPC gets no further
-        work."""
-        account = self._accounts.get(peer)
-        return account is None or account.level <= 0
-
     def take_flood(self, peer: PeerId) -> bool:
         """Return True and reset the count if so much was dropped that ``peer`` is to be
         penalised."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from p2p.errors import ConfigError
+from p2p.naming import printable
 from p2p.node.dashboard.server import PAUSE, RESUME
 from p2p.node.folders import (
     SOCKET,
@@ -199,11 +200,6 @@ def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
         policy = row["policy"] if row.get("policy", -1) >= 0 else "-"
         lines.append(f"{peer:<54}{roles:<22}{policy:>7}  {row['state']}{path}")
     return lines
-
-
-def printable(text: str) -> str:
-    """Replace characters that a terminal could interpret in strangers' text."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def read(folder: Path, path: str, method: str = "GET") -> bytes:

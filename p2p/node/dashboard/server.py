@@ -39,7 +39,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -61,7 +60,7 @@ from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots, as_jso
 from p2p.node.folders import SOCKET
 from p2p.node.panels import load_panels
 from p2p.node.role import Role
-from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
+from p2p.shardcast.http.app import Receive, Reply, Scope, Send, answer_http
 from p2p.shardcast.http.core.answers import is_loopback, machine_named
 from p2p.world import World
 
@@ -74,7 +73,6 @@ _HEADERS: Final = (
     ("content-security-policy",
      "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
      " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
-    ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
     ("cache-control", "no-store"),
@@ -206,12 +204,8 @@ class Dashboard:
     async def _answer(
         self, access: Access, orders: Orders, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer a request as an ASGI application, version 3, for HTTP only."""
-        if await is_http(scope, receive, send):
-            reply = _Reply(scope, send)
-            await answer_while_there(
-                receive, reply, partial(self._reply, access, orders, scope, reply)
-            )
+        answer = partial(self._reply, access, orders, scope)
+        await answer_http(_Reply, answer, scope, receive, send)
 
     async def _reply(self, access: Access, orders: Orders, scope: Scope, reply: _Reply) -> None:
         path, query = scope["path"], scope.get("query_string", b"").decode("latin-1")
@@ -225,7 +219,7 @@ class Dashboard:
             await reply.text(405, "this page only shows: GET and HEAD")
         elif status == 303:
             moved = (("set-cookie", said), ("location", "/"))
-            await reply.send(303, b"", "text/plain", moved)
+            await reply.send(303, b"", "text/plain", *moved)
         elif status != 200:
             await reply.text(status, said)
         elif path in PARTS:
@@ -252,45 +246,19 @@ class Dashboard:
     async def _stream(self, reply: _Reply) -> None:
         try:
             with self._snapshots.viewing() as viewer:
-                await reply.begin(200, "text/event-stream")
+                await reply.begin(200, ("content-type", "text/event-stream"), *_HEADERS)
                 while True:
                     await reply.part(await viewer.next())
         except LimitExceeded as error:
             await reply.text(503, str(error))
 
 
-class _Reply:
-    """Answer to one request."""
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._send = send
-        self._has_body = scope["method"] != "HEAD"
-        self.is_ending = False
-        self.headers: Mapping[str, str] = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
-
+class _Reply(Reply):
     async def text(self, status: int, line: str) -> None:
         await self.send(status, line.encode() + b"\n", "text/plain; charset=utf-8")
 
-    async def send(
-        self, status: int, body: bytes, media: str, more: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        await self.begin(status, media, (("content-length", str(len(body))), *more))
-        await self.part(body, more=False)
-
-    async def begin(
-        self, status: int, media: str, more: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        said: Any = [("content-type", media), *_HEADERS, *more]
-        pairs = [(name.encode(), value.encode("latin-1")) for name, value in said]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
-
-    async def part(self, data: bytes, *, more: bool = True) -> None:
-        body = data if self._has_body else b""
-        self.is_ending = not more
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+    async def send(self, status: int, body: bytes, media: str, *more: tuple[str, str]) -> None:
+        await self.whole(status, body, ("content-type", media), *_HEADERS, *more)
 
 
 def _load_server() -> ModuleType:

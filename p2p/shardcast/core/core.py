@@ -24,7 +24,7 @@ here, asked for, held by others and owed to others; one class writes each of its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -33,6 +33,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.offence import Offence
 from p2p.own_time import OwnTime
+from p2p.shardcast import messages as msg
 from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
@@ -48,26 +49,6 @@ from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Manifest
-from p2p.shardcast.messages import (
-    INLINE_INDEX,
-    MAX_CONVICTED,
-    NO_STRIPE,
-    Ask,
-    Blame,
-    ChunkHeader,
-    Credit,
-    Evidence,
-    Have,
-    Hello,
-    Message,
-    PolicyNews,
-    Receipt,
-    RosterNews,
-    Skipped,
-    Taken,
-    Want,
-    news_of,
-)
 
 
 class ShardcastCore:
@@ -158,19 +139,16 @@ class ShardcastCore:
                 self._stored(policy)
             case ev.Patched():
                 self._patched(event)
-            case ev.PatchFailed(patch):
-                self._versions.end_patch(patch, made=False)
-                self._go_round(patch)
-            case ev.Unusable(policy):
+            case ev.Unusable(policy, until_room):
                 # Its bringers need not try.
                 download = self._downloads.get(policy)
                 if download is not None and not download.is_whole:
                     self._out += self._repair.decline(download)
-                self._close(policy)
-            case ev.RoomMade(policy, manifest):
-                self._versions.reopen(policy)
-                self._versions.reopen(manifest.digest)
-                self._fetch_late([manifest])
+                if until_room and download is not None:
+                    self._versions.postpone(download.manifest)
+                    self._drop(policy)
+                else:
+                    self._close(policy)
             case ev.Unwritable():
                 # Stop fetching, and remember what to begin with when the disk takes data.
                 self._versions.is_disk_full = True
@@ -180,7 +158,10 @@ class ShardcastCore:
                     self._versions.postpone(download.manifest)
                     self._drop(download.name)
             case ev.Writable():
-                self._fetch_late(self._versions.take_postponed())
+                for manifest in self._versions.take_postponed():
+                    for download in self._adopt(manifest):  # what was pushed is past
+                        download.pull_only = True
+                        self._out += self._repair.inquire(download, self._now)
             case _:
                 assert_never(event)
         if self._origin.is_roster_due(self._now):
@@ -195,48 +176,51 @@ class ShardcastCore:
 
     # What comes in: news
 
-    def _heard(self, peer: PeerId, message: Message, gossip: bool) -> None:
+    def _heard(self, peer: PeerId, message: msg.Message, gossip: bool) -> None:
         if not gossip and not self._peers.admit(peer):
             return
-        if gossip and not isinstance(message, PolicyNews | RosterNews | Evidence):
+        if gossip and not isinstance(message, msg.PolicyNews | msg.RosterNews | msg.Evidence):
             # Its author is not connected, and need not even have sent it: no node may answer
             # it.
             raise BadMessage("an announcement is a policy, a roster or evidence")
         match message:
-            case PolicyNews():
+            case msg.PolicyNews():
                 self._policy_news(message, gossip)
-            case RosterNews(data):
+            case msg.RosterNews(data):
                 self._roster_news(data, gossip)
-            case Evidence():
+            case msg.Evidence():
                 evidence = self.statements.evidence_untrusted(message)
                 if evidence is not None:
                     self._halt(evidence)
                     self._out += [ev.PassOn()] if gossip else []
-            case Hello():
+            case msg.Hello():
                 self._answer_hello(peer, message)
-            case Credit() | Blame() | Receipt():
+            case msg.Credit() | msg.Blame() | msg.Receipt():
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
-            case Ask() | Have() | Taken() | Skipped() | Want():
+            case msg.Ask() | msg.Have() | msg.Taken() | msg.Skipped() | msg.Want():
                 download = self._downloads.get(message.policy)
                 if download is not None:
                     self._holders_say(peer, message, download)
                 elif self._versions.hear_name(peer, message):
-                    self._out.append(ev.Send(peer, Ask(message.policy, True)))
+                    self._out.append(ev.Send(peer, msg.Ask(message.policy, True)))
             case _:
                 assert_never(message)
 
     def _holders_say(
-        self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want, download: Download
+        self,
+        peer: PeerId,
+        message: msg.ChunkMessage,
+        download: Download,
     ) -> None:
-        if isinstance(message, Have | Taken | Skipped):
+        if isinstance(message, msg.Have | msg.Taken | msg.Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
             if chunks.end > download.count:
                 self._ban(peer, "names chunks that do not exist")
-            elif isinstance(message, Taken):
+            elif isinstance(message, msg.Taken):
                 download.availability.note_taken(peer, chunks)
                 return
-            elif isinstance(message, Have):
+            elif isinstance(message, msg.Have):
                 download.note_held(peer, chunks, self._now)
                 self._upload.note_word(peer, download.name, chunks, self._now)
             else:
@@ -246,7 +230,7 @@ class ShardcastCore:
         if download.manifest.publisher == self._local:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
-        if isinstance(message, Ask):
+        if isinstance(message, msg.Ask):
             self._out += self._upload.answer(peer, download, wants_index=message.index)
             return
         for chunk in message.chunks:
@@ -257,7 +241,7 @@ class ShardcastCore:
             if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
                 self._upload.serve(peer, download, chunk)
 
-    def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
+    def _policy_news(self, news: msg.PolicyNews, gossip: bool) -> None:
         manifest = self.statements.manifest_untrusted(news.manifest)
         if manifest is None:
             return
@@ -273,10 +257,8 @@ class ShardcastCore:
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
         if not fetches:
-            is_news = not self._versions.is_postponed(manifest.digest)
             fetches = self._adopt(manifest)
-            is_taken = fetches or self._versions.is_postponed(manifest.digest)
-            if is_news and gossip and is_taken:
+            if gossip and (fetches or self._versions.is_postponed(manifest.digest)):
                 self._out.append(ev.PassOn())
         for download in fetches:
             if (
@@ -327,15 +309,6 @@ class ShardcastCore:
             self._abandon(download)
         return begun
 
-    # A disk that refuses
-
-    def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch, by pulling, the versions that were announced while the disk refused data."""
-        for manifest in manifests:
-            for download in self._adopt(manifest):
-                download.pull_only = True
-                self._out += self._repair.inquire(download, self._now)
-
     def _halt(self, evidence: Equivocation[Manifest]) -> None:
         publisher = evidence.author
         self.statements.halt(evidence)
@@ -346,11 +319,11 @@ class ShardcastCore:
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
 
-    def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
+    def _answer_hello(self, peer: PeerId, hello: msg.Hello) -> None:
         """Send a newcomer the convictions and the newest version that it lacks."""
         halted = self.statements.halted
         lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
-        messages: list[Message] = [_message_of(one) for one in lacking[:MAX_CONVICTED]]
+        messages: list[msg.Message] = [_message_of(one) for one in lacking[: msg.MAX_CONVICTED]]
         name, best = b"", self._versions.best
         if (
             best is not None
@@ -358,15 +331,15 @@ class ShardcastCore:
             and self.statements.is_trusted(best.manifest.publisher)
         ):
             name, roster = best.manifest.digest, self.statements.roster(best.manifest.publisher)
-            messages += [RosterNews(roster.encode())] if roster is not None else []
+            messages += [msg.RosterNews(roster.encode())] if roster is not None else []
             for news in (*self._versions.patches_since(hello.newest, best.manifest), best):
-                messages.append(news_of(news.manifest, news.index, INLINE_INDEX))
+                messages.append(msg.news_of(news.manifest, news.index, msg.INLINE_INDEX))
         if messages and self._peers.greet(peer, name, len(halted)):
             self._out += [ev.Send(peer, message) for message in messages]
 
     # What comes in: chunks
 
-    def offer(self, peer: PeerId, header: ChunkHeader) -> ev.Accept | None:
+    def offer(self, peer: PeerId, header: msg.ChunkHeader) -> ev.Accept | None:
         """Return how to read an offered chunk, given its header; None to discard it."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
@@ -405,12 +378,14 @@ class ShardcastCore:
             download.reject(header.index)
             self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
-            self._out.append(ev.Send(download.manifest.publisher, Blame(header.policy, peer)))
+            self._out.append(
+                ev.Send(download.manifest.publisher, msg.Blame(header.policy, peer))
+            )
             return
         is_answer = request is not None and request.peer == peer
         if request is not None and not is_answer:
             self._out += self._repair.cancel(download, {header.index: request.peer})
-        pushed = request is None and header.stripe != NO_STRIPE
+        pushed = request is None and header.stripe != msg.NO_STRIPE
         download.accept(header.index, peer, self._now, pushed=pushed)
         self.stats.chunks_repaired += is_answer
         self.flows.count_came(peer, size)
@@ -465,7 +440,10 @@ class ShardcastCore:
 
     def _patched(self, event: ev.Patched) -> None:
         """Take the result of a patch. Spans that came out wrong are pulled from the anchor."""
-        policy = self._versions.end_patch(event.patch, made=True)
+        policy = self._versions.end_patch(event.patch, made=event.index is not None)
+        if event.index is None:
+            self._go_round(event.patch)
+            return
         patch = self._downloads.get(event.patch)
         made = self._downloads.get(policy) if policy is not None else None
         if policy is None or (made is not None and made.is_whole):
@@ -507,7 +485,7 @@ class ShardcastCore:
     def _publish(self, event: ev.Publish) -> None:
         self.statements.record(event.manifest)
         if event.roster is not None and self.statements.add_roster(event.roster):
-            self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
+            self._out.append(ev.Gossip(msg.RosterNews(event.roster.encode())))
         for index in (event.index, event.patch):
             if index is not None:
                 self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
@@ -530,7 +508,7 @@ class ShardcastCore:
 
     def _regroup(self, roster: Roster) -> None:
         if self.statements.add_roster(roster):
-            self._out.append(ev.Gossip(RosterNews(roster.encode())))
+            self._out.append(ev.Gossip(msg.RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
             newest = self._versions.best
             if newest is not None and newest.manifest.publisher == self._local:
@@ -568,11 +546,11 @@ class ShardcastCore:
                 # it may be back, and have what no other peer has
                 download.inquire_at = self._now
             if self._origin.is_resumed(download.name):
-                self._out.append(ev.Send(peer, Ask(download.name, False)))
+                self._out.append(ev.Send(peer, msg.Ask(download.name, False)))
         best = self._versions.best
         newest = best.manifest.version if best is not None else NO_POLICY
-        convicted = tuple(self.statements.halted)[:MAX_CONVICTED]
-        self._out.append(ev.Send(peer, Hello(newest, convicted)))
+        convicted = tuple(self.statements.halted)[: msg.MAX_CONVICTED]
+        self._out.append(ev.Send(peer, msg.Hello(newest, convicted)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
@@ -623,5 +601,5 @@ class ShardcastCore:
             self._out += self._repair.inquire(download, self._now)
 
 
-def _message_of(evidence: Equivocation[Manifest]) -> Evidence:
-    return Evidence(evidence.first.encode(), evidence.second.encode())
+def _message_of(evidence: Equivocation[Manifest]) -> msg.Evidence:
+    return msg.Evidence(evidence.first.encode(), evidence.second.encode())

@@ -12,7 +12,7 @@ from p2p.events import (
     Tick as Tick,
 )
 from p2p.identity import PeerId
-from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.forest import Roster
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import Manifest
@@ -90,34 +90,22 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """A patch was applied, and the spans ``verified`` came out right."""
+    """A patch was applied, and the spans ``verified`` came out right. Without an index it could
+    not be applied, so the version must be fetched another way."""
 
     patch: bytes
-    index: Index
-    verified: ChunkSet
-
-
-@dataclass(frozen=True, slots=True)
-class PatchFailed:
-    """A patch could not be applied, so the version must be fetched another way."""
-
-    patch: bytes
+    index: Index | None = None
+    verified: ChunkSet = EMPTY
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """This policy cannot be completed on this node: its content contradicts its manifest, or
-    the disk has no room for it (until `RoomMade`). Or the disk no longer holds it."""
+    the disk has no room for it. Or the disk no longer holds it."""
 
     policy: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RoomMade:
-    """The disk now has room for a version that was `Unusable` for lack of it."""
-
-    policy: bytes
-    manifest: Manifest
+    until_room: bool = False
+    """True if it can be fetched once the disk is `Writable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +115,7 @@ class Unwritable:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """The disk takes data again."""
+    """The disk takes data again, or has room for what was `Unusable` for lack of it."""
 
 
 Event = (
@@ -141,9 +129,7 @@ Event = (
     | PeerDown
     | Stored
     | Patched
-    | PatchFailed
     | Unusable
-    | RoomMade
     | Unwritable
     | Writable
     | Tick

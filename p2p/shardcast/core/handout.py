@@ -33,6 +33,7 @@ from enum import Enum, auto
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Availability, Download
@@ -48,15 +49,6 @@ from p2p.shardcast.core.receipts import QUORUM, Capacities, Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS, Statements
 from p2p.shardcast.forest import MESH, Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import Encoding, PolicyVersion
-from p2p.shardcast.messages import (
-    INLINE_INDEX,
-    NO_STRIPE,
-    Blame,
-    ChunkHeader,
-    Credit,
-    Receipt,
-    news_of,
-)
 
 
 class GiftStage(Enum):
@@ -483,7 +475,7 @@ class HandOut:
         self._settle(root.confirm(received, granted, now), GiftEvent.CONFIRM)
         return True
 
-    def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
+    def note_receipt(self, peer: PeerId, receipt: msg.Receipt) -> bool:
         """Take the receipt of `peer`, which has the whole version: the chunks that each stripe
         brought. Return True if it is the first receipt of a peer on a roster."""
         return any(
@@ -685,7 +677,9 @@ class Origin:
         if download is None or now < self._turn_at:
             return []
         self._next = None
-        announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
+        announcement = ev.Gossip(
+            msg.news_of(download.manifest, download.index, msg.INLINE_INDEX)
+        )
         roster = self._statements.roster(download.manifest.publisher)
         self._unfed = download if roster is None else None
         self._learn()
@@ -765,17 +759,17 @@ class Origin:
 
     def give(
         self, has_room: Callable[[PeerId], bool], now: float
-    ) -> Iterator[tuple[PeerId, ChunkHeader]]:
+    ) -> Iterator[tuple[PeerId, msg.ChunkHeader]]:
         """Return chunks for roots with credit. ``has_room`` is called before each chunk."""
         for name, handout in self._handouts.items():
             while (given := handout.give(has_room, now)) is not None:
                 peer, stripe, chunk = given
-                yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
+                yield peer, msg.ChunkHeader(name, chunk, handout.epoch, stripe)
 
-    def note_left(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
+    def note_left(self, peer: PeerId, header: msg.ChunkHeader, now: float) -> None:
         """Record that a chunk has left this node for ``peer``."""
         handout = self._handouts.get(header.policy)
-        if handout is not None and header.stripe != NO_STRIPE:
+        if handout is not None and header.stripe != msg.NO_STRIPE:
             handout.note_left(peer, now)
 
     def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
@@ -792,15 +786,15 @@ class Origin:
             self._capacities.note_demoted(root)
             self._regroup_at = now
 
-    def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
+    def hear(self, peer: PeerId, message: msg.HandOutMessage, now: float) -> bool:
         """Handle a message of roots or their children about a hand-out. Return False if it
         cannot be true."""
         handout = self._handouts.get(message.policy)
         if handout is None:
             return True
-        if isinstance(message, Credit):
+        if isinstance(message, msg.Credit):
             return handout.confirm(peer, message.received, message.granted, now)
-        if isinstance(message, Receipt):
+        if isinstance(message, msg.Receipt):
             if handout.note_receipt(peer, message) and handout.exhausted:
                 self._reported_at = now + _SETTLE * self._config.stall
         else:

@@ -22,6 +22,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast import messages as msg
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
@@ -30,16 +31,6 @@ from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import (
-    MAX_WANT,
-    NO_STRIPE,
-    ChunkHeader,
-    Credit,
-    Have,
-    RosterNews,
-    Skipped,
-    news_of,
-)
 from p2p.wire import KI, MIB
 
 MAX_INDEXES: Final = 16
@@ -147,24 +138,24 @@ class Upload:
     # Along the stripes
 
     def relay(
-        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+        self, download: Download, header: msg.ChunkHeader, sender: PeerId, now: float
     ) -> None:
         """Pass on a chunk that has arrived. If it came along no stripe, it goes along the
         stripe that should have brought it."""
         deferred = download.sharing.deferred.pop(header.index, None)
-        if header.stripe == NO_STRIPE and deferred is not None:
+        if header.stripe == msg.NO_STRIPE and deferred is not None:
             sender, header = deferred
         self.forward(download, header, sender, now)
 
     def take_over(
-        self, parent: PeerId, download: Download, skipped: Skipped, now: float
+        self, parent: PeerId, download: Download, skipped: msg.Skipped, now: float
     ) -> None:
         """Take over relaying the chunks that ``parent`` announces not to push to this node."""
         forest = self._forest(download, skipped.epoch)
         if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
         for chunk in ChunkSet.of_ranges(skipped.ranges):
-            header = ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
+            header = msg.ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
             if chunk in download.verified:
                 self.forward(download, header, parent, now)
             else:
@@ -172,10 +163,12 @@ class Upload:
                 download.note_withheld(chunk, parent)
 
     def forward(
-        self, download: Download, header: ChunkHeader, sender: PeerId, now: float
+        self, download: Download, header: msg.ChunkHeader, sender: PeerId, now: float
     ) -> None:
         """Queue a chunk that came along a stripe for this node's children in it."""
-        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        forest = (
+            self._forest(download, header.epoch) if header.stripe != msg.NO_STRIPE else None
+        )
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
         children = forest.children(header.stripe, self._local, self._peers.is_gone)
@@ -187,7 +180,7 @@ class Upload:
             download.sharing.children = children
 
     def _offer(
-        self, child: PeerId, header: ChunkHeader, download: Download, now: float
+        self, child: PeerId, header: msg.ChunkHeader, download: Download, now: float
     ) -> None:
         """Queue a chunk for a child that needs it and keeps up. Otherwise leave the child to
         fetch and relay it.
@@ -214,7 +207,7 @@ class Upload:
     def _withhold(
         self,
         child: PeerId,
-        header: ChunkHeader,
+        header: msg.ChunkHeader,
         download: Download,
         now: float,
         *,
@@ -249,7 +242,7 @@ class Upload:
             news = credit.received, credit.kept_up + (CREDIT if lags else MAX_CREDIT)
             if news != credit.confirmed:
                 credit.confirmed = news
-                yield ev.Send(download.manifest.publisher, Credit(download.name, *news))
+                yield ev.Send(download.manifest.publisher, msg.Credit(download.name, *news))
 
     def connect(self, download: Download, *, ahead: int = 0) -> Iterator[ev.Connect]:
         """Return the connections to open to the peers that this node feeds in this version, or
@@ -282,9 +275,9 @@ class Upload:
         index, indexes = download.index, download.sharing.indexes
         if wants_index and index is not None and _count(indexes, peer) <= MAX_INDEXES:
             self._queue(peer).note_news(download.name)
-            yield ev.Push(peer, news_of(download.manifest, index))
+            yield ev.Push(peer, msg.news_of(download.manifest, index))
         yield from (
-            ev.Send(peer, Have(download.name, part)) for part in download.verified.ranges()
+            ev.Send(peer, msg.Have(download.name, part)) for part in download.verified.ranges()
         )
 
     def serve(self, peer: PeerId, download: Download, chunk: int) -> None:
@@ -296,11 +289,11 @@ class Upload:
         queue = self._queue(peer)
         if queue.promote(download.name, chunk):
             return
-        if chunk not in download.verified or queue.owed >= MAX_WANT:
+        if chunk not in download.verified or queue.owed >= msg.MAX_WANT:
             return
         if self._may_ask(peer, download):
             download.availability.note_wanted(peer, chunk)
-            self.push(peer, ChunkHeader(download.name, chunk))
+            self.push(peer, msg.ChunkHeader(download.name, chunk))
 
     def _may_ask(self, peer: PeerId, download: Download) -> bool:
         """Count a requested chunk or have-list. Return False if ``peer`` has asked for more
@@ -331,11 +324,11 @@ class Upload:
         for peer in self.audience(download) if new else ():
             if holders.get(peer) != everything:
                 for part in new:
-                    yield ev.Send(peer, Have(download.name, part))
+                    yield ev.Send(peer, msg.Have(download.name, part))
         for (child, epoch, stripe), chunks in withheld.items():
             if not self._peers.is_gone(child):
                 for part in chunks.ranges():
-                    yield ev.Send(child, Skipped(download.name, epoch, stripe, part))
+                    yield ev.Send(child, msg.Skipped(download.name, epoch, stripe, part))
 
     def audience(self, download: Download) -> list[PeerId]:
         """Return the connected peers that get have-lists: neighbours, subscribers and parents.
@@ -363,7 +356,7 @@ class Upload:
             self._queues[peer] = SendQueue()
         return self._queues[peer]
 
-    def push(self, peer: PeerId, header: ChunkHeader) -> None:
+    def push(self, peer: PeerId, header: msg.ChunkHeader) -> None:
         """Queue a chunk for ``peer``."""
         self._queue(peer).push(header)
         self._ready[peer] = None
@@ -383,7 +376,7 @@ class Upload:
         """Bytes per second that this node's uplink carries; 0 until it is measured."""
         return self._uplink.rate
 
-    def note_left(self, peer: PeerId, size: int, now: float) -> ChunkHeader | None:
+    def note_left(self, peer: PeerId, size: int, now: float) -> msg.ChunkHeader | None:
         """Record that the chunk of ``size`` bytes under way to ``peer`` has left, and return
         its header."""
         self._uplink.note_left(peer, size, now)
@@ -410,18 +403,18 @@ class Upload:
             queue = self._queues.get(peer)
             if queue is None:
                 continue
-            if is_full and queue.head is not None and queue.head.stripe == NO_STRIPE:
+            if is_full and queue.head is not None and queue.head.stripe == msg.NO_STRIPE:
                 self._ready[peer] = None
                 continue
             header = self._next_chunk(peer, queue, now)
             if header is not None:
                 is_full = is_full or (
-                    header.stripe == NO_STRIPE and any(q.waits for q in queues)
+                    header.stripe == msg.NO_STRIPE and any(q.waits for q in queues)
                 )
                 yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
 
-    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
+    def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> msg.ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs, and drop the chunks before it."""
         while (header := queue.head) is not None:
             download = self._downloads.get(header.policy)
@@ -434,19 +427,21 @@ class Upload:
                 self._uplink.note_begun(peer, now)
                 return header
             queue.drop()
-            if download is not None and header.stripe != NO_STRIPE:
+            if download is not None and header.stripe != msg.NO_STRIPE:
                 self._withhold(peer, header, download, now, needed=False)
         return None
 
     def _explain(
-        self, peer: PeerId, queue: SendQueue, header: ChunkHeader
+        self, peer: PeerId, queue: SendQueue, header: msg.ChunkHeader
     ) -> Iterator[ev.Effect]:
         download = self._downloads[header.policy]
-        forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
+        forest = (
+            self._forest(download, header.epoch) if header.stripe != msg.NO_STRIPE else None
+        )
         if forest is not None and queue.note_news(forest.roster.name):
-            yield ev.Push(peer, RosterNews(forest.roster.encode()))
+            yield ev.Push(peer, msg.RosterNews(forest.roster.encode()))
         if queue.note_news(header.policy):
-            yield ev.Push(peer, news_of(download.manifest, download.index))
+            yield ev.Push(peer, msg.news_of(download.manifest, download.index))
 
     def lose(self, peer: PeerId, now: float) -> None:
         """Serve the children of a lost peer in its place, with the chunks that it may not have

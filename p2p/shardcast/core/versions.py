@@ -20,7 +20,7 @@ from p2p.shardcast.core.download import MAX_SUBSCRIBERS, Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
-from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
+from p2p.shardcast.messages import Ask, ChunkMessage, Have
 
 MAX_FETCHES: Final = 2
 """Versions fetched at a time. With one, a node slower than the run publishes would give up
@@ -66,10 +66,12 @@ class Versions:
         return self.newest is not None and manifest.version <= self.newest.version
 
     def is_over(self, manifest: Manifest) -> bool:
-        """Return True if this version is not worth fetching (any more)."""
+        """Return True if this version is not worth fetching (any more), or waits for the
+        disk."""
         return (
             self.is_old(manifest)
             or manifest.digest in self._over
+            or manifest.digest in self._postponed
             or any(
                 d.manifest.version == manifest.version and d.manifest.digest != manifest.digest
                 for d in self.downloads.values()
@@ -212,10 +214,6 @@ class Versions:
         """Finish with a version, so that it is not fetched again."""
         self._over[name] = None
 
-    def reopen(self, name: bytes) -> None:
-        """Allow the version to be fetched again."""
-        self._over.pop(name, None)
-
     def advance(self, manifest: Manifest) -> list[Download]:
         """Record that a version is complete. Return the older versions that are incomplete and
         no longer needed."""
@@ -227,7 +225,7 @@ class Versions:
 
     # Versions of which only the name is known
 
-    def hear_name(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
+    def hear_name(self, peer: PeerId, message: ChunkMessage) -> bool:
         """Handle a message about a version for which there is no download. Return True if
         ``peer`` has its manifest and should be asked for it."""
         name = message.policy

@@ -25,34 +25,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import trio
 
 from p2p.bounded import BoundedDict
 from p2p.errors import StorageError
-from p2p.shardcast.http.core.answers import (
-    LISTING,
-    PROBE,
-    PROBE_BYTES,
-    SHARD_BYTES,
-    Body,
-    Listed,
-    encode_listing,
-    etag,
-    has_tag_untrusted,
-    is_loopback,
-    machine_named,
-    parse_range_untrusted,
-    parse_shard_path_untrusted,
-    shard_count,
-    tar_of,
-)
+from p2p.shardcast.http.core import answers
 from p2p.shardcast.http.library import PIECE, FileChanged, Library, Reader, Release
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import World
@@ -72,6 +56,7 @@ NEVER: Final = "no-cache"
 _MAX_ARCHIVES: Final = 64
 """Most versions whose archive is remembered. This exceeds what a node keeps; each takes a
 megabyte if a version has thousands of files."""
+_ALWAYS: Final = (("x-content-type-options", "nosniff"),)
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 # The publisher chooses the names of files: no script may run.
@@ -98,7 +83,7 @@ html { background: #101417; color: #e9e7e1 } a { color: #56c7bf } }</style><main
 class _Answer:
     """A response body with the facts that its headers state."""
 
-    body: Body
+    body: answers.Body
     media: str
     tag: str
     """Entity tag, quotes included."""
@@ -108,7 +93,7 @@ class _Answer:
 class _Archive:
     """A version as one file, for shardcast's clients."""
 
-    body: Body
+    body: answers.Body
     digest: bytes
 
 
@@ -166,16 +151,14 @@ class HttpEdge:
     # ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI 3 request, of HTTP only."""
-        if await is_http(scope, receive, send):
-            reply = _Reply(scope, send)
-            await answer_while_there(receive, reply, partial(self._reply, scope, reply))
+        """Answer one request."""
+        await answer_http(_Reply, partial(self._reply, scope), scope, receive, send)
 
     async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path = scope["path"]
         if scope["method"] not in {"GET", "HEAD"}:
             await reply.refuse(405, "only GET and HEAD", ("allow", "GET, HEAD"))
-        elif not _is_meant(scope, reply.asked("host")):
+        elif not _is_meant(scope, reply.headers.get("host", "")):
             await reply.refuse(421, "this address serves this machine, under its own name")
         # Characters of a path: the longest of a manifest's files, percent-encoded, and some
         # more.
@@ -185,14 +168,14 @@ class HttpEdge:
             await self._answer(path.lstrip("/"), reply)
 
     async def _answer(self, path: str, reply: _Reply) -> None:
-        if path == "" and "text/html" in reply.asked("accept"):
+        if path == "" and "text/html" in reply.headers.get("accept", ""):
             await reply.text(self._page(), "text/html; charset=utf-8", _PLAIN_PAGE)
         elif path == "":
             await reply.text(self._contents(), "application/json")
-        elif path == LISTING:
+        elif path == answers.LISTING:
             await reply.text(self._listing(), "text/plain; charset=utf-8")
-        elif path == PROBE:
-            await reply.text(bytes(PROBE_BYTES), _OCTETS)
+        elif path == answers.PROBE:
+            await reply.text(bytes(answers.PROBE_BYTES), _OCTETS)
         elif path.startswith("latest/"):
             newest = max(self._library.versions, default=None)
             where = f"/v/{newest}/{quote(path.removeprefix('latest/'))}"
@@ -204,7 +187,7 @@ class HttpEdge:
             await self._serve(path, reply)
 
     async def _serve(self, path: str, reply: _Reply) -> None:
-        shard = parse_shard_path_untrusted(path)
+        shard = answers.parse_shard_path_untrusted(path)
         version = shard[0] if shard is not None else _version_of(path)
         try:
             if version is None:
@@ -214,15 +197,17 @@ class HttpEdge:
                 if shard is not None:
                     # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
                     body = self._archives[release.digest].body
-                    if shard[1] >= shard_count(body.size):
+                    if shard[1] >= answers.shard_count(body.size):
                         raise KeyError(path)
-                    start = shard[1] * SHARD_BYTES
-                    end = min(start + SHARD_BYTES, body.size)
-                    part = Body(list(body.pieces(start, end, SHARD_BYTES)))
-                    answer = _Answer(part, _OCTETS, etag(release.digest, f"s{shard[1]}"))
+                    start = shard[1] * answers.SHARD_BYTES
+                    end = min(start + answers.SHARD_BYTES, body.size)
+                    part = answers.Body(list(body.pieces(start, end, answers.SHARD_BYTES)))
+                    answer = _Answer(
+                        part, _OCTETS, answers.etag(release.digest, f"s{shard[1]}")
+                    )
                 elif is_archive:
                     body = self._archives[release.digest].body
-                    answer = _Answer(body, _TAR, etag(release.digest, "tar"))
+                    answer = _Answer(body, _TAR, answers.etag(release.digest, "tar"))
                 else:
                     answer = _part_of(release, path)
                 await reply.body(answer, self._reader(release))
@@ -277,33 +262,58 @@ class HttpEdge:
         return (_PAGE + ("".join(parts) or "<h1>No version is here yet</h1>")).encode()
 
     def _listing(self) -> bytes:
-        return encode_listing(
-            Listed(release.version, archive.digest, shard_count(archive.body.size))
+        return answers.encode_listing(
+            answers.Listed(
+                release.version, archive.digest, answers.shard_count(archive.body.size)
+            )
             for release in self._releases()
             if (archive := self._archives.get(release.digest)) is not None
             and not self._reader(release).is_changed
         )
 
 
-class Ending(Protocol):
-    """An answer that knows whether it is about to end."""
+class Reply:
+    """Sends the answer to one request."""
 
-    is_ending: bool
-    """True if the last part is being sent."""
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._begun = False
+        self.has_body = scope["method"] != "HEAD"
+        self.headers: Mapping[str, str] = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        """Headers of the request."""
+        self.is_ending = False
+        """True if the last part is being sent."""
+
+    async def begin(self, status: int, *headers: tuple[str, str]) -> None:
+        self._begun = True
+        said = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in (*_ALWAYS, *headers)]
+        await self._send({"type": "http.response.start", "status": status, "headers": said})
+
+    async def part(self, data: bytes, *, more: bool = True) -> None:
+        body = data if self.has_body else b""
+        self.is_ending = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def whole(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
+        await self.begin(status, ("content-length", str(len(data))), *headers)
+        await self.part(data, more=False)
 
 
-async def is_http(scope: Scope, receive: Receive, send: Send) -> bool:
-    """Return True for an HTTP request; refuse a websocket."""
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1003})
-    return bool(scope["type"] == "http")
+_Kind = TypeVar("_Kind", bound=Reply)
 
 
-async def answer_while_there(
-    receive: Receive, reply: Ending, answer: Callable[[], Awaitable[None]]
+async def answer_http(
+    kind: type[_Kind],
+    answer: Callable[[_Kind], Awaitable[None]],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    """Answer, throw away what else the client sends, and stop when it is gone.
+    """Answer one ASGI 3 request, of HTTP only; a websocket is refused. Throw away what else the
+    client sends, and stop when it is gone.
 
     hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
     still to end the connection then, or to begin its idle time: so a reply that is ending is
@@ -312,6 +322,12 @@ async def answer_while_there(
     hypercorn's queue to the application is bounded, and what ends a connection goes through it
     too: a body that is never read would hold the connection for ever.
     """
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1003})
+    if scope["type"] != "http":
+        return
+    reply = kind(scope, send)
 
     async def read_to_end() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -321,7 +337,7 @@ async def answer_while_there(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_to_end)
-        await answer()
+        await answer(reply)
         nursery.cancel_scope.cancel()
 
 
@@ -334,10 +350,10 @@ def _is_meant(scope: Scope, host: str) -> bool:
     allows other origins to read it (CORS).
     """
     server = scope.get("server")
-    if server is None or not is_loopback(server[0]) or not host:
+    if server is None or not answers.is_loopback(server[0]) or not host:
         return True  # browsers always say a host
-    name = machine_named(host)
-    return name is not None and is_loopback(name)
+    name = answers.machine_named(host)
+    return name is not None and answers.is_loopback(name)
 
 
 def _version_of(path: str) -> PolicyVersion | None:
@@ -357,77 +373,39 @@ def _part_of(release: Release, path: str) -> _Answer:
     """
     what = path.removeprefix(f"v/{release.version}")
     if what == ".tar":
-        return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
+        return _Answer(answers.tar_of(release.files), _TAR, answers.etag(release.digest, "tar"))
     if what == "/manifest" and release.manifest:
-        return _Answer(Body([release.manifest]), _OCTETS, etag(release.digest, "m"))
+        return _Answer(
+            answers.Body([release.manifest]), _OCTETS, answers.etag(release.digest, "m")
+        )
     if what == "/raw":
-        return _Answer(release.raw(), _OCTETS, etag(release.digest, "r"))
+        return _Answer(release.raw(), _OCTETS, answers.etag(release.digest, "r"))
     if what == "/files":
         files = [{"path": name, "bytes": size} for name, size in release.files]
         return _Answer(
-            Body([_json({"files": files})]), "application/json", etag(release.digest, "f")
+            answers.Body([_json({"files": files})]),
+            "application/json",
+            answers.etag(release.digest, "f"),
         )
     numbers = {name: number for number, (name, _) in enumerate(release.files)}
     number = numbers[what.removeprefix("/files/")]
-    return _Answer(release.file(number), _OCTETS, etag(release.digest, f"f{number}"))
+    return _Answer(release.file(number), _OCTETS, answers.etag(release.digest, f"f{number}"))
 
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-class _Reply:
-    """Sends the answer to one request, in the order that HTTP prescribes."""
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._send = send
-        self._has_body = scope["method"] != "HEAD"
-        self._headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
-        self._begun = False
-        self.is_ending = False
-        """True if the last part is being sent."""
-
-    def asked(self, header: str) -> str:
-        """Return a header of the request; empty if the request has none."""
-        said: str = self._headers.get(header, "")
-        return said
-
-    async def _begin(self, status: int, size: int | None, *headers: tuple[str, str]) -> None:
-        self._begun = True
-        length = [] if size is None else [("content-length", str(size))]
-        said = [*length, ("x-content-type-options", "nosniff"), *headers]
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in said],
-            }
-        )
-
-    async def _part(self, data: bytes, *, more: bool) -> None:
-        self.is_ending = not more
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
+class _Reply(Reply):
     async def text(self, data: bytes, media: str, *headers: tuple[str, str]) -> None:
         """Send a short answer that may not be cached."""
         kept = ("cache-control", NEVER), ("vary", "accept")
-        await self._begin(200, len(data), ("content-type", media), *kept, *headers)
-        await self._part(data if self._has_body else b"", more=False)
+        await self.whole(200, data, ("content-type", media), *kept, *headers)
 
     async def refuse(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
         """Send an error status with a sentence for the client."""
-        data = f"{reason}\n".encode()
-        await self._begin(
-            status,
-            len(data),
-            ("content-type", "text/plain; charset=utf-8"),
-            ("cache-control", NEVER),
-            *headers,
-        )
-        await self._part(data if self._has_body else b"", more=False)
+        kept = ("content-type", "text/plain; charset=utf-8"), ("cache-control", NEVER)
+        await self.whole(status, f"{reason}\n".encode(), *kept, *headers)
 
     async def fail(self, status: int, reason: str) -> None:
         """Report that the body cannot be read. If the head is out already, end the body before
@@ -444,14 +422,14 @@ class _Reply:
         """
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
-        if has_tag_untrusted(self.asked("if-none-match"), answer.tag):
-            await self._begin(304, None, *said)
-            await self._part(b"", more=False)
+        if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), answer.tag):
+            await self.begin(304, *said)
+            await self.part(b"", more=False)
             return
         # If-Range with another tag asks for the whole body (RFC 9110, 13.1.5).
-        asked, part = self.asked("range"), None
-        if asked and self._headers.get("if-range", answer.tag) == answer.tag:
-            part = parse_range_untrusted(asked, size)
+        asked, part = self.headers.get("range", ""), None
+        if asked and self.headers.get("if-range", answer.tag) == answer.tag:
+            part = answers.parse_range_untrusted(asked, size)
         if part is not None and not part:
             where = ("content-range", f"bytes */{size}")
             await self.refuse(416, f"there are {size} bytes", where)
@@ -460,14 +438,15 @@ class _Reply:
         span = part or range(size)
         pieces = list(reader.cut(answer.body, span.start, span.stop))
         await reader.check(pieces)
-        data = await reader.read(pieces[0]) if pieces and self._has_body else b""
+        data = await reader.read(pieces[0]) if pieces and self.has_body else b""
         if part is None:
-            await self._begin(200, size, media, *said)
+            await self.begin(200, ("content-length", str(size)), media, *said)
         else:
             where = ("content-range", f"bytes {part.start}-{part.stop - 1}/{size}")
-            await self._begin(206, len(part), media, where, *said)
-        for number in range(len(pieces) if self._has_body else 0):
+            length = ("content-length", str(len(part)))
+            await self.begin(206, length, media, where, *said)
+        for number in range(len(pieces) if self.has_body else 0):
             data = data if number == 0 else await reader.read(pieces[number])
             for at in range(0, len(data), PIECE):
-                await self._part(data[at : at + PIECE], more=True)
-        await self._part(b"", more=False)
+                await self.part(data[at : at + PIECE])
+        await self.part(b"", more=False)

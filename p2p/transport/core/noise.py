@@ -38,12 +38,13 @@ import nacl.exceptions
 from p2p import protobuf
 from p2p.errors import BadMessage, RemoteProtocolError, WrongPeer
 from p2p.identity import (
+    FOREIGN,
     SIGNATURE_BYTES,
     PeerId,
     ProtocolId,
     Signer,
     decode_peer_id_untrusted,
-    verify_raw,
+    verify,
 )
 from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Buffer, SodiumAead
 
@@ -150,7 +151,7 @@ class StaticKey:
         public = nacl.bindings.crypto_scalarmult_base(entropy)
         public_key = protobuf.field(1, _KEY_ED25519) + protobuf.field(2, key.peer_id.public_key)
         identity = protobuf.field(1, public_key) + protobuf.field(
-            2, key.sign_raw(_SIGNATURE_PREFIX + public)
+            2, key.sign(FOREIGN, _SIGNATURE_PREFIX + public)
         )
         return cls(entropy, public, identity, key.peer_id)
 
@@ -388,8 +389,8 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
         elif number == 4:
             extensions = protobuf.as_bytes_untrusted(value, "the extensions")
     peer = decode_public_key_untrusted(key)
-    if len(signature) != SIGNATURE_BYTES or not verify_raw(
-        peer, _SIGNATURE_PREFIX + remote_static, signature
+    if len(signature) != SIGNATURE_BYTES or not verify(
+        peer, FOREIGN, _SIGNATURE_PREFIX + remote_static, signature
     ):
         raise BadMessage("the identity's signature does not cover the Noise key")
     muxers = [

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
+from p2p.naming import printable
 from p2p.node.admission import (
     ID_CHARS,
     MAX_STAMP_BITS,
@@ -784,7 +785,7 @@ def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -
 def _complaint(error: ConfigError) -> str:
     """Return a complaint about a void document that fits one line of a terminal; a stranger
     may have written the document."""
-    return "".join(sign if sign.isprintable() else "?" for sign in str(error)[:MAX_COMPLAINT])
+    return printable(str(error)[:MAX_COMPLAINT])
 
 
 def open_run(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
+from p2p.naming import printable
 from roles.protocol.core.statements import (
     BAN_KIND,
     EARNED_KIND,
@@ -19,7 +20,6 @@ from roles.protocol.core.statements import (
 )
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.work import Work
-from roles.shared.reasons import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, build_forest
 from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of
-from p2p.shardcast.manifest import Encoding, ManifestBody
+from p2p.shardcast.manifest import Encoding, Manifest
 from p2p.shardcast.messages import ChunkHeader, Message, encode_message
 from sim.errors import SimulationError
 from sim.kernel.queue import SimTimer, nanoseconds
@@ -240,10 +240,16 @@ class CoreSwarm:
         spans = [Span(digest_of(data), MAX_SPAN) for data in self.chunks]
         index = Index.of([PolicyFile("", count * MAX_SPAN)], spans)
         encodings = (Encoding.anchor(index, index.size),)
-        body = ManifestBody(
-            RUN, PolicyVersion(1), NO_POLICY, b"", index.digest, index.size, encodings
-        )
-        manifest = body.sign(self.sites.simulation.keys.signer("origin"))
+        manifest = Manifest(
+            self.sites.simulation.keys.signer("origin").peer_id,
+            RUN,
+            PolicyVersion(1),
+            NO_POLICY,
+            b"",
+            index.digest,
+            index.size,
+            encodings,
+        ).sign(self.sites.simulation.keys.signer("origin"))
         self.peers[self.sites.origin.peer].handle(ev.Publish(manifest, index, self.roster()))
 
     def gossip(self, author: Peer, message: Message) -> None:

@@ -42,11 +42,7 @@ from p2p.gossip.messages import (
 )
 from p2p.identity import PeerId
 from tests.transcripts import changes, player
-from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
-
-
-def verify(peer: PeerId, domain: str, payload: bytes, signature: bytes) -> bool:
-    return fake_verify_raw(peer, payload, signature)
+from tests.unit.core_swarm import FakeSigner, fake_verify as verify, peer_named
 
 
 @player("gossip")
@@ -188,10 +184,8 @@ class GossipPlayer:
             owed = [self._ids[each] for each in core._promises._of.get(peer, ())]
             if owed:
                 state[f"promised by {name}"] = " ".join(owed)
-            if core._scores.score(peer):
-                state[f"score of {name}"] = f"{core._scores.score(peer):.1f}"
-            if core._scores.first_deliveries(peer):
+            if core._earned.first_deliveries(peer):
                 state[f"first deliveries of {name}"] = (
-                    f"{core._scores.first_deliveries(peer):.2f}"
+                    f"{core._earned.first_deliveries(peer):.2f}"
                 )
         return state

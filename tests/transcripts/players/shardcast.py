@@ -33,7 +33,7 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import Index, digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     NO_STRIPE,
     Ask,
@@ -168,7 +168,8 @@ class ShardcastPlayer:
             key=lambda m: m.version,
             default=None,
         )
-        body = ManifestBody(
+        manifest = Manifest(
+            origin.key.peer_id,
             RUN,
             PolicyVersion(version),
             before.version if before is not None else NO_POLICY,
@@ -176,8 +177,7 @@ class ShardcastPlayer:
             index.digest,
             len(raw),
             (Encoding.anchor(index, sum(map(len, wires))),),
-        )
-        manifest = body.sign(origin.key)
+        ).sign(origin.key)
         self.versions[manifest.digest] = manifest, index
         return manifest, index, wires
 
