@@ -21,10 +21,10 @@ LIMITS = {
     "p2p": 2331,
     "p2p/cast": 1919,
     "p2p/circuit": 850,
-    "p2p/dht": 2132,
-    "p2p/gossip": 1069,
+    "p2p/dht": 2126,
+    "p2p/gossip": 1066,
     "p2p/ledger": 1150,
-    "p2p/membership": 2432,
+    "p2p/membership": 2428,
     "p2p/node": 4232,
     "p2p/reach": 1174,
     "p2p/sandbox": 773,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 53912,
+    "tests": 53911,
 }
 
 NO_CODE = {
