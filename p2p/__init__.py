@@ -90,8 +90,7 @@ from p2p.host import (
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.swarm.identify import ping
-from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host, ping
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork
 from p2p.wire import FrameReader, frame

@@ -39,7 +39,7 @@ from bench.hostile.raw import TROUBLE, pause
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
-from p2p.swarm.swarm import open_host
+from p2p.swarm.swarm import open_host, ping
 
 HERE: Final = Path(__file__).parent.parent.parent
 PATIENCE: Final = 3.0
@@ -256,7 +256,7 @@ async def serve_newcomer(addr: Multiaddr, patience: float = PATIENCE) -> float:
         start = time.perf_counter()
         with trio.fail_after(patience):
             peer = await host.connect_addr(addr)
-            await identify.ping(host, peer)
+            await ping(host, peer)
             async with await host.open_stream(peer, identify.PROTOCOL_ID) as stream:
                 await identify.receive_info(stream)
         return time.perf_counter() - start

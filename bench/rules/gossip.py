@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bench.rules.rule import HUGE, UNLIMITED_EACH, Exam, Rule, Service, always
+from p2p.gossip.config import RATE
 from p2p.gossip.core.promises import Promises
 from p2p.gossip.core.quotas import PeerQuotas
 
@@ -28,7 +29,7 @@ _PROMISES_HEARTBEAT: Final = Promises.heartbeat
 
 def _without_crowd(quotas: Any) -> list[Any]:
     persistent = _QUOTA_HEARTBEAT(quotas)
-    quotas._rate = quotas._config.rate
+    quotas._rate = RATE
     return persistent
 
 

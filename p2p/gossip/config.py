@@ -8,6 +8,12 @@ from typing import Final
 from p2p.door import check_fields
 from p2p.wire import KI, MIB
 
+RATE: Final = 256.0 * KI
+"""Units a second that one peer may cost us in the long run (`p2p.gossip.core.quotas`): 1.3
+% of a core, or 2 Mbit/s of bytes. A trainer's announcements cost 1 Ki."""
+BURST: Final = 4.0 * MIB
+"""Units that one peer may cost us at once: a host's whole outbox (4 MiB), which a peer that
+was stopped for a while sends in one go."""
 LAZY: Final = 6
 """Number of peers outside the mesh that get an IHAVE in each heartbeat (D_lazy). A quarter of
 these peers get one if that is more (the gossip factor of 0.25)."""
@@ -26,8 +32,8 @@ PROMISE: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipConfig:
-    """Mesh degrees, times in seconds, and limits on what one peer may cost. Each field names
-    its parameter in the specification."""
+    """Degrees of the meshes, and times in seconds. Each field names its parameter in the
+    specification."""
 
     interval: float = 1.0
     """Seconds between two heartbeats, which maintain the meshes and gossip ids."""
@@ -47,12 +53,6 @@ class GossipConfig:
     """Seconds for which a message id counts as seen (seen_ttl). A message that comes later is
     delivered twice. Even a message that waits for five seconds in each cache takes twenty hops
     in less time."""
-    rate: float = 256.0 * KI
-    """Units a second that one peer may cost us in the long run (`p2p.gossip.core.quotas`): 1.3
-    % of a core, or 2 Mbit/s of bytes. A trainer's announcements cost 1 Ki."""
-    burst: float = 4.0 * MIB
-    """Units that one peer may cost us at once: a host's whole outbox (4 MiB), which a peer that
-    was stopped for a while sends in one go."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,5 +62,3 @@ class GossipConfig:
             raise ValueError("outbound is 0 to half the degree")
         if self.interval <= 0 or self.seen < self.interval * HISTORY:
             raise ValueError("seen must outlast the history, or old messages come back")
-        if self.rate <= 0 or self.burst < MIB:
-            raise ValueError("rate must be positive, and burst hold the largest RPC (1 MiB)")

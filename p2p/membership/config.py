@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from p2p.door import check_fields
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL
-from p2p.membership.messages import MAX_HOPS
+
+SAMPLE: Final = 15
+"""Random members whose digests go with each heartbeat to a neighbour. Over all neighbours
+this makes about a hundred digests an interval."""
+HOPS: Final = 3
+"""Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end at
+any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
+PACE: Final = 2.0
+"""Bounds the effective interval of a peer to this multiple of ours, and to ours divided by
+it. Otherwise a peer that claims 120 s would stay listed for four hours after its death, and
+one that claims 0.05 s would be suspected, and would refute, twenty times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +37,6 @@ class MembershipConfig:
     direct: int = 4096
     """Maximum number of peers that may send us heartbeats without being neighbours. A trainer
     hears its whole run."""
-    sample: int = 15
-    """Random members whose digests go with each heartbeat to a neighbour. Over all neighbours
-    this makes about a hundred digests an interval."""
-    hops: int = 3
-    """Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end at
-    any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
     refresh: int = 16
     """Heartbeats requested per interval to keep old entries fresh. Requests for unknown peers
     may take 16 times more."""
@@ -41,17 +46,13 @@ class MembershipConfig:
     stale: float = 120.0
     """Intervals without a newer heartbeat after which a peer known only through others is
     forgotten."""
-    pace: float = 2.0
-    """Bounds the effective interval of a peer to this multiple of ours, and to ours divided by
-    it. Otherwise a peer that claims 120 s would stay listed for four hours after its death, and
-    one that claims 0.05 s would be suspected, and would refute, twenty times a second."""
     lifetime: float = 1800.0
     """Seconds until a heartbeat expires by wall clock. Wall clocks may differ by this much,
     less a few minutes, without harm."""
 
     def paced(self, interval: float) -> float:
-        """Return a peer's own ``interval``, limited by `pace`."""
-        return min(max(interval, self.interval / self.pace), self.interval * self.pace)
+        """Return a peer's own ``interval``, limited by `PACE`."""
+        return min(max(interval, self.interval / PACE), self.interval * PACE)
 
     @property
     def capacity(self) -> int:
@@ -68,12 +69,9 @@ class MembershipConfig:
             raise ValueError("expiry must allow for two lost heartbeats (3 intervals)")
         if self.stale < 2 * self.expiry:
             raise ValueError("stale is at least twice the expiry: passive members renew slowly")
-        if not 3 <= self.active <= 64 or not 1 <= self.hops <= MAX_HOPS:
-            raise ValueError(f"active is 3 to 64 and hops 1 to {MAX_HOPS}")
-        smallest = min(self.passive, self.direct, self.refresh)
-        if not 0 < self.sample <= 128 or smallest < 1:
-            raise ValueError("sample is 1 to 128; passive, direct and refresh are at least 1")
-        if not 1 <= self.pace <= 16:
-            raise ValueError("pace is 1 to 16: how far a peer's interval may be from ours")
+        if not 3 <= self.active <= 64:
+            raise ValueError("active is 3 to 64")
+        if min(self.passive, self.direct, self.refresh) < 1:
+            raise ValueError("passive, direct and refresh are at least 1")
         if self.lifetime < 600:
             raise ValueError("lifetime must outlast clocks that are ten minutes off")

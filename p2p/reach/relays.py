@@ -22,8 +22,7 @@ from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.reach.core.relays import MAX_ASKED, WANTED, Candidate, Rests, rank
 from p2p.swarm.core.limits import reach_of
-from p2p.swarm.identify import ping
-from p2p.swarm.swarm import SwarmHost
+from p2p.swarm.swarm import SwarmHost, ping
 
 AGAIN: Final = 1.0
 """Seconds until a named relay that was away is asked again; doubled each time."""

@@ -63,15 +63,20 @@ from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16
-"""Peers dialled at a time on hearsay alone. At 5 s each, contacts at silent addresses make us
-dial three a second, and at most 64 addresses at once; each counts for its host and network
+"""Peers dialled at a time on hearsay alone. At 8 s each, contacts at silent addresses make us
+dial two a second, and at most 64 addresses at once; each counts for its host and network
 (`DialTargets`)."""
 MAX_WAITING_DIALS: Final = 256
-"""Most dials on hearsay that wait for a slot. One more fails at once. They are 80 s
-of silent addresses."""
+"""Most dials on hearsay that wait for a slot. One more fails at once. They are two minutes'
+worth of silent addresses."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds for a handshake: four round trips of half a second, with a busy machine on each
 side."""
+DIAL_TIMEOUT: Final = 20.0
+"""Seconds for all addresses of a peer together. An address that takes all of its time (a
+connection 5, a handshake 10) leaves 5 for others, which are tried beside it."""
+HEARSAY_TIMEOUT: Final = 8.0
+"""The same for a peer known by hearsay, whose many addresses may all be silent."""
 FIRST_READ: Final = 4096
 """Bytes read at the beginning of an incoming handshake. A whole one has about 500."""
 SWEEP: Final = 15.0
@@ -126,17 +131,6 @@ class _Punched:
     peer: PeerId
     # Accepted connections that are taken for those of one punch.
     left: int = 4
-
-
-class _Ready(trio.abc.AsyncResource):
-    """A secured stream that is not yet adopted as a connection."""
-
-    def __init__(self, raw: trio.abc.HalfCloseableStream, secured: Secured) -> None:
-        self.raw = raw
-        self.secured = secured
-
-    async def aclose(self) -> None:
-        await self.raw.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,14 +376,18 @@ class Connector:
                 raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
             async with slots:
                 await dawdle(self._world, "connector/slow dial")
-                places = self.gater.places_to_dial(peer, self._world.now())
-                ready, addr = await race(peer, places, partial(self._dial_addr, peer))
+                timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
+                with trio.fail_after(timeout):
+                    places = self.gater.places_to_dial(peer, self._world.now())
+                    secured, addr = await race(peer, places, partial(self._dial_addr, peer))
             self.gater.addr_answered(peer, addr)
             place = _named(peer, addr)
-            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=place):
-                await trio.aclose_forcefully(ready)
+            if not self._adopt(secured, dialer=True, addr=place):
+                await trio.aclose_forcefully(secured)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
             dial.error = None
+        except trio.TooSlowError:
+            dial.error = PeerUnreachable(f"{peer} did not answer within {timeout:.0f} s")
         except (PeerUnreachable, WrongPeer) as error:
             dial.error = error
         finally:
@@ -400,7 +398,7 @@ class Connector:
                 self.gater.dial_failed(peer, self._world.now(), longer)
             dial.done.set()
 
-    async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+    async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> Secured:
         group = group_of(_named(peer, addr))
         is_hearsay = addr not in self.gater.book.certain(peer)
         answered = False
@@ -410,23 +408,23 @@ class Connector:
             if not self._targets.begin(group, self._world.now()):
                 raise PeerUnreachable(f"{addr} was named too often and did not answer")
             try:
-                ready = await self._dial_place(peer, addr)
+                secured = await self._dial_place(peer, addr)
                 answered = True
             finally:
                 self._targets.end(group, self._world.now(), answered=answered)
-            return ready
+            return secured
         except DIAL_FAILURES:
             self.gater.addr_failed(peer, addr, self._world.now())
             raise
 
-    async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+    async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> Secured:
         # Seconds for a TCP connection: the first packet and two repetitions, after one and
         # three seconds.
         with trio.fail_after(5.0) as patience:
             raw = await self._network.dial(_named(peer, addr))
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
-                secured = await secure(
+                return await secure(
                     raw, self._static, self._world.entropy, dialer=True, expected=peer
                 )
             except BaseException as error:
@@ -434,18 +432,17 @@ class Connector:
                     self.gater.book.forget(peer, addr)
                 await trio.aclose_forcefully(raw)
                 raise
-        return _Ready(raw, secured)
 
     async def dial_direct(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
         """Dial ``addrs`` beside an existing circuit. Return True if there is a direct
         connection. The caller sets the deadline."""
         try:
-            ready, addr = await race(peer, addrs, partial(self._dial_addr, peer))
+            secured, addr = await race(peer, addrs, partial(self._dial_addr, peer))
         except (*DIAL_FAILURES, WrongPeer) as error:
             logger.debug("a plain dial failed: %s", error)
             return self.is_direct(peer)
-        if not self._adopt(ready.raw, ready.secured, dialer=True, addr=_named(peer, addr)):
-            await trio.aclose_forcefully(ready)
+        if not self._adopt(secured, dialer=True, addr=_named(peer, addr)):
+            await trio.aclose_forcefully(secured)
         return self.is_direct(peer)
 
     # Punching.
@@ -512,7 +509,7 @@ class Connector:
                     expected=peer if is_client else None,
                 )
             if secured.peer == peer:
-                adopted = self._adopt(raw, secured, dialer=is_client, addr=addr)
+                adopted = self._adopt(secured, dialer=is_client, addr=addr)
             return adopted
         finally:
             if not adopted:
@@ -609,7 +606,7 @@ class Connector:
                         await self._world.sleep(1.0)
                     return
                 self.budget.end_handshake(pending)
-                adopted = self._adopt(raw, secured, dialer=False, addr=addr)
+                adopted = self._adopt(secured, dialer=False, addr=addr)
         except (RemoteProtocolError, ProtocolNotSupported, trio.BrokenResourceError) as error:
             logger.info("a handshake failed: %s", error)
         finally:
@@ -663,14 +660,7 @@ class Connector:
 
     # Carrying.
 
-    def _adopt(
-        self,
-        raw: trio.abc.HalfCloseableStream,
-        secured: Secured,
-        *,
-        dialer: bool,
-        addr: Multiaddr | None,
-    ) -> bool:
+    def _adopt(self, secured: Secured, *, dialer: bool, addr: Multiaddr | None) -> bool:
         """Make a secured stream one of our connections, unless that is unwelcome."""
         peer = secured.peer
         if self.closing or self.is_refused(peer):
@@ -678,7 +668,6 @@ class Connector:
         now = self._world.now()
         connection = Connection(
             self._world,
-            raw,
             secured,
             dialer=dialer,
             serves=self._callbacks.serves,

@@ -6,17 +6,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from p2p.door import check_host
 from p2p.errors import BadMessage
-from p2p.host import Host, Stream
+from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import as_bytes_untrusted, as_text_untrusted, field, fields_untrusted
 from p2p.transport.core.negotiate import MAX_LINE
 from p2p.wire import KI, FrameReader, frame
-from p2p.world import World
 
 PROTOCOL_ID: Final = ProtocolId("/ipfs/id/1.0.0")
 PUSH_ID: Final = ProtocolId("/ipfs/id/push/1.0.0")
@@ -132,32 +130,3 @@ async def serve_ping(stream: Stream) -> None:
     while data := await stream.receive_some():
         await stream.send_all(data)
         del data
-
-
-class TimedHost(Host, Protocol):
-    """A host that exposes the machine it runs on, and so a clock. `swarm.SwarmHost` is one."""
-
-    @property
-    def world(self) -> World:
-        """The machine on which the host runs."""
-
-
-async def ping(host: TimedHost, peer: PeerId) -> float:
-    """Return the seconds to ``peer`` and back. The caller sets the deadline.
-
-    Raises `PeerUnreachable`, `ProtocolNotSupported`, or `BadMessage` if the echo differs.
-    """
-    check_host(host)
-    async with await host.open_stream(peer, PING_ID) as stream:
-        question = host.world.entropy(PING_BYTES)
-        start = host.world.now()
-        await stream.send_all(question)
-        answer = bytearray()
-        while len(answer) < PING_BYTES:
-            data = await stream.receive_some(PING_BYTES - len(answer))
-            if not data:
-                raise BadMessage("the peer ended a ping without an answer")
-            answer += data
-        if answer != question:
-            raise BadMessage("the peer answered a ping with other bytes")
-        return host.world.now() - start

@@ -42,6 +42,7 @@ from p2p.circuit.network import CircuitNetwork
 from p2p.circuit.punch import Puncher
 from p2p.concurrency import Notifier, leaves, open_bare_nursery, require_trio
 from p2p.errors import (
+    BadMessage,
     ConfigError,
     LimitExceeded,
     LocalProtocolError,
@@ -850,6 +851,27 @@ class SwarmHost:
         if self._nursery is None:
             raise LocalProtocolError("the host is not running")
         self._nursery.start_soon(function, *args)
+
+
+async def ping(host: SwarmHost, peer: PeerId) -> float:
+    """Return the seconds to ``peer`` and back. The caller sets the deadline.
+
+    Raises `PeerUnreachable`, `ProtocolNotSupported`, or `BadMessage` if the echo differs.
+    """
+    door.check_host(host)
+    async with await host.open_stream(peer, identify.PING_ID) as stream:
+        question = host.world.entropy(identify.PING_BYTES)
+        start = host.world.now()
+        await stream.send_all(question)
+        answer = bytearray()
+        while len(answer) < len(question):
+            data = await stream.receive_some(len(question) - len(answer))
+            if not data:
+                raise BadMessage("the peer ended a ping without an answer")
+            answer += data
+        if answer != question:
+            raise BadMessage("the peer answered a ping with other bytes")
+        return host.world.now() - start
 
 
 @asynccontextmanager

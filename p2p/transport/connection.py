@@ -74,11 +74,9 @@ from p2p.transport.core.yamux import (
     EndReceived,
     Event,
     Mux,
-    PongReceived,
     ProtocolViolated,
     StreamOpened,
     StreamReset,
-    WentAway,
 )
 from p2p.wire import KI
 from p2p.world import Timer, World
@@ -217,9 +215,10 @@ class DirectStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
+class Secured(trio.abc.AsyncResource):
     """An authenticated byte stream, ready for `Connection`."""
 
+    raw: trio.abc.HalfCloseableStream
     session: NoiseSession
     early: bytes
     """Decrypted bytes that came behind the handshake: the first of the muxer."""
@@ -228,6 +227,9 @@ class Secured:
     def peer(self) -> PeerId:
         """The proven identity of the other side."""
         return self.session.hello.peer
+
+    async def aclose(self) -> None:
+        await self.raw.aclose()
 
 
 async def secure(
@@ -265,7 +267,7 @@ async def secure(
     early = b"".join(session.receive_data(handshake.leftover))
     if handshake.muxer is None:
         early = await _negotiate_muxer(raw, session, early, dialer=dialer)
-    return Secured(session, early)
+    return Secured(raw, session, early)
 
 
 async def _negotiate_muxer(
@@ -852,7 +854,6 @@ class Connection:
     def __init__(
         self,
         world: World,
-        raw: trio.abc.HalfCloseableStream,
         secured: Secured,
         *,
         dialer: bool,
@@ -884,7 +885,7 @@ class Connection:
         self.failure: RemoteProtocolError | None = None
         """The error by which the peer broke the protocol, if that ended the connection."""
         self._world = world
-        self._raw = raw
+        self._raw = raw = secured.raw
         self._direct = raw if isinstance(raw, DirectStream) else None
         self.drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
         self._burst = Burst(_BATCH_BYTES)
@@ -1168,10 +1169,6 @@ class Connection:
             case StreamReset(stream_id):
                 if stream := self.streams.get(stream_id):
                     stream.fail(ProtocolError("the peer reset the stream"))
-            case WentAway():
-                logger.debug("%r is going away", self.peer)
-            case PongReceived():
-                pass  # that it was heard is all we wanted
             case ProtocolViolated(reason):
                 raise RemoteProtocolError(reason)
 

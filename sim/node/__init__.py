@@ -6,7 +6,7 @@
 - `world`: `SimWorld`, the `p2p.world.World` of one life
 - `disk`, `clock`: what outlives a life: files and what a crash takes of them; clocks that may
   lie
-- `host`, `connection`: `SimHost`, the `p2p.host.Host` without handshakes (level L1)
+- `host`: `SimHost`, the `p2p.host.Host` without handshakes (level L1), and its connections
 - `network`: `SimNetwork`, the `p2p.network.Network` of raw streams (level L2)
 
 How data flows: `Swarm.add` starts a life, a task with a fresh `SimWorld`. What it sends goes

@@ -47,7 +47,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from roles.contract import Run
 from roles.contract.core.file import Delivery
 from sim.faults.churn import HOUR
-from sim.node.connection import End
+from sim.node.host import End
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS

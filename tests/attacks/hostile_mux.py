@@ -99,7 +99,7 @@ class Victim:
 _OURS = KeyPair(b"\x01" * 32)
 
 
-async def _secured(world: RealWorld, theirs: KeyPair) -> tuple[Any, Any, Any, Any]:
+async def _secured(world: RealWorld, theirs: KeyPair) -> tuple[Any, Any]:
     one, other = memory_pair()
     done: dict[bool, Any] = {}
 
@@ -110,7 +110,7 @@ async def _secured(world: RealWorld, theirs: KeyPair) -> tuple[Any, Any, Any, An
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shake, one, _OURS, False)
         nursery.start_soon(shake, other, theirs, True)
-    return one, other, done[False], done[True]
+    return done[False], done[True]
 
 
 @asynccontextmanager
@@ -126,13 +126,12 @@ async def open_victims(
     async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
         victims: list[Victim] = []
         for key in keys:
-            one, other, secured, theirs = await _secured(world, KeyPair(bytes([key]) * 32))
+            secured, theirs = await _secured(world, KeyPair(bytes([key]) * 32))
             accepted: list[MuxedStream] = []
             if "budget" in options and callable(options["budget"]):
                 options["budget"] = options["budget"](world)
             connection = Connection(
                 world,
-                one,
                 secured,
                 dialer=False,
                 serves=ECHO.__eq__,
@@ -140,7 +139,7 @@ async def open_victims(
                 keepalive=keepalive,
                 **options,
             )
-            victim = Victim(world, connection, Hostile(other, theirs.session))
+            victim = Victim(world, connection, Hostile(theirs.raw, theirs.session))
             victim.accepted = accepted
             victims.append(victim)
             nursery.start_soon(connection.run)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from p2p.events import PeerDown, Received
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import BURST, RATE
 from p2p.gossip.core.events import Publish
 from p2p.gossip.core.mesh import MAX_BACKOFFS
 from p2p.gossip.core.quotas import FIELD_COST, NEWCOMER, RPC_COST
@@ -57,9 +57,8 @@ def test_a_flood_is_dropped_unread_and_ends_with_a_refusal(name: str) -> None:
     victim.hear(FRIEND, Rpc(messages=[said(AUTHOR, b"seen", seqno=1)]))
     flood = victim.flood(ENEMY, rpcs, rate=rate, seconds=30)
     size = len(rpcs(0))
-    config = GossipConfig()
     # An account may be overdrawn by one RPC and no more.
-    units = NEWCOMER + config.rate * flood.seconds + RPC_COST + size + MAX_FIELDS * FIELD_COST
+    units = NEWCOMER + RATE * flood.seconds + RPC_COST + size + MAX_FIELDS * FIELD_COST
     assert flood.decoded * (RPC_COST + size) + flood.fields * FIELD_COST <= units
     assert ENEMY in victim.refused
     assert flood.seconds < 20
@@ -94,7 +93,7 @@ def test_a_crowd_spends_no_more_than_sixteen() -> None:
         news = said(AUTHOR, b"news", seqno=second)
         victim.hear(FRIEND, Rpc(messages=[news]))
         assert len(victim.delivered) == second + 1
-    share = 16 * GossipConfig().rate / len(rpc)
+    share = 16 * RATE / len(rpc)
     assert sum(decoded[4:]) <= 1.5 * 4 * share
 
 
@@ -111,8 +110,7 @@ def test_answers_stand_on_the_account_of_the_peer_that_asks() -> None:
     for _ in range(200):
         victim.hear(ENEMY, Rpc(iwant=[message.id for message in messages]))
         victim.later(0.01)
-    config = GossipConfig()
-    assert 0 < victim.sent[ENEMY] <= config.burst + config.rate * (victim.now - start) + MIB
+    assert 0 < victim.sent[ENEMY] <= BURST + RATE * (victim.now - start) + MIB
     assert victim.points[ENEMY] == 0
 
 
@@ -136,7 +134,7 @@ def test_reconnecting_fills_no_account() -> None:
         victim.meet(ENEMY, hears=False)
         flood += victim.flood(ENEMY, lambda number: b"", rate=20_000, seconds=0.2).decoded
         victim.do(PeerDown(ENEMY))
-    assert flood * RPC_COST <= NEWCOMER + GossipConfig().rate * 2 + RPC_COST
+    assert flood * RPC_COST <= NEWCOMER + RATE * 2 + RPC_COST
 
 
 def test_backoffs_of_minted_peers_are_bounded() -> None:

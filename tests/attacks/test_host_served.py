@@ -16,7 +16,7 @@ from p2p.host import MAX_MESSAGE, Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.swarm import identify, swarm as swarm_module
 from p2p.swarm.core import limits as limits_module
-from p2p.swarm.swarm import SwarmConfig, SwarmHost
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, ping
 from p2p.wire import encode_varint, frame
 from tests.support.hosts import hosts
 
@@ -83,12 +83,12 @@ async def test_a_peer_has_few_streams_of_what_needs_few() -> None:
                 held.append(await one.open_stream(victim.peer_id, identify.PING_ID))
             await trio.testing.wait_all_tasks_blocked()
         assert victim.budget.served == swarm_module.FEW_STREAMS[identify.PING_ID]
-        assert await identify.ping(other, victim.peer_id) < 5
+        assert await ping(other, victim.peer_id) < 5
         for stream in held:
             stream.reset()
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(20):  # one after the other, at once
-            assert await identify.ping(one, victim.peer_id) < 5
+            assert await ping(one, victim.peer_id) < 5
 
 
 def test_the_peer_with_the_most_streams_loses_its_newest(

@@ -79,11 +79,10 @@ async def open_pair(keepalive: float = float("inf")) -> AsyncIterator[Pair]:
         serves: Callable[[ProtocolId], bool] = ECHO.__eq__
         alice, bob = (
             Connection(
-                world, end, one, dialer=dialer, serves=serves, on_stream=accept,
-                keepalive=keepalive,
+                world, one, dialer=dialer, serves=serves, on_stream=accept, keepalive=keepalive
             )
-            for end, one, dialer in zip(raw, secured, (True, False), strict=True)
-        )  # fmt: skip
+            for one, dialer in zip(secured, (True, False), strict=True)
+        )
         pair = Pair(world, alice, bob, raw)
         nursery.start_soon(pair.alice.run)
         nursery.start_soon(pair.bob.run)
@@ -273,7 +272,6 @@ async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock
         secured, _ = await secure_pair(world, one, other)
         connection = connection_module.Connection(
             world,
-            one,
             secured,
             dialer=True,
             serves=ECHO.__eq__,

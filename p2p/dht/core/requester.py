@@ -125,22 +125,16 @@ class JoinOperation:
     """Lookup of our own id, which begins with the first answer of a seed."""
 
 
-@dataclass(slots=True, eq=False)
-class RefreshOperation:
-    """Looks up a random id of a bucket to learn its contacts."""
-
-
-Awaited = GetOperation | PutOperation | JoinOperation
-"""Operations for which a caller may wait."""
-Operation = Awaited | RefreshOperation
+Operation = GetOperation | PutOperation | JoinOperation
 
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """Lookup on behalf of an operation."""
+    """Lookup on behalf of an operation, or, with None, only to learn the contacts near its
+    target."""
 
     lookup: Lookup
-    operation: Operation
+    operation: Operation | None
     finished: bool = False
     """True if the lookup has ended and the operation was told."""
 
@@ -180,14 +174,8 @@ class PingPurpose:
     contact: msg.Contact | None
 
 
-@dataclass(frozen=True, slots=True)
-class SeedPurpose:
-    """Purpose of a FIND_NODE to a seed, whose contact is not known yet."""
-
-    operation: JoinOperation
-
-
-Purpose = LookupPurpose | StorePurpose | PingPurpose | SeedPurpose
+Purpose = LookupPurpose | StorePurpose | PingPurpose | JoinOperation
+"""A `JoinOperation` is the purpose of a FIND_NODE to a seed, whose contact is not known yet."""
 
 
 class Requester:
@@ -216,7 +204,7 @@ class Requester:
         self._keep = keep
         self._written = written
         self._joined = joined
-        self._waiting: dict[int, Awaited] = {}
+        self._waiting: dict[int, Operation] = {}
         """Maps the token of each waiting caller to its operation."""
         self._deadlines: list[tuple[float, int]] = []
         # A get looks at twice the replicas: the nodes nearest to a key have changed since the
@@ -268,13 +256,13 @@ class Requester:
         seeds = [peer for peer in peers if peer != own.peer]
         operation.asked = len(seeds)
         for peer in seeds:
-            self._call(peer, msg.FindNode(own.id), SeedPurpose(operation), now)
+            self._call(peer, msg.FindNode(own.id), operation, now)
         if not seeds:
             self._look_up_ourselves(operation, None, (), now)
 
     def refresh(self, target: bytes, now: float) -> None:
         """Look up ``target`` to learn the contacts around it."""
-        self._search(target, RefreshOperation(), self._put_shape, now)
+        self._search(target, None, self._put_shape, now)
 
     def ping(self, contact: msg.Contact, now: float) -> None:
         """Ping ``contact`` to find out if it is alive."""
@@ -295,7 +283,7 @@ class Requester:
         """Forget the caller of an operation, whose lookups end by themselves."""
         self._waiting.pop(token, None)
 
-    def _wait_for(self, token: int, operation: Awaited, now: float) -> None:
+    def _wait_for(self, token: int, operation: Operation, now: float) -> None:
         self._waiting[token] = operation
         heappush(self._deadlines, (now + self._config.timeout, token))
 
@@ -322,7 +310,7 @@ class Requester:
         self._call(contact.peer, request, purpose, now)
 
     def _search(
-        self, target: bytes, operation: Operation, shape: LookupShape, now: float
+        self, target: bytes, operation: Operation | None, shape: LookupShape, now: float
     ) -> None:
         """Begin a lookup with the nearest contacts of the table."""
         near = self._neighbours.table.closest(target, msg.BUCKET_SIZE)
@@ -389,7 +377,7 @@ class Requester:
                 self._failed(call, now)  # it was named with a stamp that it does not use
             case LookupPurpose(search, contact), msg.Values() | msg.Nodes():
                 self._contacts_came(search, contact, reply, wall, now)
-            case SeedPurpose(operation), msg.Nodes(near):
+            case JoinOperation() as operation, msg.Nodes(near):
                 self._neighbours.check(near)
                 operation.asked -= 1
                 eligible = self._neighbours.eligible(near, now)
@@ -461,7 +449,7 @@ class Requester:
                 pass
             case PingPurpose(msg.Contact() as contact):
                 note(contact, now)
-            case SeedPurpose(operation):
+            case JoinOperation() as operation:
                 operation.asked -= 1
                 self._look_up_ourselves(operation, None, (), now)
 
@@ -479,7 +467,7 @@ class Requester:
                 self._end_if_stored(operation)
             case JoinOperation() as operation:
                 self._end(operation)
-            case RefreshOperation():
+            case None:
                 pass
 
     def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
@@ -556,7 +544,7 @@ class Requester:
             self._written(operation.record, operation.copies)
             self._end(operation)
 
-    def _end(self, operation: Awaited) -> None:
+    def _end(self, operation: Operation) -> None:
         """End an operation and report the outcome to its caller, if there still is one."""
         token = operation.token
         waited = token is not None and self._waiting.pop(token, None) is not None

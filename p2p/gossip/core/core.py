@@ -77,7 +77,7 @@ class GossipCore:
         self._seqno = seqno
         self._earned = FirstDeliveries()
         self._mesh = Mesh(config, rng, self._earned)
-        self._quotas = PeerQuotas(config)
+        self._quotas = PeerQuotas()
         self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
         self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)

@@ -6,7 +6,7 @@ Each connected peer has a token bucket of *units*. One unit is a byte that it se
 our time on the slower of the machines that were measured: an RPC costs `RPC_COST` besides its
 bytes, each protobuf field in it `FIELD_COST`, a signature to verify `VERIFY_COST`, a message
 that the validator ignored `IGNORED_COST`, a message that we send on IWANT its bytes. The bucket
-fills by ``rate`` a second up to ``burst``; while it is empty the peer's RPCs are dropped
+fills by `RATE` a second up to `BURST`; while it is empty the peer's RPCs are dropped
 undecoded.
 
 With the defaults (256 Ki a second, 4 Mi at once) one peer takes at most 13 ms of each second,
@@ -39,7 +39,7 @@ from __future__ import annotations
 from typing import Final
 
 from p2p.bounded import BoundedDict, KeyedQuotas, TokenBucket
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import BURST, RATE
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -113,23 +113,22 @@ class _Account(TokenBucket):
 class PeerQuotas:
     """Buckets of connected peers, of peers that left, and of authors."""
 
-    def __init__(self, config: GossipConfig) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._accounts: dict[PeerId, _Account] = {}
         # Accounts kept of peers that left. One that comes back finds its own bucket, so that
         # reconnecting fills none, until 1,024 others have left.
         self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
-        self.authors = KeyedQuotas(AUTHOR_SHARE * config.rate, AUTHOR_SHARE * config.burst)
+        self.authors = KeyedQuotas(AUTHOR_SHARE * RATE, AUTHOR_SHARE * BURST)
         """Quotas of authors, charged for accepted messages. Unaccepted ones are charged to the
         peers that bring them."""
-        self._rate = config.rate
+        self._rate = RATE
 
     def connected(self, peer: PeerId, now: float) -> None:
         """Open an account for ``peer``, or continue that of its last connection."""
         if peer not in self._accounts:
             known = self._departed.pop(peer, None)
             if known is None:
-                known = _Account(self._config.burst, now)
+                known = _Account(BURST, now)
             self._accounts[peer] = known
 
     def disconnected(self, peer: PeerId) -> None:
@@ -152,7 +151,7 @@ class PeerQuotas:
     def take_flood(self, peer: PeerId) -> bool:
         """Return True and reset the count if so much was dropped that ``peer`` is to be
         penalised."""
-        return self._accounts[peer].take_flood(FLOOD_BURSTS * self._config.burst)
+        return self._accounts[peer].take_flood(FLOOD_BURSTS * BURST)
 
     def heartbeat(self) -> list[PeerId]:
         """Begin the next interval and return the peers to penalise, which were over quota in
@@ -166,5 +165,5 @@ class PeerQuotas:
                 persistent.append(peer)
         # Number of peers over quota at the same time above which all peers share a budget. It
         # is more than a mesh has; 16 peers at 1.3 % take 21 % of a core.
-        self._rate = self._config.rate * min(1.0, 16 / max(1, crowd))
+        self._rate = RATE * min(1.0, 16 / max(1, crowd))
         return persistent

@@ -35,7 +35,7 @@ from p2p.errors import BadMessage
 from p2p.events import AddAddrs, PeerDown, PeerUp, Received, Tick
 from p2p.identity import PeerId, Signer, Verify
 from p2p.membership import messages as msg
-from p2p.membership.config import MembershipConfig
+from p2p.membership.config import SAMPLE, MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
@@ -520,15 +520,14 @@ class MembershipCore:
 
     def _digests(self) -> tuple[Digest, ...]:
         """Return the digests to send with a heartbeat, and fewer if the view is crowded."""
-        count = self._config.sample
         if not self._members.is_crowded():
-            return _digests_of(self._members.sample(count, self._active_view.neighbours))
+            return _digests_of(self._members.sample(SAMPLE, self._active_view.neighbours))
         # Heartbeats of which one carries digests when the view is crowded: what they tell can
         # wait as long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's
         # time in a large swarm.
         if self._local.beats % 3:
             return ()
-        return _digests_of(self._members.sample(count, ()))
+        return _digests_of(self._members.sample(SAMPLE, ()))
 
     def _welcome_digests(self) -> tuple[Digest, ...]:
         # Digests for a newcomer, beside those of our neighbours: its next neighbours tell it

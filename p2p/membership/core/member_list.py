@@ -112,7 +112,7 @@ class MemberState:
     introducer: PeerId | None
     """Peer that named it to us; None if it contacted us itself."""
     interval: float
-    """Seconds between its heartbeats by its own claim, limited by `MembershipConfig.pace`."""
+    """Seconds between its heartbeats by its own claim, limited by `config.PACE`."""
     since: float
     """Time at which the peer was first seen, at most an interval early. Many members share one
     number, which saves memory."""

@@ -80,7 +80,7 @@ class FloodQuotas:
         # us silent to the others.
         self._refusals = RateLimit(4.0 / interval, 256.0)
         self._network_refusals = KeyedQuotas(0.5 / interval, 32.0)
-        # Joins of one peer, and of one public network, after which a heartbeat walks: some 15
+        # Joins of one peer, and of one public network, after which a heartbeat walks: twenty
         # messages each. Many identities behind one address need none: each is answered, and
         # told others to ask.
         self._walks = KeyedQuotas(1 / (120.0 * interval), 1.0)

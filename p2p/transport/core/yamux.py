@@ -131,20 +131,6 @@ class StreamReset:
 
 
 @dataclass(frozen=True, slots=True)
-class PongReceived:
-    """Event: the peer answered a ping."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class WentAway:
-    """Event: the peer accepts no more streams."""
-
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProtocolViolated:
     """Event: the peer broke the protocol, so the connection must be closed. It is always the
     last event of a machine."""
@@ -152,15 +138,7 @@ class ProtocolViolated:
     reason: str
 
 
-Event = (
-    StreamOpened
-    | DataReceived
-    | EndReceived
-    | StreamReset
-    | PongReceived
-    | WentAway
-    | ProtocolViolated
-)
+Event = StreamOpened | DataReceived | EndReceived | StreamReset | ProtocolViolated
 
 
 @dataclass(slots=True, eq=False)
@@ -565,7 +543,7 @@ class Mux:
         return True
 
     def ping(self, value: int) -> None:
-        """Ping the peer; a `PongReceived` with `value` follows."""
+        """Ping the peer, which echoes ``value``."""
         self.queue.say(PING, SYN, 0, value)
 
     def go_away(self, code: int = NORMAL) -> None:
@@ -682,11 +660,8 @@ class Mux:
         elif kind == PING:
             if flags & SYN:
                 self.queue.say(PING, ACK, 0, length)
-            elif flags & ACK:
-                events.append(PongReceived(length))
         elif kind == GO_AWAY:
             self.gone = True
-            events.append(WentAway(length))
         else:
             raise RemoteProtocolError(f"yamux frame type {kind} is unknown")
 

@@ -33,11 +33,9 @@ from p2p.transport.core.yamux import (
     Event,
     Mux,
     MuxStream,
-    PongReceived,
     ProtocolViolated,
     StreamOpened,
     StreamReset,
-    WentAway,
 )
 from p2p.wire import KI
 from tests.transcripts import changes, player
@@ -183,9 +181,5 @@ def show_events(events: list[Event]) -> Iterator[str]:
                 yield f"stream {number} was ended"
             case StreamReset(stream_id=number):
                 yield f"stream {number} was reset"
-            case PongReceived(value=value):
-                yield f"pong {value}"
-            case WentAway(code=code):
-                yield f"the peer went away, code {code}"
             case ProtocolViolated(reason=reason):
                 yield f"protocol violated: {reason}"
