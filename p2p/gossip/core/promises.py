@@ -64,9 +64,9 @@ class FirstDeliveries:
 
 
 MAX_PROMISES: Final = 8192
-"""Maximum number of open requests for ids, over all peers. 16 peers that never answer fill it,
-with 128 ids in each of 4 intervals (a promise lasts 3 s). From then on each new promise
-replaces the oldest of the peer with most, so that those 16 cannot shut out a seventeenth."""
+"""Maximum number of open requests for ids, over all peers. A few peers that advertise without
+end and never answer fill it. From then on each new promise replaces the oldest of the peer with
+most, so that those few cannot shut out another."""
 
 
 @dataclass(slots=True)
