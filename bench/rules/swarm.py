@@ -325,6 +325,11 @@ RULES: Final = {
         {f"{CONNECTOR}:IDLE_TIMEOUT": 1e9},
         tests="idle_connections_end",
     ),
+    "late sweeps": Rule(
+        "what came while this machine stood still is read before a connection counts as idle",
+        edit(f"{CONNECTOR}:Connector._sweep", "now > self._sweep_due + STALL", "False"),
+        tests="somebody_asks",
+    ),
     "busy connections stay": Rule(
         "a slow request is not closed as idle",
         {f"{SWARM}:SwarmHost._is_busy": always(False)},
@@ -446,5 +451,6 @@ SERVICE: Final = Service(
         "tests/unit/test_swarm.py",
         "tests/unit/test_gater.py",
         "tests/conformance/test_hosts.py",
+        "tests/simulation/test_pauses.py",
     ),
 )

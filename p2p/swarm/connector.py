@@ -13,6 +13,7 @@ that contacts at silent addresses never hold up a dial that the owner, or a memb
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
 from p2p.offence import Offence
+from p2p.own_time import STALL
 from p2p.swarm.core.gater import ConnectionGater
 from p2p.swarm.core.limits import (
     Budget,
@@ -261,6 +263,7 @@ class Connector:
         """Hosts to which this node punches a hole as a client."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
+        self._sweep_due = math.inf
         self.memory = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
@@ -747,18 +750,22 @@ class Connector:
     def _sweep_later(self) -> None:
         self._sweeping = bool(self._connections) and not self.closing
         if self._sweeping:
-            self._world.call_at(self._world.now() + SWEEP, self._sweep)
+            self._sweep_due = self._world.now() + SWEEP
+            self._world.call_at(self._sweep_due, self._sweep)
 
     def _sweep(self) -> None:
         """Close connections that are of no use."""
         self._callbacks.on_sweep()
         now = self._world.now()
+        # We stood still: what came over these connections meanwhile is yet to be read.
+        is_late = now > self._sweep_due + STALL
         for peer, usage in list(self._usage.items()):
             patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
             idle = now - usage.used_at > patience
             streams = sum(len(connection.streams) for connection in self._connections[peer])
             if (
                 idle
+                and not is_late
                 and not self.gater.is_protected(peer)
                 and not self._callbacks.is_busy(peer, streams)
             ):
