@@ -325,6 +325,11 @@ RULES: Final = {
         {f"{CONNECTOR}:IDLE_TIMEOUT": 1e9},
         tests="idle_connections_end",
     ),
+    "dial deadlines": Rule(
+        "a peer with many silent addresses holds a dial's place for seconds only",
+        {f"{CONNECTOR}:DIAL_TIMEOUT": 1e9, f"{CONNECTOR}:HEARSAY_TIMEOUT": 1e9},
+        tests="accept_and_say_nothing",
+    ),
     "late sweeps": Rule(
         "what came while this machine stood still is read before a connection counts as idle",
         edit(f"{CONNECTOR}:Connector._sweep", "now > self._sweep_due + STALL", "False"),

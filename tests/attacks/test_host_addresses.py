@@ -158,6 +158,17 @@ async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
             await host.connect(peer_at(400))
 
 
+async def test_a_peer_whose_addresses_accept_and_say_nothing_is_given_up_in_seconds(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    silent = [await network.listen(Multiaddr.parse("/memory/0")) for _ in range(4)]
+    async with hosts(1, network=network) as (host,):
+        host.add_addrs(peer_at(1), [each.addr for each in silent], AddrSource.HEARSAY)
+        with trio.fail_after(9), pytest.raises(PeerUnreachable):
+            await host.connect(peer_at(1))
+
+
 async def test_one_target_is_dialled_a_few_times_however_many_name_it(
     autojump_clock: trio.abc.Clock,
 ) -> None:
