@@ -18,7 +18,7 @@ from p2p.gossip.core.caches import (
     SeenCache,
 )
 from p2p.gossip.core.events import Validity
-from p2p.gossip.core.promises import MAX_PROMISES, Promises
+from p2p.gossip.core.promises import MAX_OWED, MAX_PROMISES, Promises
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
@@ -52,6 +52,15 @@ def test_strangers_that_promise_thousands_of_ids_keep_no_room_from_others(count:
         assert asked(victim, FRIEND, [said(AUTHOR, seqno=second).id])
         victim.later(1)
     assert len(victim.core._promises) <= MAX_PROMISES
+
+
+def test_one_peer_that_promises_without_end_owes_no_more_than_its_share() -> None:
+    victim, enemy = Victim(), peer_named(40)
+    victim.meet(enemy)
+    for number in range(4):
+        ids = [b"%d/%d" % (number, each) for each in range(5000)]
+        victim.hear(enemy, Rpc(ihave=[(TOPIC, ids)]))
+    assert len(victim.core._promises) == MAX_OWED
 
 
 def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> None:

@@ -336,8 +336,8 @@ class GossipCore:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
         for topic in [*self._mesh.meshes, *self._mesh.fanout]:
-            # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight
-            # times what a peer of ours asks for (`promises.MAX_ASKED`).
+            # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and twice
+            # what a peer of ours asks for (`promises.MAX_OWED`).
             ids = self._cache.gossip_ids(topic)[-1000:]
             if not ids:
                 continue

@@ -63,10 +63,14 @@ class FirstDeliveries:
             self._first_deliveries[peer] *= 0.998
 
 
+MAX_OWED: Final = 512
+"""Maximum number of open requests to one peer, more than a run publishes in the seconds that a
+promise lasts. Once all promises are taken, each request looks at all peers: without this limit
+one IHAVE of 5,000 ids took 230 ms."""
 MAX_PROMISES: Final = 8192
-"""Maximum number of open requests for ids, over all peers. A few peers that advertise without
-end and never answer fill it. From then on each new promise replaces the oldest of the peer with
-most, so that those few cannot shut out another."""
+"""Maximum number of open requests for ids, over all peers. 16 peers that never answer fill it.
+From then on each new promise replaces the oldest of the peer with most, so that those 16 cannot
+shut out a seventeenth."""
 
 
 @dataclass(slots=True)
@@ -117,8 +121,10 @@ class Promises:
         return len(request.peers) < 8 or proven
 
     def ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
-        """Note that ``peer`` is asked for this id. Return False, and note nothing, if all
-        promises are taken and ``peer`` itself has most of them."""
+        """Note that ``peer`` is asked for this id. Return False, and note nothing, if it owes
+        `MAX_OWED`, or if all promises are taken and ``peer`` itself has most of them."""
+        if len(self._of[peer]) >= MAX_OWED:
+            return False
         if self._count >= MAX_PROMISES:
             most = max(self._of, key=lambda each: len(self._of[each]))
             if most == peer:
