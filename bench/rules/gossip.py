@@ -130,6 +130,12 @@ RULES: Final = {
         scenarios=("ghost_mesh",),
         tests="thousands_of_ids",
     ),
+    "promises of a peer": Rule(
+        "one peer that advertises without end costs little to ask",
+        {f"{CORE}.promises:MAX_OWED": HUGE},
+        scenarios=(),
+        tests="owes_no_more",
+    ),
     "first deliveries": Rule(
         "who brings messages first is preferred",
         {f"{CORE}.promises:FirstDeliveries.delivered_first": always(None)},

@@ -325,6 +325,15 @@ RULES: Final = {
         {f"{CONNECTOR}:IDLE_TIMEOUT": 1e9},
         tests="idle_connections_end",
     ),
+    "one of each network": Rule(
+        "a crowd of many networks leaves some of those who were there",
+        edit(
+            f"{LIMITS}:Budget._rank",
+            "protect([first[name] for name in sorted(first, key=secret)], share)",
+            "None",
+        ),
+        tests="fifty_networks",
+    ),
     "dial deadlines": Rule(
         "a peer with many silent addresses holds a dial's place for seconds only",
         {f"{CONNECTOR}:DIAL_TIMEOUT": 1e9, f"{CONNECTOR}:HEARSAY_TIMEOUT": 1e9},

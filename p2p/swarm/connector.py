@@ -239,7 +239,7 @@ class Connector:
         self.gater = ConnectionGater(static.peer_id, lambda peer: peer in self._connections)
         self.watchers = PeerWatchers()
         self.finders = PeerFinders()
-        self.budget = Budget(limits, self.gater.is_protected)
+        self.budget = Budget(limits, self.gater.is_protected, world.entropy(16))
         self.turns = Turns()
         self.closing = False
         self._world = world

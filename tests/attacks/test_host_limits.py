@@ -71,6 +71,14 @@ class House:
         return held
 
 
+def test_a_crowd_of_fifty_networks_leaves_most_of_those_who_were_there() -> None:
+    house = House()
+    honest = [house.enter(at(f"10.{number}.0.1"), used=number) for number in range(16)]
+    for number in range(50):
+        house.enter(at(f"20.0.{number}.1"), used=1000 + number)
+    assert sum(one in house.inside for one in honest) >= 14
+
+
 def test_a_host_and_a_network_hold_their_share_of_the_connections() -> None:
     house = House()
     honest = [house.enter(at(f"12.{number}.0.1")) for number in range(20)]

@@ -16,8 +16,8 @@ Therefore:
 * of handshakes, those that have said nothing go first, of the network with the most, the
   oldest;
 * of connections, each criterion that is hard to fake protects a share (peers that we opened
-  streams to, those that have been of use for longest), and of the rest the one that was used
-  longest ago goes, from the network with the most;
+  streams to, one peer each of many networks, those that have been of use for longest), and of
+  the rest the one that was used longest ago goes, from the network with the most;
 * of served streams, the newest of the peer with the most.
 
 Loopback, and networks without addresses, know no hosts: there only the limits on the whole
@@ -27,6 +27,7 @@ count.
 from __future__ import annotations
 
 import functools
+import hashlib
 import ipaddress
 import itertools
 from collections import Counter
@@ -240,9 +241,13 @@ class Budget:
         self,
         limits: ResourceLimits,
         is_protected: Callable[[PeerId], bool] = lambda _: False,
+        salt: bytes = b"",
     ) -> None:
+        """Start empty. ``salt``, which no peer knows, chooses the networks that are
+        protected."""
         self.limits = limits
         self._is_protected = is_protected
+        self._salt = salt
         self._handshakes: dict[PendingHandshake, None] = {}
         self._connections: dict[HeldConnection, None] = {}
         self._of_peer: dict[PeerId, dict[HeldConnection, None]] = {}
@@ -418,6 +423,12 @@ class Budget:
 
         useful = [one for one in rest if one.usage.useful_at]
         protect(sorted(useful, key=lambda one: -one.usage.useful_at), 2 * share)
+        first: dict[str, HeldConnection] = {}
+        for one in rest:
+            first.setdefault(one.group.network, one)
+        # The oldest of each network, in an order that only we know.
+        secret = lambda name: hashlib.sha256(self._salt + name.encode()).digest()  # noqa: E731
+        protect([first[name] for name in sorted(first, key=secret)], share)
         used = [one for one in rest if one.usage.was_used]
         protect(sorted(used, key=lambda one: one.usage.since), 2 * share)
         crowd = _most_crowded(one.group for one in rest)
