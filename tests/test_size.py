@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4221,
     "p2p/reach": 1175,
     "p2p/sandbox": 773,
-    "p2p/shardcast": 6591,
+    "p2p/shardcast": 6589,
     "p2p/swarm": 2052,
     "p2p/transport": 2570,
     "proofs": 1023,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 52353,
+    "tests": 52356,
 }
 
 NO_CODE = {

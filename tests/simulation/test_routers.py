@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import product
+from statistics import median
 
 import pytest
 import trio
@@ -20,7 +21,7 @@ from p2p.reach.nat import NatConfig, open_nat
 from sim.net.link import NATS, LinkSpec
 from sim.node.swarm import SimNode, Swarm
 from sim.run.runner import run_scenario
-from sim.run.scenario import load_scenario
+from sim.run.scenario import Scenario, load_scenario
 from tests.support.simulated import on_swarm
 from tests.unit.test_circuit import ECHO, echo, until
 
@@ -143,6 +144,11 @@ def test_two_homes_meet_by_productions_code(home: str, guest: str, is_direct: bo
 def test_most_nodes_behind_routers_get_versions_nearly_as_soon_as_an_open_swarm() -> None:
     scenario = load_scenario("nat_majority")
     opened = replace(scenario, parameters={**scenario.parameters, "nat_share": 0.0})
-    behind, before = (run_scenario(one, 1).metrics for one in (scenario, opened))
-    assert behind["arrived_share"] == before["arrived_share"] == 1.0
-    assert float(behind["seconds_100"]) < 1.6 * float(before["seconds_100"])
+
+    def seconds(which: Scenario) -> float:
+        runs = [run_scenario(which, seed).metrics for seed in (1, 2, 3)]
+        assert {run["arrived_share"] for run in runs} == {1.0}
+        return median(float(run["seconds_100"]) for run in runs)
+
+    # One seed alone scatters: 1.31 to 1.87 over five, with a median of 1.42 to 1.47.
+    assert seconds(scenario) < 1.6 * seconds(opened)
