@@ -191,8 +191,7 @@ async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
 
 
 class Shelf:
-    """A library of releases that its owner adds and removes, from a folder or a followed
-    server."""
+    """A library of releases that its owner adds, from a folder or a followed server."""
 
     def __init__(self) -> None:
         self._releases: dict[PolicyVersion, Release] = {}
@@ -207,10 +206,6 @@ class Shelf:
         """Add a version to those that are offered."""
         self._releases[release.version] = release
         self._changed.notify_all()
-
-    def remove(self, version: PolicyVersion) -> None:
-        """Stop offering a version. Downloads under way fail when its files are removed."""
-        self._releases.pop(version, None)
 
     @contextmanager
     def borrow(self, version: PolicyVersion) -> Iterator[Release]:
