@@ -22,14 +22,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p import (
-    ConfigError,
-    Multiaddr,
-    PeerId,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    WrongPeer,
-)
+from p2p import ConfigError, Multiaddr, PeerId, PeerUnreachable, ProtocolNotSupported, WrongPeer
 from p2p.machine import open_world
 from p2p.node.cli import node_main
 from p2p.node.process import check_key_place
@@ -329,9 +322,7 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the
-    whole demo.
-    """
+    """``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the whole demo."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.shoal").touch()
@@ -384,9 +375,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_no_key_is_made_where_git_would_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``git add .`` staged the private key of a node that was started in a
-    checkout.
-    """
+    """``git add .`` staged the private key of a node that was started in a checkout."""
     git(tmp_path, "init", "--quiet")
     monkeypatch.chdir(tmp_path)
     for command in (
@@ -457,9 +446,7 @@ def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
 
 
 def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
-    """On Windows the first thing that a newcomer saw was ``No module named
-    'fcntl'``.
-    """
+    """On Windows the first thing that a newcomer saw was ``No module named 'fcntl'``."""
     # Not files of these names: some builds of Python have the modules compiled in.
     hide = 'import sys\nsys.modules["fcntl"] = sys.modules["resource"] = None\n'
     (tmp_path / "sitecustomize.py").write_text(hide)

@@ -1,6 +1,5 @@
-"""Workers that draw several places at a time and are killed: they leave no place out, and
-hand in nothing that is too old.
-"""
+"""Workers that draw several places at a time and are killed: they leave no place out, and hand
+in nothing that is too old."""
 
 from __future__ import annotations
 

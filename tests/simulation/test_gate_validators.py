@@ -19,13 +19,7 @@ from roles.trainer.taken import TakenPlace
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
-from tests.support.gates import (
-    FORGER,
-    TRUST,
-    Silent,
-    cast_of,
-    with_one_listed,
-)
+from tests.support.gates import FORGER, TRUST, Silent, cast_of, with_one_listed
 from tests.support.swarm import (
     Health,
     Play,

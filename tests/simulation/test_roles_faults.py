@@ -1,6 +1,5 @@
 """Roles under crashes, several validators, lost answers: nothing honest is rejected, lost or
-used twice.
-"""
+used twice."""
 
 from __future__ import annotations
 
