@@ -22,8 +22,6 @@ HISTORY: Final = 5
 advertised for, so that a late IWANT still finds it."""
 HISTORY_GOSSIP: Final = 3
 """Recent heartbeats whose messages IHAVE advertises (mcache_gossip)."""
-FANOUT: Final = 60.0
-"""Seconds for which the fanout of a topic is kept after the last publication (fanout_ttl)."""
 BACKOFF: Final = 60.0
 """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
 PROMISE: Final = 3.0

@@ -145,7 +145,7 @@ def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota()
 
 
 def test_one_author_does_not_fill_the_cache() -> None:
-    kept = MessageCache(5, 3)
+    kept = MessageCache()
     for number in range(100):
         kept.put(said(AUTHOR, bytes(MAX_DATA), seqno=number))
     honest = said(FRIEND, bytes(MAX_DATA))
@@ -158,7 +158,7 @@ def test_one_author_does_not_fill_the_cache() -> None:
 
 
 def test_messages_without_data_are_not_kept_without_a_limit() -> None:
-    kept = MessageCache(5, 3)
+    kept = MessageCache()
     for author in range(10):
         for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
             kept.put(_empty(author, number))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from p2p.gossip.config import HISTORY, HISTORY_GOSSIP
 from p2p.gossip.messages import PubsubMessage
 from p2p.identity import PeerId
 from p2p.wire import MIB
@@ -127,12 +128,10 @@ def size_of(message: PubsubMessage) -> int:
 
 
 class MessageCache:
-    """Accepted messages of recent heartbeats, in one window for each."""
+    """Accepted messages of the last `HISTORY` heartbeats, in one window for each."""
 
-    def __init__(self, history: int, history_gossip: int) -> None:
-        """Keep ``history`` windows and advertise the newest ``history_gossip`` of them."""
-        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(history)])
-        self._history_gossip = history_gossip
+    def __init__(self) -> None:
+        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(HISTORY)])
         self._messages: dict[bytes, PubsubMessage] = {}
         self._bytes = 0
         self._bytes_of: dict[bytes, int] = {}
@@ -150,9 +149,14 @@ class MessageCache:
             self._bytes += size
             self._bytes_of[message.author] = share
 
+    @property
+    def topics(self) -> list[str]:
+        """Topics of the messages."""
+        return list(dict.fromkeys(message.topic for message in self._messages.values()))
+
     def gossip_ids(self, topic: str) -> list[bytes]:
         """Return the ids of a topic to advertise by IHAVE, oldest first."""
-        recent = list(self._windows)[: self._history_gossip]
+        recent = list(self._windows)[:HISTORY_GOSSIP]
         messages = (message for window in reversed(recent) for message in window)
         return [message.id for message in messages if message.topic == topic]
 

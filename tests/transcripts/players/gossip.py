@@ -55,6 +55,7 @@ class GossipPlayer:
         self._names: dict[PeerId, str] = {}
         self._messages: dict[str, PubsubMessage] = {}
         self._ids: dict[bytes, str] = {}
+        self._asked: dict[str, Validate] = {}
         self._published = 0
         signer = FakeSigner(self._peer("me"))
         config = GossipConfig(degree=2, low=2, high=3, outbound=1)
@@ -96,7 +97,7 @@ class GossipPlayer:
                 peer, _, parts = " ".join(words).partition(": ")
                 return Received(self._peer(peer), encode_rpc(self._rpc(parts.split("; "))))
             case _:
-                return Validated(self._messages[words[0]].id, Validity(verb))
+                return Validated(self._asked[words[0]], Validity(verb))
 
     def _publish(self, name: str, topic: str) -> Publish:
         self._published += 1
@@ -152,8 +153,10 @@ class GossipPlayer:
         match effect:
             case Send(peer, data):
                 return f"send {self._names[peer]}: {self._show_rpc(decode_rpc_untrusted(data))}"
-            case Validate(identity, topic, author, _):
-                return f"validate {self._ids[identity]} in {topic} by {self._names[author]}"
+            case Validate(message, author):
+                name = self._ids[message.id]
+                self._asked[name] = effect
+                return f"validate {name} in {message.topic} by {self._names[author]}"
             case Deliver(topic, author, data):
                 return f"deliver {data.decode()} in {topic} by {self._names[author]}"
             case Penalise(peer, offence, reason):
