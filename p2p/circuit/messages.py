@@ -30,7 +30,6 @@ MAX_ADDRS: Final = 4
 """Addresses that are taken from one message, and dialled: a bound on the SYNs that a peer
 can make us send."""
 _MAX_FIELDS: Final = 64
-_VOUCHER_DOMAIN: Final = b"libp2p-relay-rsvp"
 _VOUCHER_TYPE: Final = b"\x03\x02"
 
 
@@ -291,5 +290,5 @@ def check_voucher_untrusted(voucher: bytes, relay: PeerId, peer: PeerId) -> None
 
 
 def _signed(payload: bytes) -> bytes:
-    parts = (_VOUCHER_DOMAIN, _VOUCHER_TYPE, payload)
+    parts = (b"libp2p-relay-rsvp", _VOUCHER_TYPE, payload)
     return b"".join(encode_varint(len(part)) + part for part in parts)
