@@ -246,8 +246,6 @@ class DhtCore:
                 self._requester.put(token, record, now)
             case ev.Forget(namespace, name):
                 self._publications.forget(namespace, name)
-            case ev.Cancel(token):
-                self._requester.cancel(token)
             case _:
                 assert_never(event)
         effects = self._effects.copy()
