@@ -217,13 +217,13 @@ def relaying(
     world: World,
     host: CircuitHost,
     signer: Signer,
-    config: RelayConfig | None = None,
+    config: RelayConfig,
     is_member: Callable[[PeerId], bool] = lambda _: False,
 ) -> Iterator[Relay]:
     """Relay for the length of the block: for members, and for strangers if ``config`` says so.
 
     The signer is the host's own.
     """
-    relay = Relay(world, host, signer, config or RelayConfig(), is_member)
+    relay = Relay(world, host, signer, config, is_member)
     with host.serving(HOP_ID, relay.serve), host.watching(relay.on_peer):
         yield relay

@@ -30,11 +30,11 @@ and 4."""
 MAX_NAME: Final = 64
 """Maximum bytes of a record's name: a digest of 32 or a PeerId of 38, with room for a
 suffix."""
-_FIXED_BYTES: Final = SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
-"""Bytes of a record besides value, namespace and name: signature, PeerId, stamp, and 40 for two
-numbers and the headers of msgpack."""
-MAX_RECORD: Final = MAX_VALUE + MAX_NAMESPACE + MAX_NAME + _FIXED_BYTES
-"""Maximum bytes of an encoded record."""
+MAX_RECORD: Final = (
+    MAX_VALUE + MAX_NAMESPACE + MAX_NAME + SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
+)
+"""Maximum bytes of an encoded record: value, namespace, name, signature, PeerId, stamp, and 40
+for two numbers and the headers of msgpack."""
 MAX_SEQNO: Final = 2**63 - 1
 """Maximum sequence number of a record: the largest number that every msgpack reader takes as a
 signed integer."""

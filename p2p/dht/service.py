@@ -44,7 +44,6 @@ from p2p.world import World, first_seqno, lateness
 logger = logging.getLogger(__name__)
 
 STAMP_PATH: Final = "stamp"
-SEQNO_PATH: Final = "dht/seqno"
 
 
 class Dht:
@@ -292,7 +291,7 @@ async def open_dht(
         config = replace(config, alpha=1)
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
-    seqno = await first_seqno(world, SEQNO_PATH)
+    seqno = await first_seqno(world, "dht/seqno")
     validator = RecordValidator(world.verify, config.difficulty, known)
     table = RoutingTable(own, BUCKET_SIZE)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)

@@ -83,7 +83,6 @@ def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> Non
 def test_promises_of_a_peer_that_left_are_forgotten() -> None:
     table = Promises(GossipConfig())
     for peer in STRANGERS[:3]:
-        table.connected(peer)
         assert table.ask(b"id", peer, 0.0, proven=False)
         assert table.ask(peer.digest, peer, 0.0, proven=False)
     for peer in STRANGERS[:3]:

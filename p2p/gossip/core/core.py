@@ -95,8 +95,6 @@ class GossipCore:
                 self._on_rpc(peer, data, now)
             case PeerUp(peer, dialled):
                 self._mesh.connected(peer, dialled)
-                self._earned.connected(peer)
-                self._promises.connected(peer)
                 self._quotas.connected(peer, now)
                 ours = [(topic, True) for topic in self._mesh.meshes]
                 self._rpc_to(peer).subscriptions.extend(ours)
@@ -149,7 +147,8 @@ class GossipCore:
             # from.
             self._seen.accept(message.id, now)
             self._cache.put(message)
-            self._earned.delivered_first(source)
+            if self._mesh.is_connected(source):
+                self._earned.delivered_first(source)
             cost = RPC_COST + VERIFY_COST + size_of(message)
             self._quotas.authors.charge(author, now, cost)
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
@@ -275,7 +274,7 @@ class GossipCore:
             if message is not None:
                 size += size_of(message)
                 answer = self._rpc_to(peer).messages
-                if size > MAX_ANSWER or len(answer) >= msg.MAX_MESSAGES:
+                if size > MAX_ANSWER or len(answer) >= msg.MAX_ENTRIES:
                     return
                 self._quotas.charge(peer, size_of(message))
                 answer.append(message)
