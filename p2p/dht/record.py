@@ -9,7 +9,7 @@ Whether a record is to be believed is decided in `p2p.dht.core.validation`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -72,17 +72,8 @@ class Record:
     @property
     def payload(self) -> bytes:
         """Bytes that are signed."""
-        return pack(
-            [
-                self.namespace,
-                self.name,
-                self.publisher.digest,
-                self.nonce,
-                self.seqno,
-                self.expires,
-                self.value,
-            ]
-        )
+        place = [self.namespace, self.name, self.publisher.digest, self.nonce]
+        return pack([*place, self.seqno, self.expires, self.value])
 
     def encode(self) -> bytes:
         """Return the bytes on the wire and in a store."""
@@ -101,17 +92,7 @@ def record_key(namespace: str, name: bytes, salt: int) -> bytes:
 
 def sign_record(unsigned: Record, signer: Signer) -> Record:
     """Return ``unsigned`` with the publisher's signature in place of its own."""
-    signature = signer.sign(PROTOCOL_ID, unsigned.payload)
-    return Record(
-        unsigned.namespace,
-        unsigned.name,
-        unsigned.publisher,
-        unsigned.nonce,
-        unsigned.seqno,
-        unsigned.expires,
-        unsigned.value,
-        signature,
-    )
+    return replace(unsigned, signature=signer.sign(PROTOCOL_ID, unsigned.payload))
 
 
 def decode_record_untrusted(data: object) -> Record:
@@ -124,20 +105,11 @@ def decode_record_untrusted(data: object) -> Record:
         raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
     signed = unpack_untrusted(data)
     payload, signature = fields_untrusted(signed, bytes, bytes, what="signed record")
-    fields = fields_untrusted(
+    namespace, name, publisher, *rest = fields_untrusted(
         unpack_untrusted(payload), str, bytes, bytes, bytes, int, int, bytes, what="record"
     )
-    namespace, name, publisher, nonce, seqno, expires, value = fields
-    record = Record(
-        namespace,
-        name,
-        decode_peer_id_untrusted(publisher),
-        nonce,
-        seqno,
-        expires,
-        value,
-        signature,
-    )
+    author = decode_peer_id_untrusted(publisher)
+    record = Record(namespace, name, author, *rest, signature)
     check_shape(record)
     if record.payload != payload:
         raise BadMessage("a record is not canonically encoded")

@@ -16,7 +16,7 @@ Ed25519 PeerId holds it.
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass, field as default
+from dataclasses import dataclass, field as default, replace
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -108,7 +108,7 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
     number = seqno.to_bytes(SEQNO_BYTES, "big")
     message = PubsubMessage(signer.peer_id.digest, number, topic, data)
     signature = signer.sign(FOREIGN, SIGNATURE_PREFIX + message.unsigned())
-    return PubsubMessage(message.author, number, topic, data, signature)
+    return replace(message, signature=signature)
 
 
 def author_of(message: PubsubMessage) -> PeerId | None:

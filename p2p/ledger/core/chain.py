@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from p2p.equivocation import Equivocation
@@ -120,8 +120,7 @@ def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) 
             f"an entry has a kind of 1 to {MAX_KIND} characters and at most {MAX_BODY} bytes"
         )
     bare = Entry(signer.peer_id, head.seqno + 1, head.digest, kind, int(wall), body, b"")
-    signature = signer.sign(DOMAIN, bare._signed())
-    return Entry(bare.author, bare.seqno, bare.previous, kind, bare.wall, body, signature)
+    return replace(bare, signature=signer.sign(DOMAIN, bare._signed()))
 
 
 def decode_entry_untrusted(data: bytes) -> Entry:
@@ -138,12 +137,8 @@ def decode_entry_untrusted(data: bytes) -> Entry:
         unpack_untrusted(data), bytes, bytes, what="ledger entry"
     )
     kinds = (bytes, int, bytes, str, int, bytes)
-    author, seqno, previous, kind, wall, body = fields_untrusted(
-        unpack_untrusted(signed), *kinds, what="ledger entry"
-    )
-    entry = Entry(
-        decode_peer_id_untrusted(author), seqno, previous, kind, wall, body, signature
-    )
+    author, *rest = fields_untrusted(unpack_untrusted(signed), *kinds, what="ledger entry")
+    entry = Entry(decode_peer_id_untrusted(author), *rest, signature)
     sizes_ok = len(entry.previous) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
     if not sizes_ok or not 0 <= entry.seqno < 2**63 or not 0 < len(entry.kind) <= MAX_KIND:
         raise BadMessage(

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -265,18 +265,12 @@ class Question:
 
     def to_bytes(self) -> bytes:
         """Return the question as sent."""
-        rows = [
-            [
-                author.digest,
-                one.top,
-                one.digest,
-                one.floor,
-                one.low,
-                one.high,
-                [*chain(*one.spans)],
-            ]
-            for author, one in self.extents.items()
-        ]
+        rows = []
+        for author, one in self.extents.items():
+            ends = [*chain(*one.spans)]
+            rows.append(
+                [author.digest, one.top, one.digest, one.floor, one.low, one.high, ends]
+            )
         return pack([rows, [peer.digest for peer in self.forked]])
 
 
@@ -288,7 +282,6 @@ class Answer:
     forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
     """True if the requester has something that the responder lacks."""
-    size: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
         """Return the answer as sent."""
@@ -355,7 +348,6 @@ def decode_answer_untrusted(data: bytes) -> Answer:
         [decode_statement_untrusted(item) for item in said],
         [decode_fork_untrusted(item) for item in forks],
         is_behind,
-        len(data),
     )
 
 
