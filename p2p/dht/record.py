@@ -105,11 +105,11 @@ def decode_record_untrusted(data: object) -> Record:
         raise BadMessage(f"a record is at most {MAX_RECORD} bytes")
     signed = unpack_untrusted(data)
     payload, signature = fields_untrusted(signed, bytes, bytes, what="signed record")
-    namespace, name, publisher, *rest = fields_untrusted(
+    fields = fields_untrusted(
         unpack_untrusted(payload), str, bytes, bytes, bytes, int, int, bytes, what="record"
     )
-    author = decode_peer_id_untrusted(publisher)
-    record = Record(namespace, name, author, *rest, signature)
+    fields[2] = decode_peer_id_untrusted(fields[2])
+    record = Record(*fields, signature=signature)
     check_shape(record)
     if record.payload != payload:
         raise BadMessage("a record is not canonically encoded")

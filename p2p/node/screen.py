@@ -101,8 +101,8 @@ def shown(text: str, encoding: str) -> str:
     try:
         plain.encode(encoding)
     except UnicodeEncodeError:
-        signs = {"…": "...", "→": "->", "·": "-", "–": "-", "—": "-", "×": "x", "≤": "<="}
-        plain = plain.translate(str.maketrans(signs))
+        for sign, plainer in zip("…→·–—×≤", ("...", "->", *"---x", "<="), strict=True):
+            plain = plain.replace(sign, plainer)
     except LookupError:
         encoding = "ascii"
     return plain.encode(encoding, "replace").decode(encoding)

@@ -246,7 +246,7 @@ async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
         nursery.start_soon(book.follow_hints, host, 1.0)
         for _ in range(1_000):
             book.hint(peers[-1])
-            await trio.sleep(1)
+            await wall.sleep_until(wall.now() + 1)
         nursery.cancel_scope.cancel()
     assert len(asked) == 1 + 1_000 // 60
 

@@ -137,8 +137,9 @@ def decode_entry_untrusted(data: bytes) -> Entry:
         unpack_untrusted(data), bytes, bytes, what="ledger entry"
     )
     kinds = (bytes, int, bytes, str, int, bytes)
-    author, *rest = fields_untrusted(unpack_untrusted(signed), *kinds, what="ledger entry")
-    entry = Entry(decode_peer_id_untrusted(author), *rest, signature)
+    fields = fields_untrusted(unpack_untrusted(signed), *kinds, what="ledger entry")
+    fields[0] = decode_peer_id_untrusted(fields[0])
+    entry = Entry(*fields, signature=signature)
     sizes_ok = len(entry.previous) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
     if not sizes_ok or not 0 <= entry.seqno < 2**63 or not 0 < len(entry.kind) <= MAX_KIND:
         raise BadMessage(
