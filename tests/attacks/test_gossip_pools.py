@@ -111,7 +111,7 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
 
 
 def test_noise_evicts_the_noise_of_the_loudest_and_never_news() -> None:
-    seen = SeenCache(120.0)
+    seen = SeenCache()
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
     seen.add(b"quiet", FRIEND, 0.0)

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from p2p.gossip.config import HISTORY, HISTORY_GOSSIP
+from p2p.gossip.config import HISTORY, HISTORY_GOSSIP, SEEN
 from p2p.gossip.messages import PubsubMessage
 from p2p.identity import PeerId
 from p2p.wire import MIB
 
 MAX_SEEN: Final = 64 * 1024
-"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of
-`GossipConfig.seen`. A run publishes a few a minute; the rest is room for floods."""
+"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of `SEEN`. A run
+publishes a few a minute; the rest is room for floods."""
 
 
 class SeenCache:
@@ -34,9 +34,7 @@ class SeenCache:
     oldest.
     """
 
-    def __init__(self, ttl: float) -> None:
-        """Keep each id for ``ttl`` seconds."""
-        self._ttl = ttl
+    def __init__(self) -> None:
         self._accepted: dict[bytes, float] = {}
         self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
         self._sender: dict[bytes, PeerId] = {}
@@ -51,14 +49,14 @@ class SeenCache:
     def add(self, identity: bytes, peer: PeerId, now: float) -> None:
         """Note a message from ``peer``; it counts as unaccepted until `accept`."""
         self._make_room()
-        self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
+        self._unaccepted.setdefault(peer, {})[identity] = now + SEEN
         self._sender[identity] = peer
 
     def accept(self, identity: bytes, now: float) -> None:
         """Mark a message as accepted, or as published by this node."""
         self._drop_unaccepted(identity)
         self._make_room()
-        self._accepted[identity] = now + self._ttl
+        self._accepted[identity] = now + SEEN
 
     def reject(self, identity: bytes) -> None:
         """Mark a message as rejected. Each peer that sends it again is penalised too."""

@@ -66,7 +66,7 @@ class GossipCore:
         self._mesh = Mesh(config, rng, self._earned)
         self._quotas = PeerQuotas()
         self._promises = Promises(config)
-        self._seen = SeenCache(config.seen)
+        self._seen = SeenCache()
         self._cache = MessageCache()
         self._out: dict[PeerId, msg.Rpc] = {}
         self._effects: list[ev.Effect] = []
