@@ -38,6 +38,7 @@ class GossipPlayer:
         self._names: dict[PeerId, str] = {}
         self._messages: dict[str, msg.PubsubMessage] = {}
         self._ids: dict[bytes, str] = {}
+        self._asked: dict[str, ev.Validate] = {}
         self._published = 0
         signer = FakeSigner(self._peer("me"))
         config = GossipConfig(degree=2, low=2, high=3, outbound=1)
@@ -79,7 +80,7 @@ class GossipPlayer:
                 peer, _, parts = " ".join(words).partition(": ")
                 return Received(self._peer(peer), msg.encode_rpc(self._rpc(parts.split("; "))))
             case _:
-                return ev.Validated(self._messages[words[0]].id, ev.Validity(verb))
+                return ev.Validated(self._asked[words[0]], ev.Validity(verb))
 
     def _publish(self, name: str, topic: str) -> ev.Publish:
         self._published += 1
@@ -138,8 +139,10 @@ class GossipPlayer:
             case Send(peer, data):
                 rpc = msg.decode_rpc_untrusted(data)
                 return f"send {self._names[peer]}: {self._show_rpc(rpc)}"
-            case ev.Validate(identity, topic, author, _):
-                return f"validate {self._ids[identity]} in {topic} by {self._names[author]}"
+            case ev.Validate(message, author):
+                name = self._ids[message.id]
+                self._asked[name] = effect
+                return f"validate {name} in {message.topic} by {self._names[author]}"
             case ev.Deliver(topic, author, data):
                 return f"deliver {data.decode()} in {topic} by {self._names[author]}"
             case Penalise(peer, offence, reason):
