@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 52356,
+    "tests": 52397,
 }
 
 NO_CODE = {

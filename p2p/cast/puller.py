@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,16 @@ def deliver(
 
 
 class Replaces(ConfigError):
-    """The version's files would replace files that no pull has put there."""
+    """The version's files would replace ``others``, which no pull has put there."""
+
+    def __init__(self, others: Sequence[Path]) -> None:
+        more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
+        super().__init__(f"{others[0]}{more} would be replaced by another file of this name")
+        self.others = others
+
+
+def inodes(files: Iterable[Path]) -> set[int]:
+    return {one.stat().st_ino for one in files if one.is_file()}
 
 
 def check_replaced(
@@ -125,8 +134,7 @@ def check_replaced(
         if not is_same:
             others.append(target)
     if others:
-        more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
-        raise Replaces(f"{others[0]}{more} would be replaced by another file of this name")
+        raise Replaces(others)
 
 
 async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
@@ -273,7 +281,7 @@ async def _pull(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
-            ours = {one.stat().st_ino for one in state.rglob("*") if one.is_file()}
+            ours = inodes(state.rglob("*"))
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
@@ -341,16 +349,14 @@ class Pull:
 
     def __init__(
         self, node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path,
-        teller: Teller, unreachable: Mapping[Multiaddr, str], ours: Collection[int],
+        teller: Teller, unreachable: Mapping[Multiaddr, str], ours: set[int],
         selection: Selection | None,
     ) -> None:  # fmt: skip
         """``unreachable`` maps addresses that do not answer to the reasons; ``ours`` has the
         inodes of the files that earlier pulls have written: they need no question."""
         self.last = CastState()
         """Progress that was shown last; it is updated in place."""
-        # What an earlier pull has put there may be replaced.
-        is_first = node.shardcast.newest == NO_POLICY
-        self._asks = is_first and not (options.replace or options.format)
+        self._asks = not (options.replace or options.format)
         self._node, self._ticket, self._options = node, ticket, options
         self._out, self._teller, self._selection = out, teller, selection
         self._unreachable, self._ours = unreachable, ours
@@ -367,12 +373,10 @@ class Pull:
             manifest, index = node.shardcast.manifest(version), node.shardcast.index(version)
             with node.shardcast.pin(version) as weights:
                 place = Path(node.world.disk.locate(weights))
-                if self._asks:
-                    try:
-                        self._check_replaced(index, place)
-                    except Replaces as trouble:
-                        await _ask(trouble, options)
-                    self._asks = False
+                try:
+                    self._check_replaced(index, place)
+                except Replaces as trouble:
+                    await self._ask(trouble)
                 if options.format is None:
                     await self._hand_over(manifest, index, weights)
                 else:
@@ -386,7 +390,12 @@ class Pull:
             wanted = PolicyVersion(version + 1)
 
     def _check_replaced(self, index: Index, weights: Path | None = None) -> None:
-        check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+        if self._asks:
+            check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+
+    async def _ask(self, trouble: Replaces) -> None:
+        await _ask(trouble, self._options)
+        self._ours |= inodes(trouble.others)
 
     async def _wait(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show progress until ``wait`` returns; ask before files are replaced."""
@@ -395,8 +404,7 @@ class Pull:
             return await self._show(wait)
         except* Replaces as group:
             trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
-        await _ask(trouble[0], self._options)
-        self._asks = False
+        await self._ask(trouble[0])
         return await self._show(wait)
 
     async def _show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
@@ -418,7 +426,7 @@ class Pull:
             if came != moved:
                 moved, moved_at = came, node.world.now()
             coming = node.shardcast.fetching
-            if self._asks and coming is not None and coming.index is not None:
+            if coming is not None and coming.index is not None:
                 self._check_replaced(coming.index)
             total, share, version = 0, 0.0, PolicyVersion(0)
             if coming is not None:
@@ -490,6 +498,7 @@ class Pull:
                 words = f"waits for room: {error}"
                 self._teller.event("waiting", words, waits_for=words)
                 await node.world.sleep_until(node.world.now() + PIPED)
+        self._ours = inodes(made)
         if manifest.note:  # files have modes, or folders are empty
             modes = await node.tables.fetch(self._ticket.pusher, manifest.note)
             if modes is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import trio
@@ -12,9 +14,10 @@ from hypothesis import given, strategies as st
 
 from p2p.cast.modes import Modes, decode_modes_untrusted, restore
 from p2p.cast.pull_http import LEAST_RATE, OriginsFailed
-from p2p.cast.puller import deliver
+from p2p.cast.puller import Pull, deliver
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
+from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.http_world import edge_of, get, shelf_of
@@ -113,6 +116,52 @@ def test_a_ticket_for_another_content_is_told_from_ours() -> None:
     signed: Any = Signed()
     with pytest.raises(BadMessage, match="another content"):
         _check_content(signed, ticket())
+
+
+@pytest.mark.parametrize("newest", [NO_POLICY, 0])
+async def test_no_later_version_replaces_what_no_pull_has_put_there(
+    tmp_path: Path, newest: int
+) -> None:
+    """Only the first version was compared with what was there: who followed a push, or pulled
+    again, lost the file that the second version brought a name for."""
+    out, versions = tmp_path / "out", (("a",), ("a", "train.py"))
+    indexes = [stored(tmp_path / f"v{n}", *paths) for n, paths in enumerate(versions)]
+    out.mkdir()
+    (out / "train.py").write_bytes(b"mine")
+
+    async def wait_policy(at_least: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return at_least
+
+    node: Any = SimpleNamespace(
+        announce=lambda version: None,
+        shardcast=SimpleNamespace(
+            newest=newest,
+            wait_policy=wait_policy,
+            manifest=lambda version: SimpleNamespace(version=version, digest=b"", note=b""),
+            index=indexes.__getitem__,
+            pin=lambda version: contextlib.nullcontext(f"v{version}"),
+            stats=SimpleNamespace(from_origin=0, from_peers=0),
+        ),
+        world=SimpleNamespace(disk=SimpleNamespace(locate=tmp_path.joinpath)),
+    )
+    options: Any = SimpleNamespace(
+        replace=False, format=None, follow=True, command=None, json=True
+    )
+    named = ticket(version=PolicyVersion(0))
+
+    async def wait_shown(wait: Any) -> Any:
+        return await wait()
+
+    pull = Pull(node, named, options, out, Mock(), {}, set(), None)
+    with (
+        patch.object(pull, "_wait", wait_shown),
+        patch("p2p.cast.puller._check_content"),
+        pytest.raises(ConfigError, match=r"train\.py would be replaced"),
+    ):
+        await pull.run(Mock())
+    assert (out / "a").read_bytes() == b"new"
+    assert (out / "train.py").read_bytes() == b"mine"
 
 
 # Origins that are followed
