@@ -49,7 +49,7 @@ from p2p.host import PEER_TROUBLE, Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.naming import derived, unencodable
+from p2p.naming import derived, printable_lines, unencodable
 from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.trouble import likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
@@ -140,7 +140,7 @@ def check_replaced(
 async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
     """Ask a person whether to go on. Raises `ConfigError` if not, or if nobody can be asked."""
     if sys.stdin.isatty() and sys.stdout.isatty() and not options.json:
-        question = f"{trouble}. Go on? [y/N] "
+        question = printable_lines(f"{trouble}. Go on? [y/N] ")
         answer = await trio.to_thread.run_sync(input, question, abandon_on_cancel=True)
         if answer.strip().lower() in ("y", "yes"):
             return
@@ -151,12 +151,12 @@ async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
 def _put(source: Path, target: Path, out: Path) -> None:
     if target.exists() and target.samefile(source):
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     if not target.parent.resolve().is_relative_to(out.resolve()):
         raise StorageError(
             f"{target.parent} is a link that leads out of {out}: remove it, or give another"
             " --out"
         )
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(derived(target.name, after=".shoal-part"))
     temporary.unlink(missing_ok=True)
     try:
@@ -335,12 +335,12 @@ async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
         await nat.news.wait()
 
 
-def _check_content(manifest: Manifest, ticket: Ticket) -> None:
-    """Check that the version is the one that the ticket names. Raise `BadMessage` otherwise."""
-    if manifest.version == ticket.version and manifest.digest != ticket.manifest:
+def _check_content(manifest: Manifest, index: Index, ticket: Ticket) -> None:
+    """Check that the version is what the ticket names. Raise `BadMessage` otherwise."""
+    is_other = manifest.version == ticket.version and manifest.digest != ticket.manifest
+    if is_other or index.is_folder != ticket.is_folder:
         raise BadMessage(
-            "the pusher has signed another content under the ticket's version: ask for a new"
-            " ticket"
+            "the pusher has signed another content than its ticket names: ask for a new ticket"
         )
 
 
@@ -380,7 +380,7 @@ class Pull:
                 if options.format is None:
                     await self._hand_over(manifest, index, weights)
                 else:
-                    await self._hand_over_weights(manifest, place)
+                    await self._hand_over_weights(manifest, index, place)
             node.announce(version)
             ending.is_done = True
             if options.command:
@@ -482,7 +482,7 @@ class Pull:
 
     async def _hand_over(self, manifest: Manifest, index: Index, weights: str) -> None:
         """Put the files of a version, or the selected ones, where they go."""
-        _check_content(manifest, self._ticket)
+        _check_content(manifest, index, self._ticket)
         node, name = self._node, self._ticket.name
         chosen: Sequence[int] = range(len(index.files))
         if self._selection is not None:
@@ -517,10 +517,10 @@ class Pull:
             from_origin=stats.from_origin, from_peers=stats.from_peers,
         )  # fmt: skip
 
-    async def _hand_over_weights(self, manifest: Manifest, new: Path) -> None:
+    async def _hand_over_weights(self, manifest: Manifest, index: Index, new: Path) -> None:
         """Write a version in the form of `p2p.cast.weight_v`."""
         number, node, out = int(manifest.version) + 1, self._node, self._out
-        _check_content(manifest, self._ticket)
+        _check_content(manifest, index, self._ticket)
         if number > MAX_VERSION:
             raise ConfigError(
                 f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}"
