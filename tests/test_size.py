@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2336,
-    "p2p/cast": 1917,
+    "p2p": 2338,
+    "p2p/cast": 1925,
     "p2p/circuit": 839,
     "p2p/dht": 2116,
     "p2p/gossip": 1069,
     "p2p/ledger": 1140,
     "p2p/membership": 2428,
-    "p2p/node": 4221,
+    "p2p/node": 4222,
     "p2p/reach": 1175,
     "p2p/sandbox": 773,
     "p2p/shardcast": 6589,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1175,
     "sim/studies": 3554,
     "sim/workloads": 2705,
-    "tests": 52361,
+    "tests": 52482,
 }
 
 NO_CODE = {

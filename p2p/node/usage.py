@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, TextIO
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.multiaddr import Multiaddr
-from p2p.naming import unencodable
+from p2p.naming import printable_lines, unencodable
 
 FAILED: Final = 1
 """Exit code after a failure with a correct command line."""
@@ -383,7 +383,8 @@ def ignore_interrupts() -> None:
 def complain(error: object) -> None:
     """Print an error as one sentence on standard error, unless its reader has gone."""
     try:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+        said = printable_lines(f"error: {error}")
+        print(said, file=sys.stderr, flush=True)  # noqa: T201 - for people
     except OSError:
         _leave(sys.stderr)
 
