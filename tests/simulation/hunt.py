@@ -1,8 +1,8 @@
-"""Looks for seeds that fail and says which faults matter: ``python -m tests.simulation.hunt
---help``.
+"""Looks for the seeds with which storms find planted bugs: ``python -m tests.simulation.hunt
+[--seeds 1-200] NAME...``.
 
-With ``--mutant`` a planted bug is looked for: a seed counts that fails with it and passes
-without.
+A seed counts that fails with the bug and passes without. Bugs that nobody planted are looked
+for by ``python -m sim sweep tests/simulation/storms/NAME.toml``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
@@ -22,13 +21,13 @@ import sim.kernel.queue
 import sim.run.simulated
 from p2p.errors import ShoalError
 from sim.errors import SimulationError
-from sim.faults.plan import Fault, draw_plan, save_plan
+from sim.faults.plan import Fault, draw_plan
 from sim.faults.shrink import shrink
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario
 from sim.run.sweep import describe
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.storms import FOLDER, STORMS, load_storm
+from tests.simulation.storms import load_storm
 
 Bug = Callable[[], AbstractContextManager[object]]
 """Plants a bug for the length of a block."""
@@ -88,7 +87,7 @@ def with_plan(scenario: Scenario, plan: Sequence[Fault]) -> Scenario:
     return replace(scenario, draw=draw, faults=tuple(plan))
 
 
-def smallest(scenario: Scenario, find: Find, bug: Bug = nullcontext) -> list[Fault]:
+def smallest(scenario: Scenario, find: Find, bug: Bug) -> list[Fault]:
     """The faults of a find that matter."""
     return shrink(
         find.plan, lambda plan: play(with_plan(scenario, plan), find.seed, bug).why is not None
@@ -113,70 +112,30 @@ def hunt(storm: str, seeds: Sequence[int], bug: Bug) -> Find | None:
     return None
 
 
-def say(text: str) -> None:
-    """At once: a hunt takes long."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def main() -> int:
-    """Print what was found; return 1 if a run without planted bugs failed, or a planted bug
-    escaped.
-    """
+    """Print what was found, at once; return 1 if a planted bug escaped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--storm", choices=STORMS, action="append", help="only these storms")
-    parser.add_argument(
-        "--mutant", choices=["all", *MUTANTS], action="append", help="look for planted bugs"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
     parser.add_argument("--seeds", default="1-200", help="FIRST-LAST")
-    parser.add_argument(
-        "--out", type=Path, help="write shrunk plans of unplanted bugs to this folder"
-    )
     options = parser.parse_args()
     logging.disable(logging.ERROR)  # a crash is in what is printed
     first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
-    if options.mutant:
-        names = list(MUTANTS) if "all" in options.mutant else options.mutant
-        return max([_hunt_mutant(name, seeds) for name in names])
-    return max([_hunt_storm(name, seeds, options.out) for name in options.storm or STORMS])
-
-
-def _hunt_mutant(name: str, seeds: Sequence[int]) -> int:
-    mutant = MUTANTS[name]
-    find = hunt(mutant.storm, seeds, mutant.plant)
-    if find is None:
-        say(f"{name}: not found with seeds {seeds[0]} to {seeds[-1]}")
-        return 1
-    plan = smallest(load_storm(mutant.storm), find, mutant.plant)
-    say(
-        f"{name}: {mutant.storm} seed {find.seed}, {len(find.plan)} faults, shrunk to"
-        f" {len(plan)}: {find.why}"
-    )
-    for fault in plan:
-        say(f"    {fault}")
-    return 0
-
-
-def _hunt_storm(name: str, seeds: Sequence[int], out: Path | None) -> int:
-    scenario = load_storm(name)
-    failed = 0
-    for seed in seeds:
-        find = play(scenario, seed)
-        if find.why is None:
-            continue
-        failed += 1
-        plan = smallest(scenario, find)
-        say(f"{name} seed {seed}, {len(find.plan)} faults, shrunk to {len(plan)}: {find.why}")
-        for fault in plan:
-            say(f"    {fault}")
-        if out is not None:
-            path = out / f"{name}-{seed}.json"
-            save_plan(path, str(FOLDER / f"{name}.toml"), seed, scenario.nodes, plan, find.why)
-    say(f"{name}: {failed} of {len(seeds)} seeds fail")
-    return int(failed > 0)
+    escaped = 0
+    for name in options.names or MUTANTS:
+        mutant = MUTANTS[name]
+        find = hunt(mutant.storm, range(int(first), int(last or first) + 1), mutant.plant)
+        lines = [f"{name}: not found with seeds {options.seeds}"]
+        if find is not None:
+            plan = smallest(load_storm(mutant.storm), find, mutant.plant)
+            counted = f"{len(find.plan)} faults, shrunk to {len(plan)}: {find.why}"
+            lines = [f"{name}: {mutant.storm} seed {find.seed}, {counted}"]
+            lines += [f"    {fault}" for fault in plan]
+        escaped += find is None
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+    return int(escaped > 0)
 
 
 if __name__ == "__main__":

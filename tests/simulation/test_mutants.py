@@ -18,5 +18,5 @@ def test_the_bug_is_found(name: str) -> None:
     """The seed that found the bug last is the first to be tried: other traces, other seeds."""
     mutant = MUTANTS[name]
     assert hunt(mutant.storm, (mutant.seed, *PROMISED), mutant.plant) is not None, (
-        f"hunt with more seeds: python -m tests.simulation.hunt --mutant '{name}'"
+        f"hunt with more seeds: python -m tests.simulation.hunt '{name}'"
     )

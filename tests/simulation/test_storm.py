@@ -12,7 +12,7 @@ from sim.faults.plan import plan_from_table
 from sim.run.scenario import load_scenario
 from tests.simulation.hunt import play, smallest, with_plan
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.storms import load_storm
+from tests.simulation.storms import STORMS, load_storm
 from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,9 +20,7 @@ REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 
 @pytest.mark.parametrize("seed", swept([1, 2], 1))
-@pytest.mark.parametrize(
-    "storm", ["dht", "gossip", "ledger", "membership", "policies", "spine", "transport"]
-)
+@pytest.mark.parametrize("storm", STORMS)
 def test_a_storm_breaks_nothing(storm: str, seed: int) -> None:
     assert play(load_storm(storm), seed).why is None
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from sim.errors import SimulationError
 from sim.run.scenario import Scenario, load_scenario
 
-FOLDER: Final = Path(__file__).parent
 STORMS: Final = ("dht", "gossip", "ledger", "membership", "policies", "spine", "transport")
 
 
@@ -24,8 +22,4 @@ class Broken(AssertionError):
 
 def load_storm(name: str) -> Scenario:
     """One of `STORMS`."""
-    return load_scenario(str(FOLDER / f"{name}.toml"))
-
-
-FAILURES: Final = (SimulationError, ExceptionGroup)
-"""What a run that fails may raise."""
+    return load_scenario(str(Path(__file__).with_name(f"{name}.toml")))
