@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import trio
@@ -12,17 +11,16 @@ import trio
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.node.screen import facts_about
-from sim import open_swarm, run_simulation
-from sim.kernel.simulation import Simulation
-from sim.node.swarm import SimNode
+from sim.node.swarm import SimNode, Swarm
 from sim.workloads.run_file import write_run
+from tests.support.simulated import on_swarm
 
 
 def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tuple[str, str]]:
     """What each node of a swarm says of its clock, in its status and on its screen."""
 
-    async def main(simulation: Simulation) -> dict[str, tuple[str, str]]:
-        run = write_run(simulation.keys, "clocks", "n0", "n1")
+    async def main(swarm: Swarm) -> dict[str, tuple[str, str]]:
+        run = write_run(swarm.simulation.keys, "clocks", "n0", "n1")
         config = replace(NodeConfig(), dht=replace(NodeConfig().dht, difficulty=4))
         nodes: dict[str, Node] = {}
 
@@ -38,20 +36,16 @@ def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tu
                 nodes[machine.name] = node
                 await trio.sleep_forever()
 
-        async with open_swarm(simulation) as swarm:
-            for name, skew in skews.items():
-                swarm.add(name, live).clock.change(skew=skew)
-            await swarm.sleep(seconds)
-            return {
-                name: (
-                    str(node.health()["clock"]),
-                    " ".join(fact.text for fact in facts_about(node, ())),
-                )
-                for name, node in nodes.items()
-            }
+        for name, skew in skews.items():
+            swarm.add(name, live).clock.change(skew=skew)
+        await swarm.sleep(seconds)
+        said = {name: facts_about(node, ()) for name, node in nodes.items()}
+        return {
+            name: (str(node.health()["clock"]), " ".join(fact.text for fact in said[name]))
+            for name, node in nodes.items()
+        }
 
-    found: Any = run_simulation(main, seed=1).value
-    return dict(found)
+    return on_swarm(main)
 
 
 def test_a_node_alone_knows_nothing_of_its_clock() -> None:

@@ -39,21 +39,25 @@ REFRESH = 2.0
 class Edited(Play):
     """The owner publishes an edition in the middle; every node is watched until well after."""
 
-    seconds = 30.0
-    """How long the play goes on after the edition."""
     signed: list[tuple[str, int, Verdict]]
     """Who signed a verdict, the epoch that it knew, and what it said."""
     published: list[tuple[str, int]]
 
     def __init__(
-        self, cast: Mapping[str, str], change: Callable[[Swarm, Terms], Terms]
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        change: Callable[[Swarm, Terms], Terms],
+        *,
+        seconds: float,
+        cast: Mapping[str, str] = CAST,
+        first: Callable[[Swarm, Terms], Terms] | None = None,
     ) -> None:
-        super().__init__(cast)
+        """Play for ``seconds`` after the edition; ``first`` makes other terms of the run's."""
+        super().__init__(cast, first or nothing)
         self._next = change
+        self.seconds = seconds
         self.signed = []
         self.published = []
-
-    def spy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sign, publish = SignedVerdict.signed, TrainerSession.publish
 
         def signed(verdict: SignedVerdict, signer: Signer) -> SignedVerdict:
@@ -129,10 +133,8 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It signed 679 more acceptances; workers went on asking it."""
-    play = Edited(TWO_VALIDATORS, naming(validators=("validator-2",)))
-    play._change = with_a_newcomer
-    play.seconds = 6
-    play.spy(monkeypatch)
+    change = naming(validators=("validator-2",))
+    play = Edited(monkeypatch, change, seconds=6, cast=TWO_VALIDATORS, first=with_a_newcomer)
     health = perform(play, steps=400)
     assert [said for said in play.signed if said[0] == "validator-1" and said[1] == 1]
     assert [said for said in play.signed if said[0] == "validator-1" and said[1] == 2] == []
@@ -140,13 +142,8 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     assert all(verdict is not Verdict.REJECTED for _, _, verdict in play.signed)
     assert nobody_honest_is_rejected(health)
     assert trainer_of(health)["step"] > 3
-    said = [
-        record.getMessage()
-        for record in caplog.records
-        if "the validator rests" in record.getMessage()
-    ]
-    assert len(said) == 1
-    assert "its owner names" in said[0]
+    (said,) = [one for one in caplog.messages if "the validator rests" in one]
+    assert "its owner names" in said
     profile = play._open["validator-1"][0].membership.me.profile
     assert profile.roles == ()
     assert profile.stamp, (
@@ -186,10 +183,7 @@ def test_work_of_older_terms_in_every_outbox_accuses_nobody(
                     swarm.restart(name)
 
     kept: list[int] = []
-    play = Restarting(CAST, change)
-    play._change = with_a_newcomer
-    play.seconds = 20
-    play.spy(monkeypatch)
+    play = Restarting(monkeypatch, change, seconds=20, first=with_a_newcomer)
     health = perform(play, steps=400)
     assert sum(kept) > 0
     trainer = trainer_of(health)
@@ -204,31 +198,28 @@ def pending(roles: Any) -> int:
     return sum(0 if session is None else session.pending for session in sessions)
 
 
-def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixture) -> None:
-
+def test_workers_that_are_admitted_no_longer_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def change(swarm: Swarm, terms: Terms) -> Terms:
         allowed = names(swarm, "relay-1", "inference-1")
         return replace(
             terms, admission=AdmissionRules(mode=AdmissionMode.ALLOW, allowed=allowed)
         )
 
-    play = Edited(CAST, change)
-    play.seconds = 1
+    play = Edited(monkeypatch, change, seconds=1)
 
     async def at_once(swarm: Swarm) -> None:
         await play.hand_out(play.edition(swarm))
 
     play.disturb = at_once  # type: ignore[method-assign]
     perform(play, steps=400)
-    said = [record.getMessage() for record in caplog.records if "rests" in record.getMessage()]
-    assert len(said) == 1
-    assert "does not admit" in said[0]
+    (said,) = [one for one in caplog.messages if "rests" in one]
+    assert "does not admit" in said
 
 
 def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = Edited(CAST, naming(trainers=("relay-1",)))
-    play.seconds = 5
-    play.spy(monkeypatch)
+    play = Edited(monkeypatch, naming(trainers=("relay-1",)), seconds=5)
     health = perform(play, steps=400)
     assert ("trainer-1", 1) in play.published
     assert ("trainer-1", 2) not in play.published
@@ -250,13 +241,11 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
         }[key]
         return replace(terms, **{key: changed})
 
-    play = Edited(CAST, change)
-    play.seconds = 5
-    play.spy(monkeypatch)
+    play = Edited(monkeypatch, change, seconds=5)
     health = perform(play, steps=400)
     assert {epoch for _, epoch in play.published} == {1}
     assert {epoch for _, epoch, _ in play.signed} == {1}
-    said = [record.getMessage() for record in caplog.records if "rests" in record.getMessage()]
+    said = [one for one in caplog.messages if "rests" in one]
     assert len(said) == 4
     assert all(f"changes its {key}: start the node again" in sentence for sentence in said)
     assert health["validator-1"]["epoch"] == 2
@@ -275,9 +264,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
         return replace(terms, limits=replace(terms.limits, surprise=21.0))
 
     monkeypatch.setattr(scoring, "judge", judge)
-    play = Edited(CAST, change)
-    play.seconds = 2
-    play.spy(monkeypatch)
+    play = Edited(monkeypatch, change, seconds=2)
     perform(play, steps=400)
     assert list(dict.fromkeys(used)) == [20.0, 21.0]
     assert used == sorted(used)
@@ -291,8 +278,6 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     submitted: list[float] = []
 
     class Expiring(Edited):
-        seconds = 5.0
-
         async def disturb(self, swarm: Swarm) -> None:
             now = swarm.simulation.now
             # Ends 300 s (the tolerance) after its expiry: 3 s from now.
@@ -306,8 +291,7 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
 
     real = spine._config
     monkeypatch.setattr(spine, "_config", lambda: replace(real(), run=RunConfig(refresh=2.0)))
-    play = Expiring(CAST, nothing)
-    play.spy(monkeypatch)
+    play = Expiring(monkeypatch, nothing, seconds=5)
     produce, publish = InferenceSession.produce, TrainerSession.publish
 
     async def produced(self: InferenceSession) -> Any:
@@ -330,11 +314,10 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
         assert [moment for moment in moments if moment > renewed]
     assert [said for said in play.signed if said[2] is Verdict.REJECTED] == []
     assert all(node["in_force"] for node in health.values() if isinstance(node, dict))
-    said = [record.getMessage() for record in caplog.records]
-    assert sum(
-        "has expired: no role works until a newer edition comes" in line for line in said
-    ) == len(CAST)
-    assert sum("rests, the node goes on relaying" in line for line in said) == len(CAST) - 1
+    expiry = "has expired: no role works until a newer edition comes"
+    assert sum(expiry in line for line in caplog.messages) == len(CAST)
+    rest = "rests, the node goes on relaying"
+    assert sum(rest in line for line in caplog.messages) == len(CAST) - 1
     assert roles_of(health, "trainer-1")["step"] > 2
 
 
@@ -347,8 +330,6 @@ def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again
     seen: dict[str, tuple[int, bool]] = {}
 
     class Torn(Edited):
-        seconds = 1.0
-
         async def disturb(self, swarm: Swarm) -> None:
             for judge, camp in camps.items():
                 self._next = naming(validators=(judge,))
@@ -378,10 +359,7 @@ def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again
     monkeypatch.setattr(
         spine, "_config", lambda: replace(real(), run=RunConfig(refresh=REFRESH))
     )
-    perform(Torn(TWO_VALIDATORS, nothing), steps=400)
+    perform(Torn(monkeypatch, nothing, seconds=1, cast=TWO_VALIDATORS), steps=400)
     assert seen == dict.fromkeys(TWO_VALIDATORS, (3, False))
-    said = [
-        one.getMessage() for one in caplog.records if "signed two run files" in one.getMessage()
-    ]
     lives = len(TWO_VALIDATORS) + 1  # one was started again, and its operator is told again
-    assert len(said) == lives
+    assert sum("signed two run files" in one for one in caplog.messages) == lives

@@ -16,8 +16,9 @@ from sim.errors import SimDeadlock, SimForbidden, SimStuck
 from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, open_swarm
+from sim.node.swarm import SimNode, Swarm
 from sim.node.world import SimWorld
+from tests.support.simulated import on_swarm
 
 
 def with_world(
@@ -106,14 +107,13 @@ def test_cleanup_that_does_not_end_is_named(
             nursery.start_soon(keep, node, name="keeper")
             await trio.sleep_forever()
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            swarm.add("n1", live)
-            swarm.add("n2", live)
-            await swarm.sleep(5)
+    async def main(swarm: Swarm) -> None:
+        swarm.add("n1", live)
+        swarm.add("n2", live)
+        await swarm.sleep(5)
 
     with pytest.raises(failure, match=words):
-        run_simulation(main, seed=1, horizon=100)
+        on_swarm(main, horizon=100)
 
 
 def test_a_task_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def exact_times(topology: Topology) -> Mapping[str, float]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("topology", swept(TOPOLOGIES, 2), ids=lambda topology: topology.name)
+@pytest.mark.parametrize("topology", swept(TOPOLOGIES, 3), ids=lambda topology: topology.name)
 def test_simulated_links_are_as_wide_as_they_should_be(topology: Topology, level: int) -> None:
     """No faster than exact sharing, and slower by what real links are: 15 % where all uplinks
     are full.

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from p2p.errors import BadMessage, PeerUnreachable
-from p2p.host import PeerEvent, PeerState, Stream, request, serve_requests
+from p2p.host import PeerEvent, PeerState, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.wire import MIB
@@ -19,7 +19,6 @@ from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.fabric import IDLE_TIMEOUT
-from sim.net.link import LinkSpec
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
@@ -332,25 +331,3 @@ def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         play(body)
     assert caught.group_contains(NodeFailed, match="node x failed")
-
-
-def test_bulk_takes_the_time_of_the_slower_line() -> None:
-    async def body(stage: Stage) -> float:
-        stage.swarm.nodes["a"].endpoint.set_link(LinkSpec(up=80, down=80))
-        stage.swarm.nodes["b"].endpoint.set_link(LinkSpec(up=8, down=8))
-        done = trio.Event()
-
-        async def sink(stream: Stream) -> None:
-            while await stream.receive_some():
-                pass
-            done.set()
-
-        stage.hosts["b"].set_handler(NEWS, sink, replaces=True)
-        stream = await stage.hosts["a"].open_stream(stage.introduce("a", "b"), NEWS)
-        start = stage.swarm.simulation.now
-        await stream.send_all(bytes(10_000_000))
-        await stream.send_eof()
-        await done.wait()
-        return stage.swarm.simulation.now - start
-
-    assert play(body) == pytest.approx(10 * 1514 / 1448, rel=0.06)

@@ -20,10 +20,9 @@ from p2p.ledger.core.exchange import (
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node
 from p2p.wire import FrameReader
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
 from sim.workloads.run_file import open_member, write_run
+from tests.support.simulated import on_swarm
 
 LIAR, JUDGE = "n1", "n2"
 SETTLED = 120.0
@@ -126,19 +125,18 @@ def test_two_stories_are_proven_to_all_within_a_minute(is_mute: bool) -> None:
     """And nobody else is accused, nothing that the liar stated counts, and what an honest
     validator states is with nine of ten nodes some 45 s later."""
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            stage = Stage(swarm, 12, is_mute=is_mute)
-            first, everyone = await stage.play()
-            assert first <= everyone < 60
-            await swarm.sleep(60)
-            liar, judge = (swarm.nodes[name].peer_id for name in (LIAR, JUDGE))
-            assert len(stage.told) == 2
-            nodes = list(stage.nodes.values())
-            honest = [node for name, node in stage.nodes.items() if name != LIAR]
-            assert {len(node.ledgers.exchange.forks) for node in honest} == {1}
-            assert not any([*node.ledgers.exchange.statements(liar)] for node in nodes)
-            tops = sorted(node.ledgers.exchange.top(judge) for node in nodes)
-            assert stage.nodes[JUDGE].ledgers.exchange.top(judge) - tops[len(tops) // 10] <= 15
+    async def main(swarm: Swarm) -> None:
+        stage = Stage(swarm, 12, is_mute=is_mute)
+        first, everyone = await stage.play()
+        assert first <= everyone < 60
+        await swarm.sleep(60)
+        liar, judge = (swarm.nodes[name].peer_id for name in (LIAR, JUDGE))
+        assert len(stage.told) == 2
+        nodes = list(stage.nodes.values())
+        honest = [node for name, node in stage.nodes.items() if name != LIAR]
+        assert {len(node.ledgers.exchange.forks) for node in honest} == {1}
+        assert not any([*node.ledgers.exchange.statements(liar)] for node in nodes)
+        tops = sorted(node.ledgers.exchange.top(judge) for node in nodes)
+        assert stage.nodes[JUDGE].ledgers.exchange.top(judge) - tops[len(tops) // 10] <= 15
 
-    run_simulation(main, seed=1, horizon=SETTLED + 600)
+    on_swarm(main, horizon=SETTLED + 600)

@@ -13,12 +13,11 @@ from p2p.errors import ConfigError, StorageError
 from sim.errors import NodeFailed
 from sim.faults.churn import DAY, ChurnModel, Lognormal, read_sessions
 from sim.faults.plan import Fault
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, open_swarm
+from sim.node.swarm import SimNode, Swarm
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario, place_of
 from sim.workloads.supervision import RESTART_AFTER, supervise
+from tests.support.simulated import on_swarm
 
 FOREVER = Lognormal(1e9, 0.1)
 
@@ -116,16 +115,16 @@ def test_a_process_that_its_disk_ended_is_started_again() -> None:
             await node.world.disk.append("numbers", b"more")
             raise AssertionError
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            node = swarm.add("n1", lambda node: supervise(node, process))
-            await swarm.sleep(1)
-            node.disk.limit(100)
-            await swarm.sleep(15)
+    async def main(swarm: Swarm) -> None:
+        node = swarm.add("n1", lambda node: supervise(node, process))
+        await swarm.sleep(1)
+        node.disk.limit(100)
+        await swarm.sleep(15)
+        witnessed = swarm.simulation.witnessed
+        assert witnessed["supervision/started a process again"] == 1
 
-    outcome = run_simulation(main, seed=1, horizon=100)
+    on_swarm(main, horizon=100)
     assert starts == pytest.approx([0, 10 + RESTART_AFTER], abs=0.01)
-    assert outcome.simulation.witnessed["supervision/started a process again"] == 1
 
 
 @pytest.mark.parametrize(
@@ -136,13 +135,12 @@ def test_no_other_failure_is_restarted(wrong: Exception) -> None:
         await node.world.sleep(1)
         raise wrong
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            swarm.add("n1", lambda node: supervise(node, process))
-            await swarm.sleep(20)
+    async def main(swarm: Swarm) -> None:
+        swarm.add("n1", lambda node: supervise(node, process))
+        await swarm.sleep(20)
 
     with pytest.raises(ExceptionGroup) as caught:
-        run_simulation(main, seed=1, horizon=100)
+        on_swarm(main, horizon=100)
     assert isinstance(caught.value.exceptions[0], NodeFailed)
 
 

@@ -16,11 +16,10 @@ from sim.errors import NodeFailed
 from sim.faults.injector import FaultInjector
 from sim.faults.plan import KINDS, Fault, draw_plan, plan_from_table
 from sim.faults.shrink import shrink
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
 from sim.net.link import LinkSpec
 from sim.node.clock import ClockModel
-from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.node.swarm import SimNode, Swarm
+from tests.support.simulated import on_swarm
 
 NAMES = [f"n{number}" for number in range(6)]
 
@@ -50,44 +49,40 @@ def state_of(swarm: Swarm) -> list[object]:
 def play_plan(*plan: Fault, until: float, ask: Callable[[Swarm], object]) -> list[object]:
     """What ``ask`` says every second, from second 2.5 on."""
 
-    async def main(simulation: Simulation) -> list[object]:
-        async with open_swarm(simulation) as swarm:
-            for name in NAMES:
-                swarm.add(name, idle)
-            await swarm.sleep(1)
-            FaultInjector(swarm).apply(plan)
-            seen = []
-            for second in range(2, round(until)):
-                await swarm.sleep_until(second + 0.5)
-                seen.append(ask(swarm))
-            return seen
+    async def main(swarm: Swarm) -> list[object]:
+        for name in NAMES:
+            swarm.add(name, idle)
+        await swarm.sleep(1)
+        FaultInjector(swarm).apply(plan)
+        seen = []
+        for second in range(2, round(until)):
+            await swarm.sleep_until(second + 0.5)
+            seen.append(ask(swarm))
+        return seen
 
-    seen = run_simulation(main, seed=1, horizon=until + 10).value
-    assert seen is not None
-    return seen
+    return on_swarm(main, horizon=until + 10)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_fault_is_witnessed_and_undone(kind: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            for name in NAMES:
-                swarm.add(name, idle)
-            await swarm.sleep(1)
-            before = state_of(swarm)
-            value = KINDS[kind].value[1] or 0.5
-            FaultInjector(swarm).apply(
-                [Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)]
-            )
-            await swarm.sleep_until(4)
-            if kind != "pause":
-                assert state_of(swarm) != before
-            await swarm.sleep_until(12)
-            assert simulation.witnessed == {f"fault/{kind}": 1}
-            if kind != "decay":  # a flipped bit stays flipped
-                assert state_of(swarm) == before
+    async def main(swarm: Swarm) -> None:
+        for name in NAMES:
+            swarm.add(name, idle)
+        await swarm.sleep(1)
+        before = state_of(swarm)
+        value = KINDS[kind].value[1] or 0.5
+        FaultInjector(swarm).apply(
+            [Fault(at=2.0, kind=kind, who=("n1", "n2"), seconds=5.0, value=value)]
+        )
+        await swarm.sleep_until(4)
+        if kind != "pause":
+            assert state_of(swarm) != before
+        await swarm.sleep_until(12)
+        assert swarm.simulation.witnessed == {f"fault/{kind}": 1}
+        if kind != "decay":  # a flipped bit stays flipped
+            assert state_of(swarm) == before
 
-    run_simulation(main, seed=1, horizon=100)
+    on_swarm(main, horizon=100)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +164,13 @@ def arrivals(*plan: Fault) -> list[float]:
                         assert host.send(friend.peer_id, bulk, bytes(900_000))
                 await trio.sleep_forever()
 
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            for name in ("n1", "n2"):
-                swarm.add(name, live, link=LinkSpec(up=8.0, down=80.0))
-            FaultInjector(swarm).apply(plan)
-            await swarm.sleep(300)
+    async def main(swarm: Swarm) -> None:
+        for name in ("n1", "n2"):
+            swarm.add(name, live, link=LinkSpec(up=8.0, down=80.0))
+        FaultInjector(swarm).apply(plan)
+        await swarm.sleep(300)
 
-    run_simulation(main, seed=1, horizon=400)
+    on_swarm(main, horizon=400)
     return times
 
 
@@ -197,23 +191,21 @@ def test_what_waits_on_a_line_goes_at_the_pace_the_line_has() -> None:
 
 
 def test_victims_can_be_patterns_shares_and_zones() -> None:
-    async def main(simulation: Simulation) -> list[list[str]]:
-        async with open_swarm(simulation) as swarm:
-            for number, name in enumerate([*NAMES, "n10", "n11"]):
-                swarm.add(name, idle, zone=f"z{number % 2}")
-            await swarm.sleep(1)
-            dead = []
-            for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
-                FaultInjector(swarm).apply(
-                    [Fault(at=float(when), kind="kill", who=who, seconds=0.5)]
-                )
-                await swarm.sleep_until(when + 0.1)
-                dead.append([name for name, node in swarm.nodes.items() if not node.alive])
-                await swarm.sleep_until(when + 0.9)
-            return dead
+    async def main(swarm: Swarm) -> list[list[str]]:
+        for number, name in enumerate([*NAMES, "n10", "n11"]):
+            swarm.add(name, idle, zone=f"z{number % 2}")
+        await swarm.sleep(1)
+        dead = []
+        for when, who in enumerate((("n1*",), ("50%",), ("zone:z1",)), start=2):
+            FaultInjector(swarm).apply(
+                [Fault(at=float(when), kind="kill", who=who, seconds=0.5)]
+            )
+            await swarm.sleep_until(when + 0.1)
+            dead.append([name for name, node in swarm.nodes.items() if not node.alive])
+            await swarm.sleep_until(when + 0.9)
+        return dead
 
-    dead = run_simulation(main, seed=1, horizon=100).value
-    assert dead is not None
+    dead = on_swarm(main, horizon=100)
     assert dead[0] == ["n1", "n10", "n11"]
     assert len(dead[1]) == 4
     assert dead[2] == ["n1", "n3", "n5", "n11"]
