@@ -1,7 +1,8 @@
 """Events of the host that every core receives, and effects that every core may ask for.
 
 `p2p.driver.Driver` brings the events and carries out the effects. What only one service knows
-(to deliver, to write, to wake a caller) stands in the ``events`` of its core.
+(to deliver, to write, to wake a caller) stands in the ``events`` of its core. Those of which
+every message makes one are not frozen: that takes three times as long.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Received:
     """A message arrived from ``peer``, which the host has authenticated. ``wall`` is the wall
     clock, for cores that judge expiry dates."""
@@ -49,7 +50,7 @@ class Tick:
 HostEvent = Received | PeerUp | PeerDown | Tick
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Send an encoded message of the service's protocol, connecting if need be."""
 
@@ -57,7 +58,7 @@ class Send:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AddAddrs:
     """Remember addresses of a peer, with or without ``/p2p/`` and its id."""
 

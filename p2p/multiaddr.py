@@ -130,18 +130,18 @@ class Multiaddr:
     @property
     def transport(self) -> Multiaddr:
         """The address without ``/p2p/…``."""
-        return self if self.parts[-1][0] != "p2p" else _place(self)
+        return self if self.parts[-1][0] != "p2p" else _shared(self.parts[:-1])
 
     def with_peer(self, peer: PeerId) -> Multiaddr:
         """Return the same place with ``peer`` as the peer that must answer."""
         check("peer", peer, PeerId)
-        return Multiaddr((*self.transport.parts, ("p2p", str(peer))))
+        return _shared((*self.transport.parts, ("p2p", str(peer))))
 
     @property
     def relay(self) -> Multiaddr | None:
         """Address of the relay, with its id, if this is a place behind a relay."""
         place = self.transport.parts
-        return _place(self.transport) if place[-1][0] == _CIRCUIT else None
+        return _shared(place[:-1]) if place[-1][0] == _CIRCUIT else None
 
     @property
     def through(self) -> Multiaddr:
@@ -176,10 +176,10 @@ class Multiaddr:
         return f"Multiaddr({self})"
 
 
-# Places that are cached, so that all who hold an address share it; 4 MiB at most.
+# Addresses that are cached, so that all who hold one share it; 4 MiB at most.
 @functools.lru_cache(4096)
-def _place(addr: Multiaddr) -> Multiaddr:
-    return Multiaddr(addr.parts[:-1])
+def _shared(parts: tuple[tuple[str, str], ...]) -> Multiaddr:
+    return Multiaddr(parts)
 
 
 def _check_part(name: str, value: str) -> None:

@@ -275,7 +275,7 @@ def _counter(max_items: int) -> Callable[[_Container], _Container]:
 
 
 def _check_depth(value: object, left: int) -> None:
-    if isinstance(value, list | dict):
+    if isinstance(value, (list, dict)):  # a union would be made anew for each message
         if not left:
             raise BadMessage("a message is nested too deep")
         for item in value.values() if isinstance(value, dict) else value:

@@ -49,9 +49,6 @@ def nanoseconds(seconds: float) -> int:
     return when
 
 
-_Callback = Callable[..., None]
-
-
 class Owner:
     """One life of a node, which owns events. They end with it, and wait while it is paused.
 

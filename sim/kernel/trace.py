@@ -87,13 +87,17 @@ EVERYTHING: Final = _Everything()
 """Pass as ``keep`` to remember all events."""
 
 
+_PLAIN: Final = (bool, int, float, str, bytes)
+"""A tuple: a union would be made anew for each of many events."""
+
+
 def plain(value: object) -> object:
     """Return ``value`` in a form that msgpack packs the same way in every process.
 
     Raises `TypeError` for an object whose text would hold its address, which differs from run
     to run.
     """
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, PeerId):
         return value.digest

@@ -323,9 +323,7 @@ class SimHost:
         self._dials: dict[PeerId, _PendingDial] = {}
         self._gater = ConnectionGater(self._peer_id, self._ends.__contains__)
         self._traffic: dict[PeerId, tuple[int, int]] = {}
-        self._addrs = (
-            Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),
-        )
+        self._addrs = (Multiaddr((("memory", str(endpoint.index)),)).with_peer(self._peer_id),)
         self._closed = False
         self.is_over = False
         """True if the block that it was opened for has ended."""

@@ -89,7 +89,7 @@ class SimNode:
     @property
     def addr(self) -> Multiaddr:
         """The node's address, the same in every life."""
-        return Multiaddr((("memory", str(self.endpoint.index)), ("p2p", str(self.peer_id))))
+        return Multiaddr((("memory", str(self.endpoint.index)),)).with_peer(self.peer_id)
 
     @property
     def network(self) -> SimNetwork:

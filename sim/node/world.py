@@ -72,7 +72,9 @@ class SimWorld:
 
     def wall(self) -> float:
         """Seconds since 1970, as this node believes."""
-        return EPOCH + self.now() + self.clock.model.skew
+        clock = self.clock
+        now = self._queue.now / 1e9 if clock.is_true else clock.now()
+        return EPOCH + now + clock.model.skew
 
     async def sleep(self, seconds: float) -> None:
         await self.sleep_until(self.now() + seconds)

@@ -390,7 +390,7 @@ class MembershipCore:
         self._detector.on_sign_of_life(signed, now, counted=refutes)
         if member is not None:
             self._update_member(member, signed, source, now)
-        elif hold or self._members.has_room():
+        elif hold or self._members.room > 0:
             self._add_member(signed, source, now)
         if refutes:
             self._dissemination.flood(signed, suspected=False, source=source, now=now)

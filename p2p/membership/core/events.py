@@ -124,7 +124,7 @@ class Change(Enum):
     """The peer may live, but there is no room for it, no news of it, or no admission."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MemberEvent:
     """Tells the node of a change in who is a member."""
 

@@ -458,10 +458,6 @@ class MemberList:
         """Number of free places for passive members; negative if the view is overfull."""
         return self._capacity - len(self._members)
 
-    def has_room(self) -> bool:
-        """Return True if another passive member fits without an eviction."""
-        return len(self._members) < self._capacity
-
     def is_sparse(self) -> bool:
         """Return True if the view is far from full, so that it may hold the whole swarm."""
         return len(self._members) < self._sparse
@@ -485,10 +481,11 @@ class MemberList:
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
-            passive = len(self._members) - self._directs
-            config = self._config
+            if self.room > 0:
+                return None
+            config, passive = self._config, len(self._members) - self._directs
             is_full_house = passive > config.passive or self._directs > config.direct
-            if self.has_room() or (self.has_audience and not is_full_house):
+            if self.has_audience and not is_full_house:
                 return None
             pool = list(self._members.values())
             since = now - YOUNG * config.interval  # members are in the order in which they came
