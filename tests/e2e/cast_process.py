@@ -95,6 +95,12 @@ def cast(command: str, *arguments: object, **more: Any) -> Iterator[Cast]:
         one.close()
 
 
+@contextmanager
+def push_of(source: Path, data: Path, *more: object) -> Iterator[tuple[Cast, str]]:
+    with cast("push", source, "--data", data, *LOCAL, *more) as push:
+        yield push, push.said("ticket")["ticket"]
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     """Look at what another process writes until it is as expected."""
     pause = threading.Event()

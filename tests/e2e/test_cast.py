@@ -21,7 +21,7 @@ from p2p.circuit.relay import relaying
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.shardcast.index import Index, PolicyFile
-from tests.e2e.cast_process import FILES, LOCAL, cast, contents, folder_at, wait_until
+from tests.e2e.cast_process import FILES, LOCAL, cast, contents, folder_at, push_of, wait_until
 from tests.e2e.forked import Forks, Surroundings
 
 
@@ -31,8 +31,7 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
     for name, mode in modes.items():
         (source / name).chmod(mode)
     (source / "results" / "of today").mkdir(parents=True)
-    with cast("push", source, "--data", tmp_path / "p", "--expect", 2, *LOCAL) as push:
-        ticket = push.said("ticket")["ticket"]
+    with push_of(source, tmp_path / "p", "--expect", 2) as (push, ticket):
         outs = [tmp_path / "one", tmp_path / "two"]
         with (
             cast("pull", ticket, "--out", outs[0], *LOCAL) as first,
@@ -57,8 +56,7 @@ def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: P
     source = tmp_path / "weights.bin"
     source.write_bytes(Random(0).randbytes(12_000_000))
     out = tmp_path / "out"
-    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
-        ticket = push.said("ticket")["ticket"]
+    with push_of(source, tmp_path / "p") as (_, ticket):
         with cast("pull", ticket, "--out", out, *LOCAL) as killed:
             part = out / ".shoal-weights.bin"
             wait_until(lambda: bool(list(part.glob("policies/*/*.part"))))
@@ -105,8 +103,7 @@ def test_a_part_of_a_folder_costs_only_its_bytes_and_the_rest_comes_later(
 ) -> None:
     source = folder_at(tmp_path / "model")
     out = tmp_path / "out"
-    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
-        ticket = push.said("ticket")["ticket"]
+    with push_of(source, tmp_path / "p") as (_, ticket):
         part = ("pull", ticket, "--out", out, "--seed", 0, *LOCAL)
         with cast(*part, "--only", "*-00002.bin") as pull:
             assert pull.end() == 0
@@ -134,8 +131,7 @@ def test_a_puller_that_follows_gets_the_next_version_and_runs_a_command(tmp_path
     source.write_bytes(b"old" * 100_000)
     out, log = tmp_path / "out", tmp_path / "log"
     run = f"echo $SHOAL_VERSION >> {log}"
-    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
-        ticket = push.said("ticket")["ticket"]
+    with push_of(source, tmp_path / "p") as (push, ticket):
         addr = push.said("ticket")["addrs"][0]
         with cast("pull", ticket, "--out", out, "--follow", "--exec", run, *LOCAL) as pull:
             pull.said("executed")
@@ -270,8 +266,7 @@ def test_what_no_pull_has_put_there_is_not_replaced_without_a_word(tmp_path: Pat
     (out / equal).parent.mkdir(parents=True, exist_ok=True)
     (out / equal).write_bytes(FILES[equal])
     (out / "model-00001.bin").write_bytes(b"mine")
-    with cast("push", source, "--data", tmp_path / "p", *LOCAL) as push:
-        ticket = push.said("ticket")["ticket"]
+    with push_of(source, tmp_path / "p") as (_, ticket):
         with cast("pull", ticket, "--out", out, *LOCAL) as pull:
             assert pull.end() == 2
         assert (out / "model-00001.bin").read_bytes() == b"mine"

@@ -23,7 +23,7 @@ from p2p.machine import RealWorld
 from p2p.naming import MAX_NAME
 from p2p.node.folders import SOCKET
 from p2p.node.usage import SOON
-from tests.e2e.cast_process import LOCAL, Cast, cast, contents
+from tests.e2e.cast_process import LOCAL, cast, contents, push_of
 from tests.e2e.forked import Forks, Surroundings
 from tests.sweeps import swept
 from tests.terminal import terminal
@@ -45,12 +45,6 @@ def pushed(folder: Path, size: int = 24_000_000) -> Path:
     folder.mkdir(parents=True)
     (folder / "w.bin").write_bytes(Random(0).randbytes(size))
     return folder
-
-
-@contextmanager
-def push_of(source: Path, data: Path, *more: object) -> Iterator[tuple[Cast, str]]:
-    with cast("push", source, "--data", data, *LOCAL, *more) as push:
-        yield push, push.said("ticket")["ticket"]
 
 
 # What a command that waits says
