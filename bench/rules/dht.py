@@ -24,6 +24,7 @@ TESTS: Final = (
     "tests/unit/test_dht_record.py",
     "tests/unit/test_dht_swarm.py",
     "tests/unit/test_dht_table.py",
+    "tests/transcripts/test_transcripts.py",
 )
 
 
@@ -141,7 +142,7 @@ RULES: Final = {
         tests="without_work",
     ),
     "record stamps": Rule(
-        "records cost work", {f"{CORE}.validation:check_stamp": always(True)}, tests="stamp"
+        "records cost work", {f"{CORE}.validation:check_stamp": always(True)}, tests="forgery"
     ),
     "dead contacts": Rule(
         "silent contacts are not asked for a minute",
@@ -170,7 +171,7 @@ RULES: Final = {
         "liars on one path do not hide a record",
         {f"{CORE}.lookup:LookupShape().paths": 1},
         scenarios=("squatters",),
-        tests="one_path or disjoint",
+        tests="lookup_with_a_liar",
     ),
     "quorum": Rule(
         "one holder's word does not end a lookup",
