@@ -52,7 +52,6 @@ from p2p.node.admission import (
     decode_invite_untrusted,
 )
 from p2p.node.guests import why_not_by
-from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, RunBook
 from p2p.policy import PolicyVersion
@@ -173,7 +172,7 @@ def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None
             gossip.publish(topic, data)
 
     if ledgers.is_on:
-        gossip.subscribe(topic, judge, taken_when_judged)
+        gossip.subscribe(topic, judge)
         ledgers.on_found(tell)
 
 
