@@ -109,7 +109,8 @@ def decode_record_untrusted(data: object) -> Record:
         unpack_untrusted(payload), str, bytes, bytes, bytes, int, int, bytes, what="record"
     )
     fields[2] = decode_peer_id_untrusted(fields[2])
-    record = Record(*fields, signature=signature)
+    fields.append(signature)
+    record = Record(*fields)
     check_shape(record)
     if record.payload != payload:
         raise BadMessage("a record is not canonically encoded")

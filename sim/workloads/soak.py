@@ -40,6 +40,7 @@ from typing import Any, Final
 import trio
 
 from p2p.bounded import BoundedDict
+from p2p.gossip.config import HISTORY, SEEN
 from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node
@@ -317,9 +318,7 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
 
 def _config(interval: float) -> NodeConfig:
     config, interval = NodeConfig(), min(interval, MAX_INTERVAL)
-    gossip = replace(
-        config.gossip, interval=interval, seen=max(config.gossip.seen, 8 * interval)
-    )
+    gossip = replace(config.gossip, interval=min(interval, SEEN / HISTORY))
     return replace(
         config,
         dht=replace(

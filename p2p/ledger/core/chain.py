@@ -139,7 +139,8 @@ def decode_entry_untrusted(data: bytes) -> Entry:
     kinds = (bytes, int, bytes, str, int, bytes)
     fields = fields_untrusted(unpack_untrusted(signed), *kinds, what="ledger entry")
     fields[0] = decode_peer_id_untrusted(fields[0])
-    entry = Entry(*fields, signature=signature)
+    fields.append(signature)
+    entry = Entry(*fields)
     sizes_ok = len(entry.previous) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
     if not sizes_ok or not 0 <= entry.seqno < 2**63 or not 0 < len(entry.kind) <= MAX_KIND:
         raise BadMessage(
