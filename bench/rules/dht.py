@@ -142,7 +142,7 @@ RULES: Final = {
         tests="without_work",
     ),
     "record stamps": Rule(
-        "records cost work", {f"{CORE}.validation:check_stamp": always(True)}, tests="forgery"
+        "records cost work", {f"{CORE}.validation:check_stamp": always(True)}, tests="stamp"
     ),
     "dead contacts": Rule(
         "silent contacts are not asked for a minute",
