@@ -240,11 +240,12 @@ def _is_run_record(record: Record) -> bool:
     return len(record.name) == 32
 
 
-def _places(record: Record) -> tuple[Multiaddr, ...]:
-    return tuple(addr.transport for addr in places_untrusted(record))
-
-
-RUN_RECORDS: Final = Namespace("run", _is_run_record, max_lifetime=3600.0, places=_places)
+RUN_RECORDS: Final = Namespace(
+    "run",
+    _is_run_record,
+    max_lifetime=3600.0,
+    places=lambda record: decode_addrs_untrusted(record.value),
+)
 """Rules for DHT records that say that their publisher is in a run, with its addresses. Whoever
 takes places under a run's key must renew them every hour."""
 
