@@ -80,7 +80,6 @@ from p2p.shardcast.manifest import (
 from p2p.swarm.identify import decode_info_untrusted, encode_info
 from p2p.transport.core.noise import decode_hello_untrusted, decode_public_key_untrusted
 from p2p.transport.dns import (
-    MAX_FOUND,
     PTR,
     TXT,
     decode_dns_untrusted,
@@ -295,7 +294,7 @@ REACH = {
     "dnsaddr": Parser(
         lambda data: dnsaddrs_untrusted(data.decode("latin-1").split("\n")),
         ("\n".join([PLACE, "x"]).encode(),),
-        lambda found, _: len(found) <= MAX_FOUND,
+        lambda found, data: len(found) <= data.count(b"\n") + 1,
     ),
 }  # fmt: skip
 
