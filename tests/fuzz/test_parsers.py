@@ -262,7 +262,7 @@ REACH = {
     "dnsaddr": Parser(
         lambda data: names.dnsaddrs_untrusted(data.decode("latin-1").split("\n")),
         ("\n".join([PLACE, "x"]).encode(),),
-        lambda found, _: len(found) <= names.MAX_FOUND,
+        lambda found, data: len(found) <= data.count(b"\n") + 1,
     ),
 }  # fmt: skip
 
