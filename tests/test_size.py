@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2336,
-    "p2p/cast": 1917,
+    "p2p/cast": 1888,
     "p2p/circuit": 839,
     "p2p/dht": 2116,
     "p2p/gossip": 1069,
@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4221,
     "p2p/reach": 1175,
     "p2p/sandbox": 773,
-    "p2p/shardcast": 6589,
+    "p2p/shardcast": 6535,
     "p2p/swarm": 2052,
     "p2p/transport": 2570,
     "proofs": 1023,
