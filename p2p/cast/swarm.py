@@ -56,11 +56,6 @@ class CastNode:
         ``--expect`` counts these nodes."""
         self.membership.me.update(policy=int(version), load=0.0)
 
-    def announce_share(self, share: float) -> None:
-        """Announce the received share of the coming version in heartbeats, in the field for
-        load."""
-        self.membership.me.update(load=share)
-
     def others(self) -> list[Member]:
         """Return the other members."""
         return [member for member in self.membership.members() if member.run == self.run]
@@ -93,7 +88,9 @@ async def open_cast(
             world,
             host,
             stamp=admission_of(secret, host.peer_id),
-            is_stamped=partial(_is_admitted, secret),
+            is_stamped=lambda peer, shown: hmac.compare_digest(
+                admission_of(secret, peer), shown
+            ),
         ) as membership,
         open_shardcast(
             world,
@@ -137,10 +134,6 @@ async def open_cast(
 def _note_left(node: CastNode, event: MemberEvent) -> None:
     if event.change is Change.LEFT and event.member.run == node.run:
         node.left[event.member.peer] = event.member
-
-
-def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:
-    return hmac.compare_digest(admission_of(secret, peer), shown)
 
 
 async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr]) -> None:
