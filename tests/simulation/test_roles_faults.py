@@ -1,29 +1,54 @@
-"""Roles under crashes, several validators, lost answers: nothing honest is rejected, lost or
-used twice."""
+"""Roles under crashes, refusals and bad work: nothing honest is rejected or used twice."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar
 
 import pytest
 
-from p2p.identity import PeerId
-from roles.engines.base import EngineError
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, ProtocolId
+from p2p.wire import pack, unpack_untrusted
+from roles.contract.core.file import FORMAT, decode_run_untrusted
+from roles.contract.core.sampling import SamplingTerms
+from roles.engines.base import EngineError, Group, GroupTask, Sampling
 from roles.engines.fake import FakeEngine
+from roles.envs.client import LocalEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.inference.outbox import FullPlace
+from roles.inference.places import OpenPlace
+from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.inference.windows import Windows
-from roles.protocol.core.window import Submission
+from roles.inference.windows import SILENT, TOO_OLD, Windows
+from roles.own.status import SwarmStatus
+from roles.protocol.core.answer import WORK_PROTOCOL, WORK_SINCE, Answer, Refused
+from roles.protocol.core.window import Claim, SignedWindow, Submission
+from roles.protocol.scorer import LOST, NO_TASKS
+from roles.rl.recipes import NETWORK
+from roles.trainer import role
+from sim.kernel.simulation import CURRENT_NODE
 from sim.node.swarm import NodeMain, SimNode, Swarm
+from sim.run.scenario import Scenario
+from tests.support.gates import FORGER, TRUST, Deaf, Silent, cast_of, given_up, with_one_listed
+from tests.support.runs import RUN
 from tests.support.swarm import (
     CAST,
+    Health,
     Lingering,
     Play,
     nobody_honest_is_rejected,
     perform,
     roles_of,
     scored,
+    trainer_of,
 )
+from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
@@ -34,27 +59,6 @@ def test_two_validators_share_newcomers_and_nobody_honest_is_rejected() -> None:
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)
     assert all(judge["accepted"] > 0 for judge in roles_of(health, "validator"))
-
-
-def test_a_run_without_validators_works() -> None:
-    """The trainer's scorer judges newcomers: two machines are a run."""
-    cast = {name: role for name, role in CAST.items() if role in ("none", "trainer")}
-    health = perform(Play({**cast, "inference-1": "inference"}), steps=6)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
-
-
-@pytest.mark.deep
-def test_a_run_goes_on_without_one_of_two_validators() -> None:
-    class Bereft(Play):
-        async def disturb(self, swarm: Swarm) -> None:
-            swarm.kill("validator-2")
-            del self._open["validator-2"]
-
-    cast = {**TWO_VALIDATORS, **{f"inference-{number}": "inference" for number in range(3, 7)}}
-    health = perform(Bereft(cast), steps=6)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
 
 
 @pytest.mark.deep
@@ -151,3 +155,472 @@ def test_a_place_that_is_stuck_stops_no_other(monkeypatch: pytest.MonkeyPatch) -
     health = perform(Play(cast), steps=2, groups=64)
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)
+
+
+# A trainer away, validators gone for good, workers that are refused
+
+
+AWAY = 900.0
+
+
+class Away(Play):
+    """The trainer is away for 15 minutes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__({**CAST, "inference-3": "inference"}, with_one_listed(TRUST))
+        self._how = how
+        self.before: Health = {}
+
+    async def disturb(self, swarm: Swarm) -> None:
+        await swarm.sleep(1)
+        self.before = self.health()
+        if self._how == "stopped":
+            # A host of this level keeps what is sent to it; a real one's connections time out.
+            others = [name for name in swarm.nodes if name != "trainer-1"]
+            cuts = swarm.partition(["trainer-1"], others)
+            swarm.pause("trainer-1", AWAY)
+            await swarm.sleep(AWAY + 1)
+            swarm.repair(cuts)
+        else:
+            swarm.kill("trainer-1", torn=True, silent=self._how == "vanished")
+            await swarm.sleep(AWAY)
+            swarm.restart("trainer-1")
+
+
+@pytest.mark.parametrize("how", swept(["killed", "stopped", "vanished"], 1))
+def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = given_up(monkeypatch)
+    play = Away(how)
+    health = perform(play, steps=8, seconds=AWAY + 200)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert trainer_of(health)["liars"] == {}
+    workers = [health[f"inference-{number}"]["roles"]["inference"] for number in range(1, 4)]
+    before = [
+        play.before[f"inference-{number}"]["roles"]["inference"] for number in range(1, 4)
+    ]
+    assert [worker["owed"] for worker in workers] == [0] * 3
+    assert all(now["stood"] >= was["stood"] for now, was in zip(workers, before, strict=True))
+    stale = {TOO_OLD, "its policy is not held here any more", "the run has all its steps"}
+    assert set(reasons) <= {*stale, SILENT}, reasons
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", swept([None, Silent, Deaf], 1))
+def test_newcomers_reach_standing_though_their_only_validator_says_nothing(kind: Any) -> None:
+    """No version is replaced, so nothing becomes too old."""
+
+    class Bereft(Play):
+        async def _play(self, swarm: Swarm, *rest: Any) -> Any:
+            if kind is None:
+                swarm.kill("validator-gone")
+                self._open.pop("validator-gone", None)
+            return await super()._play(swarm, *rest)
+
+    cast = cast_of(workers=2, gone=kind or Silent)
+    health = perform(Bereft(cast), steps=3, seconds=2500)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert trainer_of(health)["step"] == 3
+
+
+# Environments that make no tasks
+
+
+def break_tasks(monkeypatch: pytest.MonkeyPatch, one_in: int, *, of: str = "") -> list[str]:
+    """Let the environment fail on one seed in ``one_in``, on nodes whose name begins so."""
+    plain, failed = LocalEnvironment.tasks, list[str]()
+
+    async def tasks(self: LocalEnvironment, seeds: Sequence[bytes]) -> Any:
+        where = CURRENT_NODE.get()
+        if where.startswith(of) and any(seed[0] % one_in == 0 for seed in seeds):
+            failed.append(where)
+            raise EnvironmentFailed("no task for this seed")
+        return await plain(self, seeds)
+
+    monkeypatch.setattr(LocalEnvironment, "tasks", tasks)
+    return failed
+
+
+@pytest.mark.parametrize("judge", ["validator", "trainer"])
+def test_places_without_tasks_stop_no_newcomer_and_no_worker_in_standing(
+    judge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of newcomers alone there is no newer version that a worker could wait for."""
+    failed = break_tasks(monkeypatch, 16)
+    cast = {name: role for name, role in CAST.items() if role != "validator" or judge == role}
+    health = perform(Play(cast), steps=5)
+    assert len(failed) > 3
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    undecided = [
+        one["inconclusive"]
+        for kind in ("trainer", "validator")
+        for one in roles_of(health, kind)
+    ]
+    assert any(NO_TASKS in reasons for reasons in undecided)
+    assert not any(LOST in reasons for reasons in undecided)
+    assert all(worker["owed"] == 0 for worker in roles_of(health, "inference"))
+
+
+def test_a_worker_whose_own_environment_fails_is_not_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_tasks(monkeypatch, 48, of="inference-2")
+    health = perform(Play(CAST), steps=8)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert any(LOST in one["inconclusive"] for one in roles_of(health, "trainer"))
+    assert health["inference-2"]["roles"]["inference"]["accepted"] > 0
+
+
+# What a worker does that is refused, or has lost what it knew
+
+
+TWO = {"relay-1": "none", "trainer-1": "trainer"}
+NEWCOMERS = {**TWO, "inference-1": "inference", "inference-2": "inference"}
+
+
+@pytest.mark.deep
+def test_a_banned_worker_asks_seldom_draws_nothing_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[float, object]] = []
+    plain = Windows._ask
+
+    async def ask(self: Windows, signed: SignedWindow) -> Answer | Refused | None:
+        reply = await plain(self, signed)
+        if self._node.world.name == "cheat-1":
+            asked.append((self._node.world.now(), reply))
+        return reply
+
+    monkeypatch.setattr(Windows, "_ask", ask)
+    cast = {**TWO, "inference-1": "inference", "cheat-1": FORGER}
+    health = perform(Play(cast), steps=400, seconds=60)
+    cheat = health["cheat-1"]["roles"]["forger"]
+    assert health["cheat-1"]["peer"] in trainer_of(health)["bans"]
+    assert "the trainer refuses this node's work: this name is banned" in cheat["now"]
+    refused = [when for when, reply in asked if isinstance(reply, Refused)]
+    pauses = [later - when for when, later in pairwise(refused)]
+    assert 3 <= len(refused) <= 9
+    assert pauses[-1] > 9
+    assert cheat["submitted"] < 20
+
+
+@pytest.mark.parametrize("who", ["trainer", "worker"])
+def test_who_loses_what_it_knew_of_places_goes_on_where_the_other_is(who: str) -> None:
+    """Of newcomers alone there is no next version to begin again with."""
+
+    class Forgetful(Play):
+        async def _play(self, swarm: Swarm, *rest: Any) -> Any:
+            trainer = swarm.nodes["trainer-1"]
+            while not any("gate/name" in path for path in trainer.disk.paths()):
+                await swarm.sleep(0.1)
+            await swarm.sleep(0.3)
+            if who == "trainer":
+                swarm.kill("trainer-1")
+                for path in trainer.disk.paths():
+                    if "gate/name" in path:
+                        trainer.disk.remove_now(path)
+                await swarm.sleep(1)
+                swarm.restart("trainer-1")
+            else:
+                for name in ("inference-1", "inference-2"):
+                    swarm.kill(name)
+                    disk = swarm.nodes[name].disk
+                    for path in disk.paths():
+                        if "outbox" in path:
+                            disk.remove_now(path)
+                    swarm.restart(name)
+            return await super()._play(swarm, *rest)
+
+    health = perform(Forgetful(NEWCOMERS), steps=3, seconds=120)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+
+
+# Workers that sign forged content or wrong claims
+
+
+def with_first_proof(group: Group, proof: bytes) -> Group:
+    first, *others = group.completions
+    return replace(group, completions=(replace(first, proof=proof), *others))
+
+
+class Forger(Inference):
+    """An inference node that changes what it sends, and signs the change."""
+
+    name: ClassVar[str] = "forger"
+
+    def session_type(self, *args: Any) -> InferenceSession:  # type: ignore[override]
+        session = ForgingSession(*args)
+        session.forger = self
+        return session
+
+    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return groups
+
+    def forge_claims(self, claims: bytes) -> bytes:
+        return claims
+
+
+class ForgingSession(InferenceSession):
+    forger: Forger
+
+    def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
+        return self.forger.forge_groups(super().groups_of(place))
+
+    async def claims(self, place: OpenPlace, groups: Sequence[Group]) -> bytes:
+        return self.forger.forge_claims(await super().claims(place, place.groups()))
+
+
+class Truncated(Forger):
+    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        proof = groups[0].completions[0].proof[:-1]
+        return (with_first_proof(groups[0], proof), *groups[1:])
+
+
+class Reordered(Forger):
+    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return groups[::-1]
+
+
+class Short(Forger):
+    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return (replace(groups[0], completions=groups[0].completions[:-1]), *groups[1:])
+
+
+def played(attacker: type[Inference], **parameters: float) -> Health:
+    """A swarm of which one worker is an ``attacker``."""
+    cast = {name: role for name, role in CAST.items() if name != "inference-2"}
+    stage = Play({**cast, "attacker-1": f"{__name__}:{attacker.__name__}"})
+    return perform(stage, **{"steps": 3, **parameters})
+
+
+@pytest.mark.parametrize(
+    ("attacker", "reason"),
+    [
+        (Truncated, "malformed activation proof"),
+        (Reordered, "content that is no answer to the tasks of its place"),
+        (Short, "content that is no answer to the tasks of its place"),
+    ],
+)
+def test_forged_content_is_rejected_for_what_it_is_and_its_worker_banned(
+    attacker: type[Forger], reason: str
+) -> None:
+    health = played(attacker)
+    assert health["done"] == 1
+    forged = scored(health, "attacker-1")
+    assert forged["accepted"] == 0
+    assert set(forged["reasons"]) == {reason}
+    assert health["attacker-1"]["peer"] in trainer_of(health)["bans"]
+    assert scored(health, "inference-1")["accepted"] > 0
+    assert nobody_honest_is_rejected(health)
+
+
+class Boaster(Forger):
+    """Claims spread where there is none, and none where there is, once it is in standing."""
+
+    def forge_claims(self, claims: bytes) -> bytes:
+        if self.counts.owed or not self.counts.stood:
+            return claims
+        turned = {Claim.SPREAD: Claim.ALIKE, Claim.ALIKE: Claim.SPREAD}
+        return bytes(turned.get(Claim(claim), claim) for claim in claims)
+
+
+def test_wrong_claims_end_a_standing_and_teach_nothing() -> None:
+    health = played(Boaster, steps=8)
+    assert health["done"] == 1
+    reasons = scored(health, "attacker-1")["reasons"]
+    assert set(reasons) == {"a claim about its rewards is wrong"}
+    assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
+    assert nobody_honest_is_rejected(health)
+
+
+# A trainer of another version of Shoal
+
+
+SPEAKS = {"relay-1": "none", "trainer-1": "trainer", "inference-1": "inference"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("0.1.0", f"it needs Shoal {WORK_SINCE} or newer (git pull in its checkout)"),
+        ("9.1.2", "this node needs that version (git pull in its checkout)"),
+    ],
+)
+def test_a_node_whose_trainer_speaks_another_protocol_names_the_version(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: str, said: str
+) -> None:
+    """Nothing came of its work, and nothing was said."""
+    monkeypatch.setattr(role, "WORK_PROTOCOL", ProtocolId("/shoal/rollout/1.0.0"))
+
+    class Other(Play):
+        async def _play(
+            self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+        ) -> SwarmStatus:
+            await swarm.sleep(5)
+            node, _ = self._open["trainer-1"]
+            node.membership.me.update(version=runs)
+            await swarm.sleep(60)
+            return self._status(sampling)
+
+    with caplog.at_level(logging.WARNING):
+        health = perform(Other(SPEAKS | {"validator-1": "validator"}))
+    sentences = [
+        one["now"] for kind in ("inference", "validator") for one in roles_of(health, kind)
+    ]
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert said in sentence, sentence
+        assert f"does not speak {WORK_PROTOCOL}" in sentence
+        assert (f"the trainer runs Shoal {runs}," if runs else "another version") in sentence
+    loud = [one for one in caplog.messages if one.startswith("other_version")]
+    assert len(loud) == 2, "each says it once"
+
+
+def test_a_run_file_of_another_format_names_the_remedy() -> None:
+    head = unpack_untrusted(RUN.document)
+    assert isinstance(head, list)
+    for number, remedy in ((FORMAT + 1, "upgrade Shoal here"), (FORMAT - 1, "its owner signs")):
+        with pytest.raises(BadMessage, match=remedy):
+            decode_run_untrusted(pack([number, *head[1:]]))
+
+
+# Workers that draw several places at a time
+
+
+WORKERS = ("inference-1", "inference-2")
+
+
+class Watched:
+    """The fake engine, with room for all that may be under way; groups end in any order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, turn: float) -> None:
+        self.rng = Random(3)
+        self.most = 0
+        """Submissions in one engine."""
+        self.passed = 0
+        """Groups that ended before one that was submitted earlier."""
+        self.dropped = 0
+        """Groups."""
+        self.handed_in: list[tuple[PeerId, FullPlace]] = []
+        self.behind: list[int] = []
+        """Of what was handed in, how many policies were newer."""
+        submit, drop, keep = FakeEngine.submit, FakeEngine.drop, InferenceSession._keep
+
+        async def noted(
+            engine: FakeEngine, tasks: Sequence[GroupTask], sampling: Sampling
+        ) -> None:
+            await submit(engine, tasks, sampling)
+            self.most = max(self.most, len(engine._under_way))
+
+        async def advance(engine: FakeEngine) -> list[Group]:
+            await engine._world.sleep(turn)
+            open_groups = [group for batch in engine._under_way for group in batch]
+            ended = self.rng.sample(open_groups, min(3, len(open_groups)))
+            for group in ended:
+                self.passed += group is not open_groups[0]
+            left = [[g for g in batch if g not in ended] for batch in engine._under_way]
+            engine._under_way = [batch for batch in left if batch]
+            return ended
+
+        async def dropped(engine: FakeEngine) -> None:
+            self.dropped += sum(map(len, engine._under_way))
+            await drop(engine)
+
+        async def kept(session: InferenceSession, place: Any) -> FullPlace:
+            full = await keep(session, place)
+            self.handed_in.append((session.node.peer_id, full))
+            self.behind.append(session.node.shardcast.newest - full.version)
+            return full
+
+        monkeypatch.setattr(FakeEngine, "has_room", property(lambda _: True))
+        monkeypatch.setattr(FakeEngine, "submit", noted)
+        monkeypatch.setattr(FakeEngine, "advance", advance)
+        monkeypatch.setattr(FakeEngine, "drop", dropped)
+        monkeypatch.setattr(InferenceSession, "_keep", kept)
+
+    def check_order(self) -> None:
+        """Each worker's places under each policy: in order, none left out."""
+        places: dict[tuple[Any, int], list[int]] = {}
+        for node, one in self.handed_in:
+            places.setdefault((node, one.version), []).append(one.index)
+        for indices in places.values():
+            assert indices == sorted(indices)
+            assert set(indices) == set(range(len(set(indices))))
+
+
+class DeadlyWorkers(Lingering):
+    """Workers die at odd moments, with what they draw, and some writes torn."""
+
+    async def disturb(self, swarm: Swarm) -> None:
+        watcher, rng = swarm.nodes["relay-1"].world, Random(11)
+        for number in range(16):
+            await watcher.sleep(rng.uniform(0.1, 2.5))
+            name = WORKERS[number % 2]
+            swarm.kill(name, torn=True)
+            await watcher.sleep(rng.uniform(0.0, 0.5))
+            swarm.restart(name)
+
+
+def test_workers_killed_while_they_draw_several_places_leave_none_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, turn=0.1)
+    health = perform(DeadlyWorkers(CAST), steps=10)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert watched.most > 2
+    assert watched.passed > 100
+    watched.check_order()
+
+
+def test_what_becomes_too_old_in_the_middle_is_dropped_and_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engines so slow that policies overtake what they draw."""
+    watched = Watched(monkeypatch, turn=3.0)
+    health = perform(Lingering(CAST), steps=5)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert watched.dropped > 0
+    assert max(watched.behind) <= NETWORK.sampling.lag
+    watched.check_order()
+
+
+def test_a_paused_worker_draws_to_its_end_what_its_engine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited with the places half drawn in a batch that had room, until it was resumed."""
+    watched = Watched(monkeypatch, turn=0.2)
+    begun: list[int] = []
+    left: list[int] = []
+
+    class Pausing(Lingering):
+        async def disturb(self, swarm: Swarm) -> None:
+            node, (role,) = self._open["inference-1"]
+            session = getattr(role, "_session", None)
+            assert isinstance(session, InferenceSession)
+            while len(session._places) < 3:
+                await swarm.sleep(0.05)
+            await node.rest.pause()
+            begun.append(session._places.next_index)
+            await swarm.sleep(10.0)
+            left.append(len(session._places))
+            handed_in = [
+                one.index
+                for peer, one in watched.handed_in
+                if peer == node.peer_id and one.version == session.loaded
+            ]
+            begun.append(max(handed_in) + 1)
+            await node.rest.resume()
+
+    health = perform(Pausing(CAST), steps=5)
+    assert health["done"] == 1
+    assert left == [0]
+    assert begun[0] == begun[1]  # nothing was begun, and nothing left out
+    watched.check_order()

@@ -84,7 +84,6 @@ class DilocoSwarm:
         """What a hostile member sends instead."""
         self.voted: dict[tuple[int, int, bytes], set[PeerId]] = {}
         """Who has made a vote durable for an outcome, by step and view."""
-        self.trace = hashlib.sha256()
         for machine in self.machines:
             machine.records = [genesis(RUN, self.founders)]
             machine.held = 0
@@ -196,7 +195,6 @@ class DilocoSwarm:
         return other.core is not None and pair not in self.cut
 
     def _carry_out(self, machine: Machine, effect: ev.Effect) -> None:
-        self.trace.update(repr((round(self.now, 6), machine.peer.short, type(effect))).encode())
         match effect:
             case ev.Send(peer, message):
                 said = self.twist(machine, peer, message)
