@@ -5,7 +5,6 @@ Commands run in this process, but for nodes and for what Ctrl-C ends.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -22,13 +21,10 @@ import pytest
 
 from p2p.machine import load_or_create_key
 from p2p.node.cli import key_main
-from p2p.node.dashboard.commands import peers_main, status_main
-from p2p.node.folders import running
 from p2p.node.process import locked_folder
 from p2p.node.rundoc import HELD, PATH
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import sign_run
-from roles.doctor import main as doctor_main
 from roles.own.__main__ import main as run_main
 from roles.own.draft import Plan, Source, write_draft
 from roles.own.init import start_lines
@@ -60,7 +56,8 @@ def run_in(folder: Path) -> Run:
 
 @pytest.fixture
 def smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny model, and what `shoal models fetch` puts beside it."""
+    """A tiny model where `shoal models fetch smollm2` puts that one, with what it puts
+    beside."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = tmp_path / "cache" / "shoal" / "models" / "smollm2-135m-instruct"
     folder = make_folder(place, context=1024)
@@ -137,7 +134,8 @@ def test_init_takes_the_learner_beside_a_draft_if_it_suits_the_model(
 def test_a_models_own_files_go_to_the_trainer_and_no_others(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trainer refused LICENSE, then README.md, one file a start."""
+    """The trainer refused LICENSE, then README.md, one file a start: `shoal models fetch`
+    writes both."""
     folder = tmp_path / "mine"
     assert init(capsys, folder, "--model", "smollm2")[0] == 0
     run = run_in(folder)
@@ -234,7 +232,8 @@ def commands_of(example: str) -> list[str]:
 
 @pytest.mark.deep
 def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
-    """Until the first policy is judged; then Ctrl-C ends all nodes."""
+    """Until the first policy is there and judged; then Ctrl-C ends all nodes, and the folder
+    can be played again."""
     make, play = commands_of("sorting")
     folder = tmp_path / "sorting"
     for command in (make, play):
@@ -288,7 +287,8 @@ def pinned(tmp_path: Path) -> Path:
 def test_a_folder_of_another_run_does_not_go_on_in_it_without_a_word(
     tmp_path: Path, stranger: str
 ) -> None:
-    """It worked for the run of its folder, and its person waited in theirs."""
+    """One address that answered nothing was enough: the node worked for the run of its folder,
+    and its person waited for it in theirs."""
     folder = pinned(tmp_path)
     where = ["--bootstrap", NOBODY, "--bootstrap", stranger]
     code, error = fail("--data", str(folder), *LOOPBACK, *where)
@@ -319,7 +319,8 @@ def test_a_member_that_comes_later_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_what_roles_left_of_another_run_is_refused(tmp_path: Path, stranger: str) -> None:
-    """Such a folder was taken for a new one."""
+    """Without its run file such a folder was taken for a new one, with another run's
+    checkpoint and unpaid work in it."""
     folder, document = pinned(tmp_path), tmp_path / "theirs.shoal"
     document.write_bytes(THEIRS.document)
     with node(folder) as running:
@@ -337,40 +338,3 @@ def test_what_roles_left_of_another_run_is_refused(tmp_path: Path, stranger: str
     with node(folder, "--run", str(document)) as running:
         running.line()
         assert running.line()["run"] == RUN.id.hex()
-
-
-# Which node a command is about
-
-
-def test_a_node_is_named_by_its_folder_or_the_runs_or_not_at_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``status`` took ``--data DIR``, ``pause`` took ``DIR``, and nobody remembered which."""
-    (tmp_path / "run.shoal").write_bytes(RUN.document)
-    folder = tmp_path / "trainer"
-    arguments = ("--run", str(tmp_path / "run.shoal"))
-    with node(folder, *arguments) as one, node(tmp_path / "a", *arguments) as other:
-        peer = one.line_with("event", "started")["peer"]
-        one.line_with("event", "joined")
-        other.line_with("event", "joined")
-        for words in ([str(folder)], ["--data", str(folder)], [str(tmp_path)]):
-            assert status_main([*words, "--json"]) == 0
-            assert json.loads(capsys.readouterr().out)["own"] == peer
-            assert key_main(words) == 0
-            assert capsys.readouterr().out.strip() == peer
-        assert status_main([str(tmp_path)]) == 0
-        assert f"\n{tmp_path / 'a'}\n" in capsys.readouterr().out
-        assert peers_main([str(tmp_path)]) == 0
-        assert f"this is {folder}; there are {tmp_path / 'a'}" in capsys.readouterr().err
-        assert status_main([str(folder), "--data", str(tmp_path)]) == 2
-        if sys.platform == "linux":
-            assert {folder, tmp_path / "a"} <= set(running())
-        one.process.kill()
-        one.process.wait()
-        capsys.readouterr()
-        assert status_main([str(folder)]) == 1
-        said = capsys.readouterr().err
-    assert "does not run (its log ends on " in said
-    assert f"this starts it: shoal node --data {folder} --json --listen " in said
-    doctor_main([str(folder)])
-    assert f"the run {RUN.name!r}" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, ClassVar
 
 import pytest
@@ -50,6 +51,7 @@ from tests.support.swarm import (
     CAST,
     Health,
     Play,
+    finish,
     nobody_honest_is_rejected,
     perform,
     roles_of,
@@ -174,9 +176,7 @@ class Tardy(Stamper):
 
 def test_verdicts_that_nobody_can_repeat_any_more_raise_nobody() -> None:
     cast = {**cast_of(workers=1, tardy=Tardy), "cheat-1": FORGER}
-    health = perform(Play(cast, with_one_listed(TRUST)), steps=14, seconds=200)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
+    health = finish(Play(cast, with_one_listed(TRUST)), steps=14, seconds=200)
     assert sum(one["accepted"] for one in roles_of(health, "validator")) > 0
     assert health["cheat-1"]["roles"]["forger"]["stood"] == 0
 
@@ -273,10 +273,14 @@ def test_newcomers_do_not_starve_those_in_standing_at_the_trainers_scorer(
         return await check(self, *args)
 
     monkeypatch.setattr(Scorer, "_check", slow)
-    alone = trainer_of(perform(Crowded(0), steps=400, seconds=SECONDS))
-    among = trainer_of(perform(Crowded(12), steps=400, seconds=SECONDS))
-    assert among["submissions_taken"] >= 0.7 * alone["submissions_taken"] > 20
-    assert among["accepted"] > among["submissions_taken"]  # newcomers are not shut out either
+    ratios = []
+    for seed in (1, 2, 3):  # single seeds scatter from 0.6 to 1.4
+        alone = trainer_of(perform(Crowded(0), seed, steps=400, seconds=SECONDS))
+        among = trainer_of(perform(Crowded(12), seed, steps=400, seconds=SECONDS))
+        assert alone["submissions_taken"] > 20
+        assert among["accepted"] > among["submissions_taken"]  # newcomers get their share
+        ratios.append(among["submissions_taken"] / alone["submissions_taken"])
+    assert median(ratios) >= 0.7
 
 
 # Kills on the path of work
@@ -408,10 +412,8 @@ def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
         cast["cheat-1"], times = FORGER, (1,)
     play = Killed(cast, victim, times)
     play.stop(monkeypatch, owner, name, after)
-    health = perform(play, steps=12, seconds=150)
+    health = finish(play, steps=12, seconds=150)
     assert play.kills
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
     trainer = trainer_of(health)
     assert (trainer["liars"], trainer["lies"]) == ({}, 0)
     assert {len(answers) for answers in said.values()} == {1}
