@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -276,45 +276,65 @@ class Ending:
 async def until_told_to_end(
     *, with_parent: bool = False, is_done: bool = True
 ) -> AsyncIterator[Ending]:
-    """Run the block until it ends, SIGINT or SIGTERM comes, or, with ``with_parent``, standard
-    input ends.
+    """Run the block until it ends, a signal comes, or, with ``with_parent``, standard input
+    ends."""
+    ending = Ending(is_done)
+
+    def told() -> None:
+        [ending.signal] = seen
+        _end(nursery.cancel_scope, ending)
+
+    async with trio.open_nursery() as nursery:
+        with told_by_signals(told) as seen:
+            if with_parent:
+                nursery.start_soon(_watch_parent, nursery.cancel_scope, ending)
+            try:
+                yield ending
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def told_by_signals(told: Callable[[], None]) -> Iterator[Sequence[int]]:
+    """Call ``told`` in trio's loop when SIGINT or SIGTERM comes during the block. Yield a list
+    that then holds the signal's number.
 
     This does not use `trio.open_signal_receiver`, whose reader is cancelled by the first
     signal. A second signal, while the block winds down, then comes back as a
     `KeyboardInterrupt`.
     """
-    ending, token = Ending(is_done), trio.lowlevel.current_trio_token()
-
-    def end() -> None:
-        nursery.cancel_scope.cancel()
-        # Seconds from the request to end until the process exits in any case. A person waits 3.
-        leave = threading.Timer(2.5, lambda: os._exit(ending.code))
-        leave.daemon = True
-        leave.start()
+    token = trio.lowlevel.current_trio_token()
+    seen: list[int] = []
 
     def hear() -> None:
-        logging.getLogger(__name__).info("node.signal number=%d", ending.signal)
-        end()
+        logging.getLogger(__name__).info("node.signal number=%d", seen[0])
+        told()
 
     def handle(number: int, _: object) -> None:
-        if not ending.signal:
-            ending.signal = number
+        if not seen:
+            seen.append(number)
             token.run_sync_soon(hear)
 
-    async def watch_parent() -> None:
-        async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stream:
-            while await stream.receive_some(4096):
-                pass
-        end()
+    before = {
+        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    async with trio.open_nursery() as nursery:
-        caught = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, handle) for number in caught}
-        if with_parent:
-            nursery.start_soon(watch_parent)
-        try:
-            yield ending
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            nursery.cancel_scope.cancel()
+
+async def _watch_parent(scope: trio.CancelScope, ending: Ending) -> None:
+    async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stream:
+        while await stream.receive_some(4096):
+            pass
+    _end(scope, ending)
+
+
+def _end(scope: trio.CancelScope, ending: Ending) -> None:
+    scope.cancel()
+    # Seconds from the request to end until the process exits in any case. A person waits 3.
+    leave = threading.Timer(2.5, lambda: os._exit(ending.code))
+    leave.daemon = True
+    leave.start()
