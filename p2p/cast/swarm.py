@@ -26,7 +26,7 @@ from p2p.host import PEER_TROUBLE, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Change, Member, MemberEvent, Membership, open_membership
 from p2p.multiaddr import Multiaddr
-from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
+from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.chunkset import Selection
@@ -99,7 +99,7 @@ async def open_cast(
         ) as shardcast,
         trio.open_nursery() as nursery,
     ):
-        gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
+        gossip.subscribe(topic, partial(judge_announcement, shardcast))
         if selection is None:
             membership.me.update(run=run)
         node = CastNode(
