@@ -106,11 +106,6 @@ RULES: Final = {
         {f"{CORE}.queue:SendQueue.waits": fixed(False)},
         ("crowd", "after_push", "late_joiners"),
     ),
-    "withholding": Rule(
-        "a slow child does not hold its siblings up",
-        {f"{CORE}.upload:CHILD_BACKLOG": 10**6},
-        ("slow_relay", "lab_slow_relay", "dripper"),
-    ),
     "dial ahead": Rule(
         "hops do not dial one after another",
         {f"{CORE}.upload:Upload.connect": always(())},
@@ -119,12 +114,7 @@ RULES: Final = {
     "origin's turns": Rule(
         "chunks that are on their way are not asked of the origin",
         {f"{CORE}.download:LateChunks._overdue_after": property(lambda late: late._stall)},
-        ("black_hole", "dripper"),
-    ),
-    "usual lag": Rule(
-        "a node behind its neighbours does not pull what is coming",
-        {f"{CORE}.pace:ChunkPace.note_lag": always(None)},
-        ("lab_adsl", "lab_slow_relay", "slow_relay"),
+        ("black_hole", "dripper", "crowd"),
     ),
     "proven holders": Rule(
         "who boasts is asked for one chunk",

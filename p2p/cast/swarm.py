@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import trio
 
@@ -32,10 +31,6 @@ from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.chunkset import Selection
 from p2p.world import World
-
-_FIRST_DIAL: Final = 1.0
-"""Seconds before a puller dials a lost pusher again. Each further wait is twice as long, until
-a connection outlasts the wait before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +152,9 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             lost.notify_all()
 
     send_it_heartbeats()
-    wait = _FIRST_DIAL
+    first = wait = (
+        1.0  # twice as long each time, until a connection outlasts the wait before it
+    )
     with node.host.watching(on_peer):
         while True:
             await _dial(node, pusher, addrs, wait)
@@ -167,7 +164,7 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             lasted = node.world.now() - began
             # A thousand pullers dial a missing pusher 60 times a second, and one that returns
             # has them all back within 16 s.
-            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, 16.0)
+            wait = first if lasted > wait else min(2 * wait, 16.0)
 
 
 async def _dial(

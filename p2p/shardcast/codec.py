@@ -37,7 +37,6 @@ cut into spans of its own, each packed like a policy's."""
 ADAPTER: Final = "lora-sum-fp32"
 """Name of the encoding that adds products of small matrices to the version that a run began
 with (`p2p.shardcast.adapter`). It travels as a patch does."""
-_LEVEL: Final = 1
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
 """Bit of a plane's length that marks a plane stored without compression."""
@@ -105,7 +104,7 @@ def pack_plane(plane: Bytes, *, is_number: bool) -> Bytes:
     if is_number:
         compressor = zstandard.ZstdCompressor(compression_params=_numbers(len(plane)))
     else:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
+        compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
     wire: bytes = compressor.compress(plane)
     # A plane is compressed if that saves at least one byte in so many: else every receiver
     # would unpack it for nothing.
@@ -114,7 +113,7 @@ def pack_plane(plane: Bytes, *, is_number: bool) -> Bytes:
 
 def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
     return zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL,
+        1,
         source_size=size,
         window_log=max(10, (size - 1).bit_length()),
         hash_log=6,

@@ -243,10 +243,7 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
 
 _POLICY: Final = Codec(bytes, decode=_digest_untrusted)
 _SIGNED: Final = Codec(bytes, decode=_manifest_untrusted)
-_BYTES: Final = Codec(bytes)
 _RANGES: Final = Codec(bytes, pack_ranges, unpack_ranges_untrusted)
-_COUNT: Final = _between(0, _MAX_COUNT)
-_PEER: Final = Codec(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)
 _PEERS: Final = Codec(
     bytes, lambda all_: b"".join(one.digest for one in all_), _names_untrusted
 )
@@ -256,16 +253,16 @@ _ROWS: Final = Codec(
 _TABLE: Final = MessageTable[Message](
     "shardcast message",
     ("hello", Hello, _between(-1, _MAX_COUNT), _PEERS),
-    ("policy", PolicyNews, _SIGNED, _BYTES),
-    ("roster", RosterNews, _BYTES),
+    ("policy", PolicyNews, _SIGNED, Codec(bytes)),
+    ("roster", RosterNews, Codec(bytes)),
     ("evidence", Evidence, _SIGNED, _SIGNED),
     ("ask", Ask, _POLICY, Codec(bool)),
     ("have", Have, _POLICY, _RANGES),
     ("taken", Taken, _POLICY, _RANGES),
-    ("skipped", Skipped, _POLICY, _COUNT, _between(0, NO_STRIPE - 1), _RANGES),
+    ("skipped", Skipped, _POLICY, _between(0, _MAX_COUNT), _between(0, NO_STRIPE - 1), _RANGES),
     ("want", Want, _POLICY, Codec(list, list, _chunks_untrusted)),
     ("credit", Credit, _POLICY, _between(0, MAX_CHUNKS), _between(0, 2 * MAX_CHUNKS)),
-    ("blame", Blame, _POLICY, _PEER),
+    ("blame", Blame, _POLICY, Codec(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)),
     ("receipt", Receipt, _POLICY, _between(1, _MAX_COUNT), _ROWS),
 )
 

@@ -67,7 +67,7 @@ def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     assert not queue.has(POLICY, 9)
     queue.start(0.0)
     assert queue.head is None, "one chunk is under way at a time"
-    assert queue.finish(0.5) == asked[0]
+    assert queue.finish() == asked[0]
     assert (queue.owed, queue.head) == (2, asked[1])
     queue.drop()
     assert queue.owed == 1
@@ -91,5 +91,5 @@ def test_what_goes_along_a_stripe_passes_what_was_asked_for() -> None:
     sent = []
     while queue.head is not None:
         queue.start(0.0)
-        sent.append(queue.finish(0.5))
+        sent.append(queue.finish())
     assert sent == [first, second, asked]

@@ -41,7 +41,6 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import Origin
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import note_pushed, receipt_of
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
@@ -71,10 +70,9 @@ class ShardcastCore:
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
-        lines = Lines()
-        self._upload = Upload(local, statements, self._downloads, self._peers, lines)
+        self._upload = Upload(local, statements, self._downloads, self._peers)
         self._repair = Repair(local, statements, self._peers, self._upload, rng, config.stall)
-        self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
+        self._origin = Origin(local, statements, self._peers.is_gone, config)
         # Peers remembered in each direction, for display: more than a node feeds, or is fed by.
         # The one that moved nothing for longest goes first.
         self.came: BoundedDict[PeerId, int] = BoundedDict(64)
@@ -228,7 +226,6 @@ class ShardcastCore:
                 download.availability.note_taken(peer, chunks)
                 return
             elif isinstance(message, msg.Have):
-                self._upload.note_word(peer, download.name, chunks, self._now)
                 if download.note_held(peer, chunks, self._now):
                     self._pull(download)
             else:

@@ -637,12 +637,11 @@ class Origin:
         local: PeerId,
         statements: Statements,
         is_gone: Callable[[PeerId], bool],
-        lines: Lines,
         config: ShardcastConfig,
     ) -> None:
         self._local = local
         self._statements = statements
-        self._lines = lines
+        self._lines = Lines()
         self._is_gone = is_gone
         self._config = config
         self._capacities = Capacities()

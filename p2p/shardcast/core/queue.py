@@ -15,8 +15,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.core.pace import SMOOTHING, SmoothedAverage
+from p2p.shardcast.core.pace import SMOOTHING
 from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
@@ -75,31 +74,22 @@ RECENT: Final = 4
 """Chunks lately sent to a peer that may be lost with it: two in the sender's buffers and two in
 the receiver's. They are given to others too: a chunk that comes twice costs less than a
 wait."""
-QUICKEST: Final = 0.001
-"""Seconds per chunk below which no line is taken for faster: the sender's own buffers take the
-first chunks at once, however slow the line behind them is."""
 
 
 class SendQueue:
     """The bulk stream to one peer, as the core sees it."""
 
     def __init__(self) -> None:
-        self.rate = 0.0
-        """Recent chunks per second while any were under way; 0 before the first has left."""
         self._stripes: deque[ChunkHeader] = deque()
         self._asked: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=RECENT)
-        self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(RECENT)
-        """Maps each sent chunk that the peer has not acknowledged to the time at which it
-        left."""
         self._news: BoundedDict[bytes, None] = BoundedDict(2 * MAX_ROSTERS)
         self._started = 0.0
         """Time at which the chunk under way was pushed."""
-        self._time = SmoothedAverage()
 
     def __repr__(self) -> str:
-        return f"SendQueue({self.backlog} chunks, {self.rate:.1f}/s)"
+        return f"SendQueue({self.backlog} chunks)"
 
     @property
     def owed(self) -> int:
@@ -151,26 +141,12 @@ class SendQueue:
         """Remove the head from the queue and return it."""
         return (self._stripes or self._asked).popleft()
 
-    def finish(self, now: float) -> ChunkHeader | None:
+    def finish(self) -> ChunkHeader | None:
         """Record that the chunk under way has left, and return it."""
         header, self._current = self._current, None
         if header is not None:
             self._recent.append(header)
-            self._left[header.policy, header.index] = now
-            self._time.observe(now - self._started)
-            self.rate = 1 / max(self._time.value, QUICKEST)
         return header
-
-    def acknowledge(self, policy: bytes, chunks: ChunkSet, now: float) -> float | None:
-        """Record that the peer holds ``chunks``.
-
-        Return the seconds between the departure of the latest of those chunks and this
-        acknowledgement; None if none of them left here recently.
-        """
-        came = [name for name in self._left if name[0] == policy and name[1] in chunks]
-        if not came:
-            return None
-        return min(now - self._left.pop(name) for name in came)
 
     def note_news(self, news: bytes) -> bool:
         """Return True the first time that ``news`` (a digest) is noted: it must precede its

@@ -30,7 +30,6 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download, Request
 from p2p.shardcast.core.pace import IN_FLIGHT, SLOW_LINK, Patience, longest_wait
 from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
-from p2p.shardcast.core.queue import QUICKEST
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.messages import Ask, Taken, Want
@@ -187,7 +186,7 @@ class Repair:
         late = download.late(now)
         if not (late or download.lateness.overdue) or download.index is None:
             return {}
-        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
+        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, 0.001))
         room = max(WINDOW, ahead) - len(download.requests)
         if room <= 0:
             return {}  # a third of all calls while a node is busy

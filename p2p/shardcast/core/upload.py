@@ -4,10 +4,10 @@ Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as
 that comes along a stripe is queued for the children in that stripe at once, before it is on
 disk. If a child is gone, its children are served in its place.
 
-A child whose line is slow does not hold its siblings up: what is more than `CHILD_BACKLOG`
-waiting chunks is *withheld*, that is, not queued. The child hears of it (`Skipped`), fetches
-the chunk from any holder as fast as its own line goes, and passes it on to its own children:
-the stripe brings the duty to pass on, even where it does not bring the bytes.
+What a child has from elsewhere, or what is more than `MAX_CREDIT` waiting chunks, is
+*withheld*, that is, not queued. The child hears of it (`Skipped`), fetches the chunk from any
+holder if it lacks it, and passes it on to its own children: the stripe brings the duty to pass
+on, even where it does not bring the bytes.
 
 As a root, this node confirms every chunk to the origin and asks for more only while its
 children keep up: what a relay cannot pass on, another root should get.
@@ -27,7 +27,7 @@ from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
+from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, SendQueue
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
@@ -98,15 +98,6 @@ class Uplink:
             self._bytes, self._seconds = 0, 0.0
 
 
-_GATHER: Final = 0.1
-"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
-time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
-ten chunks in one message, instead of ten messages."""
-CHILD_BACKLOG: Final = 4
-"""Most chunks that may wait for one child before further ones are withheld: twice what a child
-that keeps up has waiting. The child pulls the rest from a neighbour."""
-
-
 class Upload:
     """Send queues, forwarding along stripes, answers to what peers ask for, and announcements:
     have-lists for neighbours, parents and subscribers, and `Skipped` for children."""
@@ -117,13 +108,11 @@ class Upload:
         statements: Statements,
         downloads: Mapping[bytes, Download],
         peers: Peers,
-        lines: Lines,
     ) -> None:
         self._local = local
         self._statements = statements
         self._downloads = downloads
         self._peers = peers
-        self._lines = lines
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have a chunk to start."""
@@ -185,27 +174,13 @@ class Upload:
     def _offer(
         self, child: PeerId, header: msg.ChunkHeader, download: Download, now: float
     ) -> None:
-        """Queue a chunk for a child that needs it and keeps up. Otherwise leave the child to
-        fetch and relay it.
-
-        The child may have as many chunks waiting as its line carries in a round trip, since
-        fetching them elsewhere would take longer. A child that has taken none yet is still
-        being dialled, and does not count as slow.
-        """
+        """Queue a chunk for a child that needs it, if few wait. Otherwise leave the child to
+        fetch and relay it."""
         needed = download.availability.needs(child, header.index)
-        queue = self._queue(child)
-        room = CHILD_BACKLOG + queue.rate * self._lines.to(child).round_trip
-        if needed and queue.backlog < (room if queue.rate else MAX_CREDIT):
+        if needed and self._queue(child).backlog < MAX_CREDIT:
             self.push(child, header)
         else:
             self._withhold(child, header, download, now, needed=needed)
-
-    def note_word(self, peer: PeerId, policy: bytes, chunks: ChunkSet, now: float) -> None:
-        """Record that ``peer`` holds these chunks, some of which this node may have sent."""
-        queue = self._queues.get(peer)
-        sample = queue.acknowledge(policy, chunks, now) if queue is not None else None
-        if sample is not None:
-            self._lines.to(peer).note_round_trip(sample)
 
     def _withhold(
         self,
@@ -221,7 +196,7 @@ class Upload:
         if forest is not None and (needed or forest.relays(header.stripe, child)):
             sharing, key = download.sharing, (child, header.epoch, header.stripe)
             sharing.withheld[key] = sharing.withheld.get(key, EMPTY).including(header.index)
-            sharing.tell_at = min(sharing.tell_at, now + _GATHER)
+            sharing.tell_soon(now)
 
     def confirm(self) -> Iterator[ev.Effect]:
         """Confirm to origins the chunks that they gave this node; ask for more unless the
@@ -313,7 +288,7 @@ class Upload:
         """Note a chunk that has arrived, to be announced."""
         sharing = download.sharing
         sharing.new = sharing.new.including(chunk)
-        sharing.tell_at = min(sharing.tell_at, now + _GATHER)
+        sharing.tell_soon(now)
 
     def tell(self, download: Download) -> Iterator[ev.Effect]:
         """Return the pending announcements: have-lists, and to children the chunks not pushed
@@ -373,7 +348,7 @@ class Upload:
         its header."""
         self.uplink.note_left(peer, size, now)
         queue = self._queues.get(peer)
-        header = queue.finish(now) if queue is not None else None
+        header = queue.finish() if queue is not None else None
         if header is not None:
             self._ready[peer] = None
         return header
