@@ -23,7 +23,7 @@ import trio
 
 from bench.report import Ratio, Report
 from sim.studies.lab.link_model.maxmin import broadcast_times
-from sim.studies.lab.link_model.processes import open_lab
+from sim.studies.lab.link_model.real import real_times
 from sim.studies.lab.link_model.simulated import simulated_times
 from sim.studies.lab.link_model.topologies import TOPOLOGIES, Topology
 from sim.studies.lab.namespaces import CUBIC, reason_to_skip
@@ -66,12 +66,6 @@ def _lasts(runs: Sequence[Times]) -> list[float]:
     return [max(times.values()) for times in runs]
 
 
-async def real_times(topology: Topology, congestion: str, runs: int) -> list[Times]:
-    """Run a topology for real, several times."""
-    async with open_lab(topology, congestion) as lab:
-        return [await lab.times() for _ in range(runs)]
-
-
 def models_of(topology: Topology) -> dict[str, list[Times]]:
     """Return the models' results: one run, or one a seed."""
     exact = broadcast_times(
@@ -88,7 +82,7 @@ def models_of(topology: Topology) -> dict[str, list[Times]]:
 def measure(topology: Topology, report: Report, congestion: str, runs: int) -> list[Finding]:
     """Fill in the rows of one topology; with ``runs`` = 0 only the models' results."""
     case, subject = topology.name, f"real, {congestion or 'default'}"
-    real = trio.run(real_times, topology, congestion, runs) if runs else []
+    real = [trio.run(real_times, topology, congestion) for _ in range(runs)]
     if real:
         report.add(case, subject, LAST, "s", _lasts(real))
     findings = []

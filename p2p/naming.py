@@ -38,3 +38,8 @@ def unencodable(error: UnicodeEncodeError) -> str:
 def printable(text: str) -> str:
     """Replace characters that a terminal could interpret in strangers' text."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def printable_lines(text: str) -> str:
+    """Do so in each line of our own text, which may quote a stranger's."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -204,11 +204,6 @@ RULES: Final = {
         scenarios=("ghost_mesh",),
         tests="bring_news or mesh or degree",
     ),
-    "pending": Rule(
-        "validation takes bounded memory",
-        {f"{CORE}.core:MAX_PENDING": HUGE},
-        tests="waiting_validations",
-    ),
     "answer": Rule(
         "an IWANT gets a bounded answer",
         {f"{CORE}.core:MAX_ANSWER": HUGE},

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from p2p.host import PEER_TROUBLE, Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.naming import derived, unencodable
+from p2p.naming import derived, printable_lines, unencodable
 from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.trouble import likely_cause
 from p2p.node.usage import SOON, CommandParser, expanded
@@ -97,7 +97,16 @@ def deliver(
 
 
 class Replaces(ConfigError):
-    """The version's files would replace files that no pull has put there."""
+    """The version's files would replace ``others``, which no pull has put there."""
+
+    def __init__(self, others: Sequence[Path]) -> None:
+        more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
+        super().__init__(f"{others[0]}{more} would be replaced by another file of this name")
+        self.others = others
+
+
+def inodes(files: Iterable[Path]) -> set[int]:
+    return {one.stat().st_ino for one in files if one.is_file()}
 
 
 def check_replaced(
@@ -125,14 +134,13 @@ def check_replaced(
         if not is_same:
             others.append(target)
     if others:
-        more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
-        raise Replaces(f"{others[0]}{more} would be replaced by another file of this name")
+        raise Replaces(others)
 
 
 async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
     """Ask a person whether to go on. Raises `ConfigError` if not, or if nobody can be asked."""
     if sys.stdin.isatty() and sys.stdout.isatty() and not options.json:
-        question = f"{trouble}. Go on? [y/N] "
+        question = printable_lines(f"{trouble}. Go on? [y/N] ")
         answer = await trio.to_thread.run_sync(input, question, abandon_on_cancel=True)
         if answer.strip().lower() in ("y", "yes"):
             return
@@ -143,12 +151,12 @@ async def _ask(trouble: Replaces, options: argparse.Namespace) -> None:
 def _put(source: Path, target: Path, out: Path) -> None:
     if target.exists() and target.samefile(source):
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
     if not target.parent.resolve().is_relative_to(out.resolve()):
         raise StorageError(
             f"{target.parent} is a link that leads out of {out}: remove it, or give another"
             " --out"
         )
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(derived(target.name, after=".shoal-part"))
     temporary.unlink(missing_ok=True)
     try:
@@ -273,7 +281,7 @@ async def _pull(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
-            ours = {one.stat().st_ino for one in state.rglob("*") if one.is_file()}
+            ours = inodes(state.rglob("*"))
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
             host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
@@ -327,12 +335,12 @@ async def tell_path(nat: Nat, pusher: PeerId, teller: Teller) -> None:
         await nat.news.wait()
 
 
-def _check_content(manifest: Manifest, ticket: Ticket) -> None:
-    """Check that the version is the one that the ticket names. Raise `BadMessage` otherwise."""
-    if manifest.version == ticket.version and manifest.digest != ticket.manifest:
+def _check_content(manifest: Manifest, index: Index, ticket: Ticket) -> None:
+    """Check that the version is what the ticket names. Raise `BadMessage` otherwise."""
+    is_other = manifest.version == ticket.version and manifest.digest != ticket.manifest
+    if is_other or index.is_folder != ticket.is_folder:
         raise BadMessage(
-            "the pusher has signed another content under the ticket's version: ask for a new"
-            " ticket"
+            "the pusher has signed another content than its ticket names: ask for a new ticket"
         )
 
 
@@ -341,16 +349,14 @@ class Pull:
 
     def __init__(
         self, node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path,
-        teller: Teller, unreachable: Mapping[Multiaddr, str], ours: Collection[int],
+        teller: Teller, unreachable: Mapping[Multiaddr, str], ours: set[int],
         selection: Selection | None,
     ) -> None:  # fmt: skip
         """``unreachable`` maps addresses that do not answer to the reasons; ``ours`` has the
         inodes of the files that earlier pulls have written: they need no question."""
         self.last = CastState()
         """Progress that was shown last; it is updated in place."""
-        # What an earlier pull has put there may be replaced.
-        is_first = node.shardcast.newest == NO_POLICY
-        self._asks = is_first and not (options.replace or options.format)
+        self._asks = not (options.replace or options.format)
         self._node, self._ticket, self._options = node, ticket, options
         self._out, self._teller, self._selection = out, teller, selection
         self._unreachable, self._ours = unreachable, ours
@@ -367,16 +373,14 @@ class Pull:
             manifest, index = node.shardcast.manifest(version), node.shardcast.index(version)
             with node.shardcast.pin(version) as weights:
                 place = Path(node.world.disk.locate(weights))
-                if self._asks:
-                    try:
-                        self._check_replaced(index, place)
-                    except Replaces as trouble:
-                        await _ask(trouble, options)
-                    self._asks = False
+                try:
+                    self._check_replaced(index, place)
+                except Replaces as trouble:
+                    await self._ask(trouble)
                 if options.format is None:
                     await self._hand_over(manifest, index, weights)
                 else:
-                    await self._hand_over_weights(manifest, place)
+                    await self._hand_over_weights(manifest, index, place)
             node.announce(version)
             ending.is_done = True
             if options.command:
@@ -386,7 +390,12 @@ class Pull:
             wanted = PolicyVersion(version + 1)
 
     def _check_replaced(self, index: Index, weights: Path | None = None) -> None:
-        check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+        if self._asks:
+            check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+
+    async def _ask(self, trouble: Replaces) -> None:
+        await _ask(trouble, self._options)
+        self._ours |= inodes(trouble.others)
 
     async def _wait(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show progress until ``wait`` returns; ask before files are replaced."""
@@ -395,8 +404,7 @@ class Pull:
             return await self._show(wait)
         except* Replaces as group:
             trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
-        await _ask(trouble[0], self._options)
-        self._asks = False
+        await self._ask(trouble[0])
         return await self._show(wait)
 
     async def _show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
@@ -418,7 +426,7 @@ class Pull:
             if came != moved:
                 moved, moved_at = came, node.world.now()
             coming = node.shardcast.fetching
-            if self._asks and coming is not None and coming.index is not None:
+            if coming is not None and coming.index is not None:
                 self._check_replaced(coming.index)
             total, share, version = 0, 0.0, PolicyVersion(0)
             if coming is not None:
@@ -474,7 +482,7 @@ class Pull:
 
     async def _hand_over(self, manifest: Manifest, index: Index, weights: str) -> None:
         """Put the files of a version, or the selected ones, where they go."""
-        _check_content(manifest, self._ticket)
+        _check_content(manifest, index, self._ticket)
         node, name = self._node, self._ticket.name
         chosen: Sequence[int] = range(len(index.files))
         if self._selection is not None:
@@ -490,6 +498,7 @@ class Pull:
                 words = f"waits for room: {error}"
                 self._teller.event("waiting", words, waits_for=words)
                 await node.world.sleep_until(node.world.now() + PIPED)
+        self._ours = inodes(made)
         if manifest.note:  # files have modes, or folders are empty
             modes = await node.tables.fetch(self._ticket.pusher, manifest.note)
             if modes is None:
@@ -508,10 +517,10 @@ class Pull:
             from_origin=stats.from_origin, from_peers=stats.from_peers,
         )  # fmt: skip
 
-    async def _hand_over_weights(self, manifest: Manifest, new: Path) -> None:
+    async def _hand_over_weights(self, manifest: Manifest, index: Index, new: Path) -> None:
         """Write a version in the form of `p2p.cast.weight_v`."""
         number, node, out = int(manifest.version) + 1, self._node, self._out
-        _check_content(manifest, self._ticket)
+        _check_content(manifest, index, self._ticket)
         if number > MAX_VERSION:
             raise ConfigError(
                 f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}"

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from p2p.naming import printable_lines
 from p2p.node.process import is_terminal
 from p2p.node.usage import SOON, tell
 from p2p.world import World
@@ -70,6 +71,7 @@ class Teller:
 
     def event(self, kind: str, text: str, **fields: object) -> None:
         """Report one event: ``text`` for people, ``fields`` for programs."""
+        text = printable_lines(text)
         if self._json:
             tell(json.dumps({"event": kind, **fields}))
         elif self._progress is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.identity import FOREIGN, PeerId, ProtocolId, Signer, decode_peer_id_untrusted, verify
@@ -30,7 +30,6 @@ MAX_ADDRS: Final = 4
 """Addresses that are taken from one message, and dialled: a bound on the SYNs that a peer
 can make us send."""
 _MAX_FIELDS: Final = 64
-_VOUCHER_DOMAIN: Final = b"libp2p-relay-rsvp"
 _VOUCHER_TYPE: Final = b"\x03\x02"
 
 
@@ -102,17 +101,14 @@ class HopMessage:
 
     def encode(self) -> bytes:
         """The message without its length."""
-        parts = [field(1, self.kind)]
-        if self.peer is not None:
-            parts.append(field(2, field(1, self.peer)))
+        made = b""
         if self.reservation is not None:
             one = self.reservation
-            inner = [field(1, one.expires), *(field(2, addr.to_bytes()) for addr in one.addrs)]
-            parts.append(
-                field(3, b"".join(inner + [field(3, one.voucher)] * bool(one.voucher)))
-            )
-        parts += _encode_limit(4, self.limit)
-        return b"".join(parts + [field(5, self.status)] * bool(self.status))
+            addrs = b"".join(field(2, addr.to_bytes()) for addr in one.addrs)
+            voucher = field(3, one.voucher) if one.voucher else b""
+            made = field(3, field(1, one.expires) + addrs + voucher)
+        head = field(1, self.kind) + _encode_peer(self.peer) + made
+        return head + _encode_limit(4, self.limit) + _encode_status(5, self.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +122,8 @@ class StopMessage:
 
     def encode(self) -> bytes:
         """The message without its length."""
-        parts = [field(1, self.kind)]
-        if self.peer is not None:
-            parts.append(field(2, field(1, self.peer)))
-        parts += _encode_limit(3, self.limit)
-        return b"".join(parts + [field(4, self.status)] * bool(self.status))
+        head = field(1, self.kind) + _encode_peer(self.peer)
+        return head + _encode_limit(3, self.limit) + _encode_status(4, self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +140,18 @@ class HolePunch:
         return b"".join([field(1, self.kind), *addrs])
 
 
-def _encode_limit(number: int, limit: Limit) -> list[bytes]:
+def _encode_peer(peer: PeerId | None) -> bytes:
+    return b"" if peer is None else field(2, field(1, peer))
+
+
+def _encode_limit(number: int, limit: Limit) -> bytes:
     if limit == Limit():
-        return []
-    return [field(number, field(1, limit.seconds) + field(2, limit.bytes))]
+        return b""
+    return field(number, field(1, limit.seconds) + field(2, limit.bytes))
+
+
+def _encode_status(number: int, status: int) -> bytes:
+    return field(number, status) if status else b""
 
 
 def decode_hop_untrusted(data: bytes) -> HopMessage:
@@ -160,24 +161,7 @@ def decode_hop_untrusted(data: bytes) -> HopMessage:
         BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
             bytes.
     """
-    kind = peer = reservation = None
-    limit, status, budget = Limit(), 0, FieldBudget(_MAX_FIELDS)
-    for number, value in fields_untrusted(data, budget):
-        if number == 1:
-            kind = as_int_untrusted(value, "a hop's type")
-        elif number == 2:
-            peer = _peer_untrusted(value, budget)
-        elif number == 3:
-            reservation = _reservation_untrusted(value, budget)
-        elif number == 4:
-            limit = _limit_untrusted(value, budget)
-        elif number == 5:
-            status = as_int_untrusted(value, "a hop's status")
-    try:
-        kind = HopType(-1 if kind is None else kind)
-    except ValueError:
-        raise BadMessage("a hop message has no known type") from None
-    return HopMessage(kind=kind, peer=peer, reservation=reservation, limit=limit, status=status)
+    return HopMessage(**_circuit_untrusted(data, HopType, reservation=3, limit=4, status=5))
 
 
 def decode_stop_untrusted(data: bytes) -> StopMessage:
@@ -187,22 +171,32 @@ def decode_stop_untrusted(data: bytes) -> StopMessage:
         BadMessage: The bytes are not such a message. Nothing else is raised, whatever the
             bytes.
     """
-    kind = peer = None
-    limit, status, budget = Limit(), 0, FieldBudget(_MAX_FIELDS)
+    return StopMessage(**_circuit_untrusted(data, StopType, limit=3, status=4))
+
+
+def _circuit_untrusted(
+    data: bytes, kinds: type[HopType | StopType], **numbers: int
+) -> dict[str, Any]:
+    """Return the fields of a message by name. ``numbers`` are those of the fields that the two
+    protocols number differently."""
+    names = {1: "kind", 2: "peer", **{number: name for name, number in numbers.items()}}
+    found: dict[str, Any] = {"kind": -1}
+    budget = FieldBudget(_MAX_FIELDS)
     for number, value in fields_untrusted(data, budget):
-        if number == 1:
-            kind = as_int_untrusted(value, "a stop's type")
-        elif number == 2:
-            peer = _peer_untrusted(value, budget)
-        elif number == 3:
-            limit = _limit_untrusted(value, budget)
-        elif number == 4:
-            status = as_int_untrusted(value, "a stop's status")
+        match names.get(number):
+            case "peer":
+                found["peer"] = _peer_untrusted(value, budget)
+            case "reservation":
+                found["reservation"] = _reservation_untrusted(value, budget)
+            case "limit":
+                found["limit"] = _limit_untrusted(value, budget)
+            case str(name):
+                found[name] = as_int_untrusted(value, f"a circuit's {name}")
     try:
-        kind = StopType(-1 if kind is None else kind)
+        found["kind"] = kinds(found["kind"])
     except ValueError:
-        raise BadMessage("a stop message has no known type") from None
-    return StopMessage(kind=kind, peer=peer, limit=limit, status=status)
+        raise BadMessage("a message about a circuit has no known type") from None
+    return found
 
 
 def decode_punch_untrusted(data: bytes) -> HolePunch:
@@ -291,5 +285,5 @@ def check_voucher_untrusted(voucher: bytes, relay: PeerId, peer: PeerId) -> None
 
 
 def _signed(payload: bytes) -> bytes:
-    parts = (_VOUCHER_DOMAIN, _VOUCHER_TYPE, payload)
+    parts = (b"libp2p-relay-rsvp", _VOUCHER_TYPE, payload)
     return b"".join(encode_varint(len(part)) + part for part in parts)

@@ -7,7 +7,6 @@ to end, as over TCP. Addresses that name no relay go to the network below.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 import trio
 
@@ -29,16 +28,6 @@ from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network, PunchingNetwork
 from p2p.world import World
-
-BACKLOG: Final = 16
-"""Circuits that wait to be accepted."""
-RENEWAL: Final = 120.0
-"""Seconds before its end at which a reservation is renewed; half of its life if that is
-less."""
-MIN_RENEWAL: Final = 15.0
-"""Seconds between two renewals at least, whatever the relay says."""
-MAX_LIFE: Final = 7200.0
-"""Longest life of a reservation that a relay is believed, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +74,8 @@ class CircuitListener:
         self.relay = relay
         self.renew_at = 0.0
         """Time of the next renewal, on the world's monotonic clock."""
-        self._send, self._receive = trio.open_memory_channel[CircuitStream | None](BACKLOG)
+        # At most 16 circuits wait to be accepted.
+        self._send, self._receive = trio.open_memory_channel[CircuitStream | None](16)
 
     @property
     def addr(self) -> Multiaddr:
@@ -199,8 +189,10 @@ class CircuitNetwork:
                 check_voucher_untrusted(granted.voucher, listener.relay, self._host.peer_id)
             except BadMessage as error:
                 raise PeerUnreachable(f"the voucher of {listener.relay}: {error}") from error
-        life = min(granted.expires - self._world.wall(), MAX_LIFE)
-        wait = max(life - RENEWAL, life / 2, MIN_RENEWAL)
+        # Renewed two minutes before its end, or after half of a shorter life. No relay is
+        # believed more than two hours, or makes us ask more often than every 15 s.
+        life = min(granted.expires - self._world.wall(), 7200.0)
+        wait = max(life - 120.0, life / 2, 15.0)
         listener.renew_at = self._world.now() + wait
 
     async def _ask(self, relay: Multiaddr, question: HopMessage) -> tuple[Stream, HopMessage]:

@@ -31,20 +31,6 @@ from p2p.multiaddr import Multiaddr
 from p2p.world import World
 
 TRIES: Final = 3
-MAX_PUNCHES: Final = 8
-"""Simultaneous punches of one host."""
-MIN_PORT: Final = 1024
-"""Lowest port that a peer can make us dial: no router maps a client to a lower one."""
-
-PLAIN_TIMEOUT: Final = 2.0
-"""Seconds for a plain dial before the first try: a peer with an open port needs no hole."""
-PAUSE: Final = 0.5
-"""Seconds between two tries, in which the other side's try ends as well."""
-REST: Final = 600.0
-"""Seconds without a try after all have failed: the life of a circuit."""
-SERIES: Final = 60.0
-"""Seconds within which tries belong together."""
-_MAX_REMEMBERED: Final = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +64,9 @@ class Puncher:
         self._world = world
         self._host = host
         self._busy: set[PeerId] = set()
-        self._resting: BoundedDict[PeerId, float] = BoundedDict(_MAX_REMEMBERED)
+        self._resting: BoundedDict[PeerId, float] = BoundedDict(1024)
         """Peers with which all tries failed, and the end of their rest."""
-        self._tries: BoundedDict[PeerId, tuple[int, float]] = BoundedDict(_MAX_REMEMBERED)
+        self._tries: BoundedDict[PeerId, tuple[int, float]] = BoundedDict(1024)
         """Number of tries that each peer has begun, and the time of the last."""
 
     async def upgrade(self, peer: PeerId) -> None:
@@ -89,17 +75,18 @@ class Puncher:
         if now < self._resting.get(peer, now) or not self._begin(peer):
             return
         try:
-            with trio.move_on_after(PLAIN_TIMEOUT):
+            with trio.move_on_after(2.0):  # a peer with an open port needs no hole
                 if await self._host.dial_direct(peer):
                     logger.info("punch.direct peer=%s tries=%d", peer.short, 0)
                     return
             for number in range(1, TRIES + 1):
                 if number > 1:
-                    await self._world.sleep(PAUSE)
+                    await self._world.sleep(0.5)  # the other side's try ends as well
                 if self._host.is_direct(peer) or await self._try(peer, number):
                     logger.info("punch.direct peer=%s tries=%d", peer.short, number)
                     return
-            self._resting.renew(peer, self._world.now() + REST)
+            # Seconds without a try after all have failed: the life of a circuit.
+            self._resting.renew(peer, self._world.now() + 600.0)
             logger.info("punch.failed peer=%s reason=%s", peer.short, f"{TRIES} tries")
         except PEER_TROUBLE as error:
             logger.info("punch.failed peer=%s reason=%s", peer.short, error)
@@ -140,12 +127,14 @@ class Puncher:
         """Return the number of this try of ``peer``."""
         now = self._world.now()
         tries, last = self._tries.get(peer, (0, now))
-        tries = tries + 1 if tries < TRIES and now < last + SERIES else 1
+        # Tries within a minute belong together.
+        tries = tries + 1 if tries < TRIES and now < last + 60.0 else 1
         self._tries.renew(peer, (tries, now))
         return tries
 
     def _begin(self, peer: PeerId) -> bool:
-        if peer in self._busy or len(self._busy) >= MAX_PUNCHES:
+        # At most eight punches of this host at a time.
+        if peer in self._busy or len(self._busy) >= 8:
             return False
         self._busy.add(peer)
         return True
@@ -162,11 +151,12 @@ async def _receive(stream: Stream, kind: PunchType) -> tuple[Multiaddr, ...]:
 
 
 def _worth_dialling(addrs: Iterable[Multiaddr]) -> list[Multiaddr]:
-    """Return the TCP addresses that a router may have given to a client."""
+    """Return the TCP addresses that a router may have given to a client. None maps a client to
+    a port below 1024."""
     return [
         addr
         for addr in addrs
         if addr.relay is None
         and addr.parts[0][0] in ("ip4", "ip6")
-        and addr.host_port[1] >= MIN_PORT
+        and addr.host_port[1] >= 1024
     ]

@@ -40,11 +40,6 @@ from p2p.world import World
 
 PATIENCE: Final = 10.0
 """Seconds for one message of a handshake."""
-PIECE: Final = 16 * KI
-"""Bytes buffered for one direction of a circuit."""
-HASTE: Final = 8 * KI
-"""Bytes of each direction of a circuit that do not wait for other circuits: a handshake, and a
-first question."""
 
 
 class CircuitHost(Host, Protocol):
@@ -195,7 +190,7 @@ class Relay:
     async def _copy(self, source: Stream, sink: Stream) -> None:
         config = self._config
         left, pace = config.bytes, TokenBucket(2.0 * config.rate, self._world.now())
-        while data := await source.receive_some(PIECE):
+        while data := await source.receive_some(16 * KI):  # buffered for one direction
             left -= len(data)
             if left < 0:
                 raise LimitExceeded("a circuit has carried what it may")
@@ -203,16 +198,14 @@ class Relay:
             for bucket, rate in ((pace, config.rate), (self._allowance, config.total_rate)):
                 bucket.refill(now, rate)
                 bucket.take(len(data))
-                if bucket is pace or config.bytes - left > HASTE:
+                # The first 8 KiB, a handshake and a question, do not wait for other circuits.
+                if bucket is pace or config.bytes - left > 8 * KI:
                     delay = max(delay, -bucket.level / rate)
             if delay > 0.0:
-                await self._pause(delay)
+                await self._world.sleep(delay)
             await sink.send_all(data)
             del data
         await sink.send_eof()
-
-    async def _pause(self, seconds: float) -> None:
-        await self._world.sleep(seconds)
 
 
 async def _refuse(stream: Stream, status: HopStatus) -> None:
@@ -224,13 +217,13 @@ def relaying(
     world: World,
     host: CircuitHost,
     signer: Signer,
-    config: RelayConfig | None = None,
+    config: RelayConfig,
     is_member: Callable[[PeerId], bool] = lambda _: False,
 ) -> Iterator[Relay]:
     """Relay for the length of the block: for members, and for strangers if ``config`` says so.
 
     The signer is the host's own.
     """
-    relay = Relay(world, host, signer, config or RelayConfig(), is_member)
+    relay = Relay(world, host, signer, config, is_member)
     with host.serving(HOP_ID, relay.serve), host.watching(relay.on_peer):
         yield relay

@@ -9,7 +9,7 @@ Whether a record is to be believed is decided in `p2p.dht.core.validation`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -30,11 +30,11 @@ and 4."""
 MAX_NAME: Final = 64
 """Maximum bytes of a record's name: a digest of 32 or a PeerId of 38, with room for a
 suffix."""
-_FIXED_BYTES: Final = SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
-"""Bytes of a record besides value, namespace and name: signature, PeerId, stamp, and 40 for two
-numbers and the headers of msgpack."""
-MAX_RECORD: Final = MAX_VALUE + MAX_NAMESPACE + MAX_NAME + _FIXED_BYTES
-"""Maximum bytes of an encoded record."""
+MAX_RECORD: Final = (
+    MAX_VALUE + MAX_NAMESPACE + MAX_NAME + SIGNATURE_BYTES + 38 + NONCE_BYTES + 40
+)
+"""Maximum bytes of an encoded record: value, namespace, name, signature, PeerId, stamp, and 40
+for two numbers and the headers of msgpack."""
 MAX_SEQNO: Final = 2**63 - 1
 """Maximum sequence number of a record: the largest number that every msgpack reader takes as a
 signed integer."""
@@ -72,17 +72,8 @@ class Record:
     @property
     def payload(self) -> bytes:
         """Bytes that are signed."""
-        return pack(
-            [
-                self.namespace,
-                self.name,
-                self.publisher.digest,
-                self.nonce,
-                self.seqno,
-                self.expires,
-                self.value,
-            ]
-        )
+        place = [self.namespace, self.name, self.publisher.digest, self.nonce]
+        return pack([*place, self.seqno, self.expires, self.value])
 
     def encode(self) -> bytes:
         """Return the bytes on the wire and in a store."""
@@ -101,17 +92,7 @@ def record_key(namespace: str, name: bytes, salt: int) -> bytes:
 
 def sign_record(unsigned: Record, signer: Signer) -> Record:
     """Return ``unsigned`` with the publisher's signature in place of its own."""
-    signature = signer.sign(PROTOCOL_ID, unsigned.payload)
-    return Record(
-        unsigned.namespace,
-        unsigned.name,
-        unsigned.publisher,
-        unsigned.nonce,
-        unsigned.seqno,
-        unsigned.expires,
-        unsigned.value,
-        signature,
-    )
+    return replace(unsigned, signature=signer.sign(PROTOCOL_ID, unsigned.payload))
 
 
 def decode_record_untrusted(data: object) -> Record:
@@ -127,17 +108,9 @@ def decode_record_untrusted(data: object) -> Record:
     fields = fields_untrusted(
         unpack_untrusted(payload), str, bytes, bytes, bytes, int, int, bytes, what="record"
     )
-    namespace, name, publisher, nonce, seqno, expires, value = fields
-    record = Record(
-        namespace,
-        name,
-        decode_peer_id_untrusted(publisher),
-        nonce,
-        seqno,
-        expires,
-        value,
-        signature,
-    )
+    fields[2] = decode_peer_id_untrusted(fields[2])
+    fields.append(signature)
+    record = Record(*fields)
     check_shape(record)
     if record.payload != payload:
         raise BadMessage("a record is not canonically encoded")

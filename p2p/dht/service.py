@@ -36,7 +36,7 @@ from p2p.door import check, check_each, check_host, check_world
 from p2p.driver import Driver
 from p2p.errors import StorageError
 from p2p.events import Tick
-from p2p.host import AddrSource, Host, PeerEvent, PeerState
+from p2p.host import AddrSource, Host
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.world import World, first_seqno, lateness
@@ -44,7 +44,6 @@ from p2p.world import World, first_seqno, lateness
 logger = logging.getLogger(__name__)
 
 STAMP_PATH: Final = "stamp"
-SEQNO_PATH: Final = "dht/seqno"
 
 
 class Dht:
@@ -73,8 +72,6 @@ class Dht:
         self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
             world, core, self._carry_out, self._on_deadline, late
         )
-        self._up: dict[PeerId, None] = {}
-        """Connected peers, as reported by the host."""
         self._addrs: tuple[Multiaddr, ...] = ()
 
     def __repr__(self) -> str:
@@ -200,8 +197,8 @@ class Dht:
         return tuple(dict.fromkeys((*signed, *said)))
 
     async def _ask(self, event: Callable[[int], ev.Event]) -> ev.Outcome | None:
-        """Start an operation and wait for its outcome. Cancellation also cancels it in the
-        core."""
+        """Start an operation and wait for its outcome. One whose caller is cancelled ends by
+        itself."""
         token = next(self._tokens)
         ended = self._waiting[token] = trio.Event()
         try:
@@ -211,8 +208,6 @@ class Dht:
         finally:
             del self._waiting[token]
             outcome = self._outcomes.pop(token, None)
-            if outcome is None:
-                self._driver.feed(ev.Cancel(token))
         return outcome
 
     # Driving the core.
@@ -221,27 +216,13 @@ class Dht:
     def _serving(self) -> Iterator[None]:
         """Drive the core for the length of the block. At its end, callers that still wait get
         no outcome."""
-        host = self._host
+        begin = self._follow_addrs
         try:
-            self._up = dict.fromkeys(host.connected)
-            with (
-                host.watching(self._on_peer),  # first: what the core sends then reads `_up`
-                self._driver.serving(host, PROTOCOL_ID, self._follow_addrs, MAX_DATAGRAM),
-            ):
+            with self._driver.serving(self._host, PROTOCOL_ID, begin, MAX_DATAGRAM):
                 yield
         finally:
             for ended in self._waiting.values():
                 ended.set()
-
-    def _on_peer(self, event: PeerEvent) -> None:
-        if event.state is PeerState.CONNECTED:
-            self._up[event.peer] = None
-        else:
-            self._up.pop(event.peer, None)
-            is_unreachable = event.state is PeerState.UNREACHABLE
-            self._world.sometimes(
-                "dht/lookup met the dead", is_unreachable and bool(self._waiting)
-            )
 
     def _on_deadline(self) -> None:
         self._follow_addrs()
@@ -250,7 +231,7 @@ class Dht:
     def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
             case ev.SendIfConnected(peer, data):
-                if peer in self._up:
+                if peer in self._host.connected:
                     self._host.send(peer, PROTOCOL_ID, data)
             case ev.Joined(token) | ev.Found(token) | ev.Written(token):
                 if token in self._waiting:
@@ -310,7 +291,7 @@ async def open_dht(
         config = replace(config, alpha=1)
     known = {namespace.name: namespace for namespace in (ADDRESSES, *namespaces)}
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
-    seqno = await first_seqno(world, SEQNO_PATH)
+    seqno = await first_seqno(world, "dht/seqno")
     validator = RecordValidator(world.verify, config.difficulty, known)
     table = RoutingTable(own, BUCKET_SIZE)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)

@@ -25,9 +25,7 @@ DIFFICULTY: Final = 20
 """Leading zero bits of a stamp: a million hashes, half a second on one 2.5 GHz core."""
 MAX_DIFFICULTY: Final = 40
 """Maximum difficulty, which takes six days on one core. A higher one is a mistake in the
-configuration."""
-SECONDS_PER_TRY: Final = 0.5e-6
-"""CPU seconds of one try, for the cost model of `World.run_blocking`."""
+configuration, or in a run file."""
 
 # 26 bytes: with a PeerId's 38 they fill one block of SHA-256, which is then hashed once for all
 # tries.
@@ -83,6 +81,8 @@ def make_stamp(peer: PeerId, difficulty: int) -> bytes:
     return find_nonce(_WORK_DOMAIN + peer.digest, difficulty, count())
 
 
-def stamp_cost(difficulty: int) -> float:
-    """Return the expected CPU seconds of `make_stamp`."""
-    return (1 << difficulty) * SECONDS_PER_TRY
+def stamp_cost(bits: int, tries: int | None = None) -> float:
+    """Return the average CPU seconds to find a stamp of ``bits``, or to try ``tries`` nonces if
+    that is less: half a microsecond for each, as `World.run_blocking` is told."""
+    expected = 1 << bits
+    return 0.5e-6 * (expected if tries is None else min(expected, tries))

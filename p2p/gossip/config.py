@@ -20,10 +20,12 @@ these peers get one if that is more (the gossip factor of 0.25)."""
 HISTORY: Final = 5
 """Heartbeats for which a message can be requested (mcache_len). This is two more than it is
 advertised for, so that a late IWANT still finds it."""
+SEEN: Final = 120.0
+"""Seconds for which a message id counts as seen (seen_ttl). A message that comes later is
+delivered twice. Even a message that waits for five seconds in each cache takes twenty hops in
+less time."""
 HISTORY_GOSSIP: Final = 3
 """Recent heartbeats whose messages IHAVE advertises (mcache_gossip)."""
-FANOUT: Final = 60.0
-"""Seconds for which the fanout of a topic is kept after the last publication (fanout_ttl)."""
 BACKOFF: Final = 60.0
 """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
 PROMISE: Final = 3.0
@@ -49,10 +51,6 @@ class GossipConfig:
     outbound: int = 2
     """Minimum number of outbound peers, which we dialled, in a mesh (D_out). As many of the
     ``high`` places are closed to inbound peers."""
-    seen: float = 120.0
-    """Seconds for which a message id counts as seen (seen_ttl). A message that comes later is
-    delivered twice. Even a message that waits for five seconds in each cache takes twenty hops
-    in less time."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,5 +58,8 @@ class GossipConfig:
             raise ValueError("the degrees must be 0 < low <= degree <= high <= 64")
         if not 0 <= self.outbound <= self.degree / 2:
             raise ValueError("outbound is 0 to half the degree")
-        if self.interval <= 0 or self.seen < self.interval * HISTORY:
-            raise ValueError("seen must outlast the history, or old messages come back")
+        if not 0 < self.interval <= SEEN / HISTORY:
+            raise ValueError(
+                f"interval is at most {SEEN / HISTORY:g} seconds: what is seen must outlast the"
+                " history, or old messages come back"
+            )

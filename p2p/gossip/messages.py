@@ -16,7 +16,7 @@ Ed25519 PeerId holds it.
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass, field as default
+from dataclasses import dataclass, field as default, replace
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -44,15 +44,10 @@ MAX_ID: Final = 64
 """Maximum bytes of a message id. Ours have 46: a PeerId of 38 and a sequence number of 8."""
 SEQNO_BYTES: Final = 8
 """Bytes of a message's sequence number, by the specification."""
-MAX_SUBSCRIPTIONS: Final = 256
-"""Maximum number of subscriptions in one RPC: four times what we remember of a peer."""
-MAX_MESSAGES: Final = 256
-"""Maximum number of messages in one RPC, which take 30 ms to verify. We ask one peer for at
-most 128 at a time, so an honest answer has no more, and all implementations send new messages
-in separate RPCs."""
-MAX_CONTROL: Final = 256
-"""Maximum number of control entries of each kind in one RPC: several times what a peer with 64
-topics sends in a heartbeat."""
+MAX_ENTRIES: Final = 256
+"""Maximum number of entries of each kind in one RPC: of subscriptions, four times what we
+remember of a peer; of messages, which take 30 ms to verify, twice what we ask one peer for at a
+time; of control entries, several times what a peer with 64 topics sends in a heartbeat."""
 MAX_IDS: Final = 5000
 """Maximum number of message ids in one RPC; go-libp2p's limit for a heartbeat."""
 MAX_FIELDS: Final = 8 * KI
@@ -113,7 +108,7 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> PubsubM
     number = seqno.to_bytes(SEQNO_BYTES, "big")
     message = PubsubMessage(signer.peer_id.digest, number, topic, data)
     signature = signer.sign(FOREIGN, SIGNATURE_PREFIX + message.unsigned())
-    return PubsubMessage(message.author, number, topic, data, signature)
+    return replace(message, signature=signature)
 
 
 def author_of(message: PubsubMessage) -> PeerId | None:
@@ -159,11 +154,11 @@ def decode_rpc_untrusted(data: bytes) -> Rpc:
     rpc, budget = Rpc(), FieldBudget(MAX_FIELDS)
     for number, value in fields_untrusted(data, budget):
         if number == 1:
-            _count(rpc.subscriptions, MAX_SUBSCRIPTIONS)
+            _count(rpc.subscriptions)
             entry = as_bytes_untrusted(value, "a subscription")
             rpc.subscriptions.append(_subscription_untrusted(entry, budget))
         elif number == 2:
-            _count(rpc.messages, MAX_MESSAGES)
+            _count(rpc.messages)
             entry = as_bytes_untrusted(value, "a message")
             rpc.messages.append(decode_message_untrusted(entry, budget))
         elif number == 3:
@@ -206,10 +201,10 @@ def _topic_untrusted(value: int | bytes) -> str:
     return topic
 
 
-def _count(entries: Sized, most: int) -> None:
+def _count(entries: Sized) -> None:
     """Raise `BadMessage` if ``entries`` has no room for another entry."""
-    if len(entries) >= most:
-        raise BadMessage(f"an RPC has more than {most} entries of a kind")
+    if len(entries) >= MAX_ENTRIES:
+        raise BadMessage(f"an RPC has more than {MAX_ENTRIES} entries of a kind")
 
 
 def _subscription_untrusted(data: bytes, budget: FieldBudget) -> tuple[str, bool]:
@@ -249,16 +244,16 @@ def _control_untrusted(data: bytes, rpc: Rpc, budget: FieldBudget) -> None:
             continue
         body = as_bytes_untrusted(value, "a control message")
         if number == 1:
-            _count(rpc.ihave, MAX_CONTROL)
+            _count(rpc.ihave)
             topic, ids = _ids_untrusted(body, 2, rpc, budget)
             rpc.ihave.append((_topic_untrusted(topic), ids))
         elif number == 2:
             rpc.iwant.extend(_ids_untrusted(body, 1, rpc, budget)[1])
         elif number == 3:
-            _count(rpc.graft, MAX_CONTROL)
+            _count(rpc.graft)
             rpc.graft.append(_topic_untrusted(dict(fields_untrusted(body, budget)).get(1, b"")))
         else:
-            _count(rpc.prune, MAX_CONTROL)
+            _count(rpc.prune)
             fields = dict(fields_untrusted(body, budget))
             backoff = as_int_untrusted(fields.get(3, 0), "backoff")
             rpc.prune.append((_topic_untrusted(fields.get(1, b"")), min(backoff, MAX_BACKOFF)))

@@ -106,27 +106,25 @@ class Gossip:
 
     def _carry_out(self, effect: ev.OwnEffect) -> None:
         match effect:
-            case ev.Validate(identity, topic, author, data):
-                self._validate(identity, topic, author, data)
+            case ev.Validate():
+                validity = ev.Validity.IGNORE  # the answer if the validator crashes
+                try:
+                    validity = self._ask_validator(effect)
+                finally:
+                    self._driver.feed(ev.Validated(effect, validity))
             case ev.Deliver(topic, author, data):
                 self._world.trace("gossip.deliver", topic=topic, author=author)
                 subscription = self._subscriptions.get(topic)
                 if subscription is not None:
                     subscription.deliver(author, data)
 
-    def _validate(self, identity: bytes, topic: str, author: PeerId, data: bytes) -> None:
-        validity = ev.Validity.IGNORE  # the answer if the validator crashes
-        try:
-            validity = self._ask_validator(topic, author, data)
-        finally:
-            self._driver.feed(ev.Validated(identity, validity))
-
-    def _ask_validator(self, topic: str, author: PeerId, data: bytes) -> ev.Validity:
+    def _ask_validator(self, asked: ev.Validate) -> ev.Validity:
+        topic, author = asked.message.topic, asked.author
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return ev.Validity.IGNORE
         try:
-            validity = subscription.validate(author, data)
+            validity = subscription.validate(author, asked.message.data or b"")
             check("the answer of validate", validity, ev.Validity)
             return validity
         except BadMessage as error:

@@ -26,17 +26,15 @@ from p2p.ledger.core.chain import (
     Entry,
     Head,
     Place,
-    Segment,
     Synced,
     decode_fork_untrusted,
     encode_record,
     encode_slots,
     make_entry,
     read_record,
-    read_segment,
-    read_slots,
 )
 from p2p.ledger.core.exchange import LEAST, Exchange, News
+from p2p.ledger.core.inspection import SYNCED, Inspector
 from p2p.wire import MIB
 from p2p.world import World
 
@@ -45,8 +43,6 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES: Final = 4 * MIB
 """Bytes after which a segment is closed. Recovery rewrites at most one segment, in some 50
 ms."""
-SYNCED: Final = "synced"
-"""Name of the file that says how much of the ledger is on disk (`p2p.ledger.core.chain`)."""
 REMEDY: Final = (
     "restore the ledger as it was when the node ran last, or give the node a new key and an"
     " empty ledger: with part of its log missing it would sign numbers twice, which proves that"
@@ -183,7 +179,8 @@ class Ledger:
             data = await self._world.disk.read(self._path(segment), place.offset, place.length)
             return read_record(data)[0]
         except (FileNotFoundError, BadMessage) as error:
-            raise self._rot(segment, place.offset, str(error)) from None
+            name = f"{segment:08d}.seg"
+            raise self._rot(name, place.offset, str(error)) from None
 
     async def entries(self, kind: str | None = None, *, start: int = 0) -> AsyncIterator[Entry]:
         """Yield entries from number ``start`` on, oldest first, optionally of one kind."""
@@ -198,8 +195,8 @@ class Ledger:
     def _mark_path(self) -> str:
         return f"{self._folder}/{SYNCED}"
 
-    def _rot(self, segment: int, offset: int, flaw: str) -> StorageError:
-        path = self._world.disk.locate(self._path(segment))
+    def _rot(self, name: str, offset: int, flaw: str) -> StorageError:
+        path = self._world.disk.locate(f"{self._folder}/{name}")
         return StorageError(f"{path} is damaged at byte {offset} ({flaw}); {REMEDY}")
 
     async def recover(self) -> None:
@@ -211,67 +208,53 @@ class Ledger:
             raise StorageError(
                 f"{folder} lacks a segment of the ledger (found {', '.join(names)}); {REMEDY}"
             )
-        synced, is_sound = await self._read_synced(bool(names))
-        last, flaw = None, ""
-        for index in range(max(len(names), synced.segment + bool(synced.size))):
-            if flaw:  # only the newest segment may end in half a record
-                raise self._rot(index - 1, self._written, flaw)
-            data = await disk.read(self._path(index)) if index < len(names) else b""
-            is_owed = not is_sound or index < synced.segment
-            owed = synced.size if index == synced.segment else 0
-            owed = max(owed, len(data) if is_owed else 0)
-            segment = await self._check(data)
-            if segment.whole < owed:
-                flaw = segment.flaw or f"it ends there, and should have {owed} bytes"
-                raise self._rot(index, segment.whole, flaw)
-            self._places.extend((index, place) for place in segment.places)
-            self._head, self._segment, self._written = segment.head, index, segment.whole
-            last, flaw = segment.last or last, segment.flaw
-        if not await self._holds(synced.head):
-            raise self._rot(
-                synced.segment, synced.size, "it holds other entries than were written"
+        marks = None
+        if await disk.size(self._mark_path) is not None:
+            marks = await disk.read(self._mark_path)
+        elif names and await disk.read(self._path(0), 0, 1) not in (b"", b"\0"):
+            # Records begin with a zero byte, since none is longer than 2**24; entries of the
+            # old format begin with another.
+            path = disk.locate(self._path(0))
+            raise StorageError(
+                f"{path} is damaged, or was written by an older version of Shoal, which this"
+                f" one does not read; go on with that version, or {REMEDY}"
             )
-        if last is not None and not last.is_signed(self._world.verify):
-            raise self._rot(
-                self._segment, self._written, f"entry {last.seqno} bears a wrong signature"
-            )
-        self._synced = synced
-        self._is_settled = is_sound and self._as_synced(synced.turn) == synced and not flaw
+        me = self._world.signer.peer_id
+        self._places.clear()
+        # Each digest commits to all that was signed before: the last signature suffices.
+        inspector = Inspector(names, marks, lambda *_: True, self._place, me)
+        for self._segment, name in enumerate(names):
+            self._written = 0
+            data = await disk.read(self._path(self._segment))
+            cost = len(data) / READ_RATE
+            await self._world.run_blocking(inspector.read, name, data, cost=cost)
+        inspector.end()
+        found, of_marks = inspector.found, inspector.flaws_of_marks
+        if len(found.flaws) > of_marks:
+            flaw = found.flaws[of_marks]
+            raise self._rot(flaw.file, flaw.offset, flaw.what)
+        if marks is not None and not names and inspector.synced is None:
+            raise self._rot(SYNCED, 0, "and there is no segment of the ledger")
+        self._head = found.head
+        if len(self) and not (await self.read(len(self) - 1)).is_signed(self._world.verify):
+            name = f"{self._segment:08d}.seg"
+            raise self._rot(name, self._written, "its last entry bears a wrong signature")
+        if of_marks:
+            path, flaw = disk.locate(self._mark_path), found.flaws[0]
+            logger.warning("%s: %s; it is made again from a sound ledger", path, flaw.what)
+        self._synced = inspector.synced or NOTHING
+        is_marked = marks is not None and not of_marks
+        is_current = self._as_synced(self._synced.turn) == self._synced
+        self._is_settled = is_marked and is_current and found.torn is None
         if not self._is_settled:
             try:
                 await self._settle()
             except StorageError as error:  # the next `append` settles before it writes
                 logger.warning("ledger.not_settled segment=%d reason=%s", self._segment, error)
 
-    async def _read_synced(self, has_segments: bool) -> tuple[Synced, bool]:
-        """Return how much of the ledger was on disk, and True if that is certain."""
-        path = self._world.disk.locate(self._mark_path)
-        size = await self._world.disk.size(self._mark_path)
-        if size is None:
-            if has_segments:
-                # Records begin with a zero byte, since none is longer than 2**24; entries of
-                # the old format begin with another.
-                first = await self._world.disk.read(self._path(0), 0, 1)
-                if first not in (b"", b"\0"):
-                    path = self._world.disk.locate(self._path(0))
-                    raise StorageError(
-                        f"{path} is damaged, or was written by an older version of Shoal, which"
-                        f" this one does not read; go on with that version, or {REMEDY}"
-                    )
-                logger.warning(
-                    "%s is gone; it is made again if every byte of the ledger is sound", path
-                )
-            return NOTHING, False
-        synced, torn = read_slots(await self._world.disk.read(self._mark_path))
-        if synced is None and not has_segments:
-            raise StorageError(
-                f"{path} is damaged, and there is no segment of the ledger; {REMEDY}"
-            )
-        if torn:
-            logger.warning(
-                "%s is damaged; it is made again if every byte of the ledger is sound", path
-            )
-        return synced or NOTHING, not torn
+    def _place(self, _: Entry, place: Place) -> None:
+        self._places.append((self._segment, place))
+        self._written = place.offset + place.length
 
     async def _holds(self, head: Head) -> bool:
         """Return True if ``head`` is that of one of our entries."""
@@ -300,12 +283,6 @@ class Ledger:
             await disk.replace(path, await disk.read(path, 0, self._written))
             self._world.trace("ledger.cut", segment=self._segment, whole=self._written)
         self._is_settled = True
-
-    async def _check(self, data: bytes) -> Segment:
-        author = self._world.signer.peer_id
-        return await self._world.run_blocking(
-            read_segment, data, self._head, author, cost=len(data) / READ_RATE
-        )
 
     def __repr__(self) -> str:
         return f"Ledger({self._folder}, {len(self._places)} entries)"

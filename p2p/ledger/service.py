@@ -52,9 +52,6 @@ ASK_BACK: Final = 1.0
 tenth of a swarm's nodes may ask one node in an interval."""
 ASK_SECONDS: Final = 20.0
 """Seconds to wait for an answer: 256 KiB at 128 kbit/s."""
-QUESTIONS: Final = 0.5
-"""Questions a second that one peer may ask: five in the interval in which an honest peer asks
-one."""
 BURST: Final = 8.0
 """Questions of one peer that are answered at once, as for a node that returns after a day."""
 DOUBTED: Final = 120.0
@@ -104,7 +101,8 @@ class LedgerExchange:
         self.exchange = Exchange(world.verify)
         """Copies of the followed ledgers, and proofs against their authors."""
         self._kept = KeptLedgers(world, self.exchange)
-        self._asking = KeyedQuotas(QUESTIONS, BURST)
+        # Five questions in the interval in which an honest peer asks one.
+        self._asking = KeyedQuotas(0.5, BURST)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
         """Peer that claims to have more than this node, if any."""

@@ -40,7 +40,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Protocol
 
-from p2p.dht.stamp import NONCE_BYTES, SECONDS_PER_TRY, find_nonce, zero_bits
+from p2p.dht.stamp import NONCE_BYTES, find_nonce, zero_bits
 from p2p.errors import BadMessage
 from p2p.identity import (
     SEED_BYTES,
@@ -207,7 +207,7 @@ ID_CHARS: Final = 16
 """Number of characters in an invite's id. The id is the beginning of its public key, and is
 used to revoke it."""
 EXPIRY_TOLERANCE: Final = 300.0
-"""Seconds by which an honest clock may be ahead of the inviter's."""
+"""Seconds by which an honest clock may be ahead of that of an owner or inviter."""
 
 ROLES: Final[Mapping[str, frozenset[Capability]]] = {
     "relay": frozenset({Capability.GOSSIP}),
@@ -411,9 +411,6 @@ def _claim(run: bytes, peer: PeerId) -> bytes:
 
 MAX_SHOWN: Final = MAX_PASS + 2 * NONCE_BYTES + 16
 """Maximum bytes of a credential: a pass, two nonces and framing."""
-MAX_STAMP_BITS: Final = 40
-"""Maximum bits of a work stamp, which take six days of one core. More is a mistake in the run
-file."""
 TRIES: Final = 1 << 20
 """Number of nonces tried in one call of `find_work`: half a second's work."""
 
@@ -456,27 +453,11 @@ def decode_credential_untrusted(data: bytes) -> Credential:
     return Credential(stamp, invite, work)
 
 
-def work_untrusted(data: bytes) -> bytes:
-    """Return the work stamp in a peer's credential, or empty bytes if there is none. Accepts
-    any bytes."""
-    try:
-        return decode_credential_untrusted(data).work
-    except BadMessage:
-        return b""
-
-
 def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
     """Return the number of leading zero bits of a work stamp's hash. This costs one hash."""
     if len(nonce) != NONCE_BYTES:
         return 0
     return zero_bits(_WORK_DOMAIN + run + peer.digest, nonce)
-
-
-def work_cost(bits: int, tries: int | None = None) -> float:
-    """Return the average CPU seconds to make a work stamp, or to try ``tries`` nonces if that
-    is less."""
-    expected = 1 << bits
-    return SECONDS_PER_TRY * (expected if tries is None else min(expected, tries))
 
 
 def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:

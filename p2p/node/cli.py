@@ -194,7 +194,8 @@ async def _run_node(
             own, url = shown
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
-            asking = ASKING if config.bootstrap else LOOKING if options.lan else ""
+            asking = "looking for members of a run in the local network" if options.lan else ""
+            asking = "asking the bootstrap peers for the run" if config.bootstrap else asking
             lan = await stack.enter_async_context(open_lan(host)) if options.lan else None
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
             joined = False
@@ -297,8 +298,6 @@ def _report_start(
     tell("\n".join(lines))
 
 
-ASKING: Final = "asking the bootstrap peers for the run"
-LOOKING: Final = "looking for members of a run in the local network"
 NO_RUN: Final = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
 REACH: Final = {
     LOOPBACK: (

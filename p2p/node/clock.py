@@ -93,9 +93,8 @@ class PeerClocks:
             logger.info("clock.not_told peer=%s reason=%s", peer, error)
 
 
-def serve_clock(world: World, host: Host, meter: StrangerMeter | None = None) -> None:
+def serve_clock(world: World, host: Host, meter: StrangerMeter) -> None:
     """Serve the time to peers, within the budget of ``meter`` for strangers."""
-    meter = meter or StrangerMeter(world)
 
     async def answer(_: PeerId, __: bytes) -> bytes:
         return pack([world.wall()])

@@ -18,7 +18,6 @@ from p2p.node.role import Role
 from p2p.node.usage import did_you_mean
 
 ROLES: Final = "shoal.roles"
-RUNS: Final = "shoal.runs"
 NO_ROLE: Final = "none"
 """Name on the command line for a node without a role, which only relays, as every node does."""
 
@@ -79,7 +78,7 @@ def open_run_untrusted(
         BadMessage: No reader accepts the document.
         ConfigError: No reader is installed, or one cannot be loaded.
     """
-    points = sorted(installed(RUNS).items())
+    points = sorted(installed("shoal.runs").items())
     if not points:
         raise ConfigError(
             "no reader of run files is installed; install Shoal with: pip install shoal"

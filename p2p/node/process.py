@@ -40,18 +40,15 @@ from p2p.naming import unencodable
 from p2p.wire import MIB
 
 FORMATS: Final = ("text", "json")
-TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-"""Format of a line for people."""
 EVENT: Final = re.compile(r"[a-z0-9]+(?:[._][a-z0-9]+)+(?=[\s:,]|$)")
 """Pattern of an event name at the beginning of a message: words joined by dots or
 underscores."""
-_FIELD: Final = re.compile(r"(?:\b(\w+)=)?%[-.\d]*[a-z]")
-"""Pattern of a placeholder in a template, with the field name before it, if any."""
 
 
 def formatter(kind: str) -> logging.Formatter:
     """Return the formatter for a format in `FORMATS`."""
-    return JsonFormatter() if kind == "json" else TextFormatter(TEXT)
+    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    return JsonFormatter() if kind == "json" else TextFormatter(text)
 
 
 class TextFormatter(logging.Formatter):
@@ -98,7 +95,8 @@ class JsonFormatter(logging.Formatter):
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the arguments that the template names. Those that JSON lacks, such as NaN, become
     text."""
-    places = _FIELD.findall(str(record.msg))
+    # Placeholders in the template, each with the field name before it, if any.
+    places = re.findall(r"(?:\b(\w+)=)?%[-.\d]*[a-z]", str(record.msg))
     values = record.args if isinstance(record.args, tuple) else ()
     return {
         # An int (also a bool), or a float that is a number.

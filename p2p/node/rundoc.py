@@ -54,6 +54,7 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
+from p2p.dht.stamp import stamp_cost
 from p2p.equivocation import conflict
 from p2p.errors import (
     BadMessage,
@@ -66,6 +67,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
+    EXPIRY_TOLERANCE,
     Capability,
     Credential,
     OtherRun as OtherRun,
@@ -75,8 +77,6 @@ from p2p.node.admission import (
     check_same_run,
     decode_credential_untrusted,
     work_bits,
-    work_cost,
-    work_untrusted,
 )
 from p2p.node.guests import GuestBook
 from p2p.node.trouble import likely_cause
@@ -95,8 +95,6 @@ RIVAL_PATH: Final = "run.rival"
 """File in the node's folder with the other run document of the pinned epoch."""
 MAX_DOCUMENT: Final = 256 * KI
 """Maximum bytes of a document, as in `roles.contract.core.file`."""
-EXPIRY_TOLERANCE: Final = 300.0
-"""Seconds by which an honest clock may be ahead of the owner's."""
 EXPIRY_LOOK: Final = 300.0
 """Seconds between looks at the wall clock, which may be set. The expiry itself is met
 exactly."""
@@ -106,9 +104,6 @@ the end."""
 HINT_PAUSE: Final = 10.0
 """Minimum seconds between questions to peers that seem to have another document. That makes six
 a minute, however often strangers claim to have one."""
-HINT_AGAIN: Final = 60.0
-"""Seconds until the same peer is asked again for that reason, as often as a random member
-is."""
 MAX_HINTS: Final = 64
 """Maximum number of peers remembered as asked, or to be asked, for that reason: the trainers
 and validators of a large run."""
@@ -186,11 +181,6 @@ class _File:
             logger.warning("run.not_kept path=%s reason=%s", self._path, error)
         else:
             self._is_kept = content is self._content
-
-
-def refused_document(addr: Multiaddr, error: OtherRun) -> ConfigError:
-    """Return the error for a node whose folder belongs to another run than its peers."""
-    return ConfigError(f"the run file of {addr} cannot be used: {error}")
 
 
 class RunBook:
@@ -306,7 +296,11 @@ class RunBook:
         before, until = self._stamp_grace
         if not at_once and self._world.now() < until:
             bits = min(bits, before)
-        return work_bits(run.id, peer, work_untrusted(shown)) < bits
+        try:
+            work = decode_credential_untrusted(shown).work
+        except BadMessage:
+            return True
+        return work_bits(run.id, peer, work) < bits
 
     def show_work(self, nonce: bytes) -> None:
         """Show this node's own work stamp from now on."""
@@ -374,7 +368,8 @@ class RunBook:
         `HINT_PAUSE` seconds, and none before those to trainers and validators.
         """
         asked_at = self._hinted_at.get(peer, -math.inf)
-        if peer not in self._hints and self._world.now() < asked_at + HINT_AGAIN:
+        # The same peer is asked once a minute at most, as often as a random member is.
+        if peer not in self._hints and self._world.now() < asked_at + 60.0:
             return False
         if peer not in self._hints and len(self._hints) >= MAX_HINTS:
             others = (known for known in self._hints if not self._is_officer(known))
@@ -492,7 +487,6 @@ class RunBook:
 
         Raises:
             BadMessage: The document is void or of another run.
-            ConfigError: No reader is installed.
         """
         if len(document) > MAX_DOCUMENT:
             raise BadMessage(
@@ -527,7 +521,7 @@ class RunBook:
             least, most = STAMP_GRACE
             # Times what a work stamp takes on average: a slow core, and one that is out of
             # luck.
-            time = min(max(least, 10.0 * work_cost(asked)), most)
+            time = min(max(least, 10.0 * stamp_cost(asked)), most)
             self._stamp_grace = before, self._world.now() + time
 
     async def keep(self) -> None:
@@ -555,8 +549,10 @@ class RunBook:
     def _read(self, document: bytes, pin: SignedRun | None) -> SignedRun:
         try:
             return self._reader(document, self._world.verify, pin)
-        except (BadMessage, ConfigError):
+        except BadMessage:
             raise
+        except ConfigError as error:  # no reader is installed
+            raise UnusableEdition(str(error)) from error
         except Exception as error:
             # Readers are other packages', the bytes any stranger's, and what comes of the two
             # must not end a node that serves others. No blame: the bearer may have a reader
@@ -667,8 +663,37 @@ class RunBook:
         try:
             with trio.fail_after(timeout):
                 await self.ask(host, peer)
-        except (*PEER_TROUBLE, ConfigError) as error:
+        except PEER_TROUBLE as error:
             logger.info("run.no_news peer=%s reason=%s", peer, error or type(error).__name__)
+
+    async def ask_around(
+        self, host: Host, addrs: Sequence[Multiaddr], timeout: float
+    ) -> tuple[list[PeerId], dict[Multiaddr, str]]:
+        """Ask peers one after the other for a newer document. Return those of this node's run,
+        and for each other address the reason why there is none.
+
+        Raises:
+            ConfigError: None belongs to this node's run, and one belongs to another.
+        """
+        members, why_not, stranger = list[PeerId](), dict[Multiaddr, str](), None
+        for addr in addrs:
+            try:
+                with trio.fail_after(timeout):
+                    peer = await host.connect_addr(addr)
+                    await self.ask(host, peer)
+                if self._run is None:
+                    why_not[addr] = "it answers and has no run file yet"
+                else:
+                    members.append(peer)
+            except PEER_TROUBLE as error:
+                why = error or type(error).__name__
+                logger.info("run.no_answer addr=%s reason=%s", addr, why)
+                why_not[addr] = likely_cause(error)
+                if isinstance(error, OtherRun):
+                    stranger = f"the run file of {addr} cannot be used: {error}"
+        if stranger is not None and not members:
+            raise ConfigError(stranger)
+        return members, why_not
 
     async def wait_for_document(
         self,
@@ -688,38 +713,18 @@ class RunBook:
         # Maximum number of peers whose last answer is remembered.
         pause, said = config.ask_interval, BoundedDict[Multiaddr, str](256)
         while self._run is None:
-            stranger: ConfigError | None = None
-            for addr in (*bootstrap, *nearby()):
-                try:
-                    cause = await self._ask_addr(host, addr, config.ask_timeout)
-                except OtherRun as error:
-                    cause = f"what it sent cannot be used: {error}"
-                    stranger = refused_document(addr, error)
-                if cause and cause != said.get(addr):
+            addrs = (*bootstrap, *nearby())
+            _, why_not = await self.ask_around(host, addrs, config.ask_timeout)
+            for addr, cause in why_not.items():
+                if cause != said.get(addr):
                     said[addr] = cause
                     logger.warning(
                         "no run from %s: %s; it is asked again, less and less often",
                         addr,
                         cause,
                     )
-            if stranger is not None:
-                raise stranger
             if self._run is None:
                 with trio.move_on_after(pause):
                     await self._changed.wait()
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
         return self._run
-
-    async def _ask_addr(self, host: Host, addr: Multiaddr, timeout: float) -> str:
-        """Ask one peer for the document. Return an empty text if it comes, else the reason why
-        not."""
-        try:
-            with trio.fail_after(timeout):
-                if await self.ask(host, await host.connect_addr(addr)):
-                    return ""
-                return "it answers and has no run file yet"
-        except OtherRun:
-            raise
-        except PEER_TROUBLE as error:
-            logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
-            return likely_cause(error)

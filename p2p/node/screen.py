@@ -36,10 +36,6 @@ read."""
 LABEL: Final = 9
 """Columns of a label and the gap after it, as in the lines that a node prints when it
 starts."""
-ASCII: Final = str.maketrans(
-    {"…": "...", "→": "->", "·": "-", "–": "-", "—": "-", "×": "x", "≤": "<="}
-)
-"""Replacements of characters for a terminal that has only ASCII."""
 
 
 def facts_of(
@@ -105,7 +101,8 @@ def shown(text: str, encoding: str) -> str:
     try:
         plain.encode(encoding)
     except UnicodeEncodeError:
-        plain = plain.translate(ASCII)
+        for sign, plainer in zip("…→·–—×≤", ("...", "->", *"---x", "<="), strict=True):
+            plain = plain.replace(sign, plainer)
     except LookupError:
         encoding = "ascii"
     return plain.encode(encoding, "replace").decode(encoding)
@@ -126,13 +123,6 @@ def erase(before: int) -> str:
     up = f"\x1b[{before - 1}A" if before > 1 else ""
     return f"\r{up}\x1b[J" if before else ""
 
-
-PIPED: Final = 60.0
-"""Seconds between lines where nothing can be redrawn. People read 1,440 lines a day, but not
-86,400."""
-OVER: Final = (
-    "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
-)
 
 ENDED: Final = "the same command line goes on where this node was"
 """Last line on a terminal."""
@@ -230,7 +220,7 @@ class LiveScreen:
                 is_over = await self._tell_if_over()
                 if self._terminal.is_redrawn:
                     await self._do(partial(self._terminal.redraw, self._facts()))
-                elif now() - printed >= PIPED or is_over:
+                elif now() - printed >= 60.0 or is_over:
                     printed = now()
                     await self._say(self._line)
                 # Seconds between looks at the node: a person sees that it lives, and it costs
@@ -255,7 +245,10 @@ class LiveScreen:
         if self._over or not progress or not all(one.over for one in progress):
             return False
         self._over = True
-        await self._say(f"over     {OVER}")
+        await self._say(
+            "over     the run is over: nothing is left to do, and this node only relays; Ctrl-C"
+            " ends it"
+        )
         return True
 
     async def _say(self, text: str) -> None:

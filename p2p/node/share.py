@@ -26,9 +26,6 @@ from p2p.world import World
 LEAST_RATE: Final = 16 * KI
 """Minimum rate in bytes per second. At a lower rate a chunk of 4 MiB takes more than four
 minutes, and peers give it up."""
-_DAY: Final = 24 * 60
-"""Minutes of a day."""
-_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +74,15 @@ class ShareConfig:
             return True
         begin, end = begin_end
         local = datetime.fromtimestamp(wall, UTC).astimezone()
-        return (60 * local.hour + local.minute - begin) % _DAY < (end - begin) % _DAY
+        day = 24 * 60
+        return (60 * local.hour + local.minute - begin) % day < (end - begin) % day
 
 
 def _minutes(hours: str) -> tuple[int, int] | None:
     """Return begin and end as minutes of the day; None if ``hours`` is empty, malformed or of
     no length."""
-    found = _HOURS.fullmatch(hours)
+    time = r"([01]\d|2[0-3]):([0-5]\d)"
+    found = re.fullmatch(f"{time}-{time}", hours)
     if found is None or found[1] + found[2] == found[3] + found[4]:
         return None
     first, second, third, fourth = map(int, found.groups())
@@ -92,7 +91,6 @@ def _minutes(hours: str) -> tuple[int, int] | None:
 
 PAUSED: Final = "paused"
 """File in the folder of a paused node."""
-WHY_PAUSED: Final = "its owner has paused it; shoal resume lets it go on"
 
 
 class Rest:
@@ -110,7 +108,7 @@ class Rest:
     def why_not(self) -> str:
         """Reason why roles may begin no work; empty if they may."""
         if self._is_paused:
-            return WHY_PAUSED
+            return "its owner has paused it; shoal resume lets it go on"
         return "" if self._is_open else f"it works from {self._share.hours} only"
 
     async def load(self) -> None:

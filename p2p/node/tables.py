@@ -36,7 +36,6 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     PeerId: PeerId.from_base58,
     Multiaddr: Multiaddr.parse,
 }
-_PLAIN: Final = (str, int, bool, bytes)
 _KIND_NAMES: Final = {
     str: "a text",
     int: "a whole number",

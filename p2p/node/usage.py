@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, TextIO
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.multiaddr import Multiaddr
-from p2p.naming import unencodable
+from p2p.naming import printable_lines, unencodable
 
 FAILED: Final = 1
 """Exit code after a failure with a correct command line."""
@@ -65,9 +65,6 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
-_NO_CHOICE: Final = re.compile(r"argument (\S+): invalid choice: (.*?) \(choose from (.*)\)")
-
-
 class CommandParser(argparse.ArgumentParser):
     """Argument parser whose errors suggest the nearest known command, option or value."""
 
@@ -87,7 +84,9 @@ class CommandParser(argparse.ArgumentParser):
         word = rest.split()[0].partition("=")[0] if rest.split() else ""
         if is_unknown and word.startswith("-"):
             message = f"there is no option {word}; {did_you_mean(word, self.known_options())}"
-        elif found := _NO_CHOICE.fullmatch(message):
+        elif found := re.fullmatch(
+            r"argument (\S+): invalid choice: (.*?) \(choose from (.*)\)", message
+        ):
             what, word, known = found[1], found[2].strip("'"), found[3].replace("'", "")
             kind = f"value of {what}" if what.startswith("-") else "command"
             message = f"there is no {kind} {word!r}; {did_you_mean(word, known.split(', '))}"
@@ -228,13 +227,6 @@ def seconds(text: str) -> float:
     return number
 
 
-_JUDGED: Final = (
-    KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError, BaseExceptionGroup
-)  # fmt: skip
-"""Exceptions that may end a command without being a bug, or that may contain one too deep to be
-printed."""
-
-
 BEGINS_AGAIN: Final = "interrupted: nothing is kept, and the same line begins again"
 """Message after Ctrl-C for a command that keeps none of its unfinished work."""
 
@@ -258,7 +250,10 @@ def interruptible(command: Callable[[], int], said: str = "") -> int:
     try:
         try:
             return _with_flushed_output(command)
-        except _JUDGED as error:
+        except (
+            KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError,
+            BaseExceptionGroup,
+        ) as error:  # fmt: skip # no bug, or one too deep in a group to be printed
             if not is_interrupt(error):
                 return _judge(error)
             ignore_interrupts()
@@ -388,7 +383,8 @@ def ignore_interrupts() -> None:
 def complain(error: object) -> None:
     """Print an error as one sentence on standard error, unless its reader has gone."""
     try:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+        said = printable_lines(f"error: {error}")
+        print(said, file=sys.stderr, flush=True)  # noqa: T201 - for people
     except OSError:
         _leave(sys.stderr)
 

@@ -29,6 +29,7 @@ import trio
 
 from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
+from p2p.dht.record import decode_addrs_untrusted, encode_addrs
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.gossip import Gossip, Validity
@@ -38,7 +39,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.meter import StrangerMeter
-from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.multiaddr import Multiaddr
 from p2p.naming import printable
 from p2p.node.admission import (
     MAX_PASS,
@@ -53,10 +54,9 @@ from p2p.node.admission import (
 from p2p.node.guests import why_not_by
 from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
-from p2p.node.rundoc import MAX_PAUSE, OtherRun, RunBook, refused_document
+from p2p.node.rundoc import MAX_PAUSE, RunBook
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
-from p2p.wire import pack, unpack_untrusted
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,15 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         ConfigError: The invite does not admit to this run, or the pass cannot be kept.
     """
     if text:
-        await _keep(world, invite_pass(world, run, text))
+        try:
+            invite = decode_invite_untrusted(text)
+            _check(invite, world, run)
+            made = invite.pass_for(world.signer.peer_id).to_bytes()
+            await world.disk.replace(PASS_PATH, made)
+        except BadMessage as error:
+            raise ConfigError(f"the invite cannot be used: {error}") from error
+        except StorageError as error:
+            raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
     if await world.disk.size(PASS_PATH) is None:
         return
     book.own_pass = await world.disk.read(PASS_PATH, 0, MAX_PASS)
@@ -85,20 +93,6 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         book.see(world.signer.peer_id, Credential(invite=book.own_pass).to_bytes())
     except BadMessage as error:  # the run may be open, or its next edition name this node
         logger.warning("the invite that this node joined with does not admit it now: %s", error)
-
-
-def invite_pass(world: World, run: SignedRun, text: str) -> bytes:
-    """Return this node's encoded pass, made from the invite ``text``.
-
-    Raises:
-        ConfigError: The invite is void; the message has the remedy.
-    """
-    try:
-        invite = decode_invite_untrusted(text)
-        _check(invite, world, run)
-    except BadMessage as error:
-        raise ConfigError(f"the invite cannot be used: {error}") from error
-    return invite.pass_for(world.signer.peer_id).to_bytes()
 
 
 def _check(invite: Invite, world: World, run: SignedRun) -> None:
@@ -112,13 +106,6 @@ def _check(invite: Invite, world: World, run: SignedRun) -> None:
     if why_not:
         raise BadMessage(why_not)
     check_grant(invite.grant, run.id, world.verify)
-
-
-async def _keep(world: World, data: bytes) -> None:
-    try:
-        await world.disk.replace(PASS_PATH, data)
-    except StorageError as error:
-        raise ConfigError(f"the pass made of the invite cannot be kept: {error}") from error
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
@@ -223,11 +210,6 @@ async def _meet(host: Host, peer: PeerId) -> None:
         await host.connect(peer)
 
 
-MAX_RUN_LIFETIME: Final = 3600.0
-"""Maximum lifetime of a run record in seconds. Whoever takes places under a run's key must
-renew them every hour."""
-MAX_ADDRS: Final = 4
-"""Maximum number of addresses in a record: IPv4 and IPv6, public and private."""
 LEAF_UPLOAD: Final = 1
 """Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
 is less than that of any class, but not 0, which means unknown."""
@@ -246,12 +228,7 @@ def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:
     Raises:
         BadMessage: The value is malformed. Nothing else is raised.
     """
-    items = unpack_untrusted(record.value)
-    if not isinstance(items, list) or len(items) > MAX_ADDRS:
-        raise BadMessage(f"a run record is a list of at most {MAX_ADDRS} addresses")
-    addrs = tuple(decode_multiaddr_untrusted(item) for item in items)
-    if any(addr.parts[-1][0] == "p2p" for addr in addrs):
-        raise BadMessage("an address in a run record repeats its peer")
+    addrs = decode_addrs_untrusted(record.value)
     return tuple(addr.with_peer(record.publisher) for addr in addrs)
 
 
@@ -268,10 +245,9 @@ def _places(record: Record) -> tuple[Multiaddr, ...]:
     return tuple(addr.transport for addr in places_untrusted(record))
 
 
-RUN_RECORDS: Final = Namespace(
-    "run", _is_run_record, max_lifetime=MAX_RUN_LIFETIME, places=_places
-)
-"""Rules for DHT records that say that their publisher is in a run, with its addresses."""
+RUN_RECORDS: Final = Namespace("run", _is_run_record, max_lifetime=3600.0, places=_places)
+"""Rules for DHT records that say that their publisher is in a run, with its addresses. Whoever
+takes places under a run's key must renew them every hour."""
 
 
 def run_records(book: RunBook) -> Namespace:
@@ -399,36 +375,14 @@ class Wiring:
         addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
         pause = config.ask_interval
         members, run = node.membership.members, node.run.id
-        while addrs and not await self._ask_bootstrap(addrs):
-            if any(member.run == run for member in members()):
+        while addrs:
+            found, _ = await node.book.ask_around(node.host, addrs, config.ask_timeout)
+            for peer in found[:1]:
+                await self._ask_admission(peer)
+            if found or any(member.run == run for member in members()):
                 return
             await node.world.sleep_until(node.world.now() + pause)
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
-
-    async def _ask_bootstrap(self, addrs: Sequence[Multiaddr]) -> bool:
-        """Ask the peers one after the other until one belongs to this run. Return True if one
-        does.
-
-        Raises:
-            ConfigError: None belongs to this run, and one belongs to another.
-        """
-        node, stranger = self._node, None
-        for addr in addrs:
-            try:
-                with trio.fail_after(node.config.run.ask_timeout):
-                    peer = await node.host.connect_addr(addr)
-                    await node.book.ask(node.host, peer)
-                await self._ask_admission(peer)
-                return True
-            except OtherRun as error:
-                stranger = refused_document(addr, error)
-            except (*PEER_TROUBLE, ConfigError) as error:
-                logger.info(
-                    "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
-                )
-        if stranger is not None:
-            raise stranger
-        return False
 
     async def _ask_admission(self, peer: PeerId) -> None:
         """Warn the operator, once for each reason, if a peer of the run does not admit this
@@ -448,9 +402,9 @@ class Wiring:
         await self._publish()
 
     async def _publish(self) -> None:
-        addrs = [addr.transport.to_bytes() for addr in self._node.host.addrs[:MAX_ADDRS]]
+        addrs = encode_addrs(self._node.host.addrs)
         # Lifetime of such a record in seconds; the DHT renews it while we live.
-        await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), 1800.0)
+        await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, addrs, 1800.0)
 
     def _on_change(self, event: MemberEvent) -> None:
         """Process the ledger head in a member's heartbeat. Search the DHT at once if the last

@@ -33,7 +33,7 @@ from p2p.host import PEER_TROUBLE, FrameReceiver, Stream, send_frame
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
-from p2p.reach.core.answers import MIN_ANSWERS, judge
+from p2p.reach.core.verdict import MIN_ANSWERS, judge
 from p2p.reach.messages import (
     DIAL_BACK_ID,
     DIAL_DATA,
@@ -54,17 +54,8 @@ from p2p.reach.messages import (
 from p2p.swarm.core.limits import PUBLIC, reach_of
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 
-SERVERS: Final = 3
-"""Peers that are asked about an address."""
-MAX_OWN: Final = 4
-"""Most own addresses that peers are asked about."""
-MAX_BUSY: Final = 16
-"""Peers' requests that are served at a time."""
 DATA_PIECE: Final = 4000
 """Bytes of dial data in one message."""
-MIN_DATA_PIECE: Final = 100
-"""Least average size of a message of dial data, in bytes: each message costs us work."""
-_MAX_COUNTED: Final = 4096
 _STRANGE: Final = tuple(
     ipaddress.IPv6Network(net)
     for net in ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16", "2001::/32")
@@ -113,7 +104,7 @@ class Autonat:
         self._nonces: dict[int, trio.Event] = {}
         self._standing: dict[Multiaddr, bool | None] = {}
         self._all = RateLimit(config.rate, 60 * config.rate)
-        self._each: BoundedDict[str, RateLimit] = BoundedDict(_MAX_COUNTED)
+        self._each: BoundedDict[str, RateLimit] = BoundedDict(4096)
         self._busy: set[PeerId] = set()
 
     # The client.
@@ -171,18 +162,18 @@ class Autonat:
         return answers
 
     def candidates(self) -> list[Multiaddr]:
-        """Return our addresses that others may be asked about."""
+        """Return up to four of our addresses that others may be asked about."""
         places = [addr.transport for addr in (*self._host.addrs, *self._host.observed)]
-        return [addr for addr in dict.fromkeys(places) if self._may_dial(addr)][:MAX_OWN]
+        return [addr for addr in dict.fromkeys(places) if self._may_dial(addr)][:4]
 
     def _servers(self) -> list[PeerId]:
-        """Return random peers that serve AutoNAT, each in another network."""
+        """Return up to three random peers that serve AutoNAT, each in another network."""
         found: dict[str, list[PeerId]] = {}
         for peer in self._host.connected:
             info = self._host.info(peer)
             if info and DIAL_REQUEST_ID in info.protocols and self._host.is_direct(peer):
                 found.setdefault(self._host.network_of(peer) or str(peer), []).append(peer)
-        chosen = self._rng.sample(sorted(found), min(SERVERS, len(found)))
+        chosen = self._rng.sample(sorted(found), min(3, len(found)))
         return [self._rng.choice(found[network]) for network in chosen]
 
     async def _ask(self, server: PeerId, addr: Multiaddr) -> bool | None:
@@ -241,7 +232,8 @@ class Autonat:
 
     def _may_ask(self, peer: PeerId) -> bool:
         now = self._world.now()
-        if peer in self._busy or len(self._busy) >= MAX_BUSY:
+        # Requests of 16 peers are served at a time.
+        if peer in self._busy or len(self._busy) >= 16:
             return False
         rate = self._config.peer_rate
         for name in filter(None, (str(peer), self._host.network_of(peer))):
@@ -324,7 +316,7 @@ async def _receive_data(receiver: FrameReceiver, size: int) -> None:
     """Receive dial data. Raise `BadMessage` unless ``size`` bytes come in few enough
     messages."""
     left = size
-    for _ in range(size // MIN_DATA_PIECE):
+    for _ in range(size // 100):  # of 100 bytes on average: each message costs us work
         piece = await _receive(receiver)
         if not isinstance(piece, DialDataResponse):
             break

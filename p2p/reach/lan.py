@@ -38,8 +38,6 @@ from p2p.transport.dns import (
 GROUP: Final = "224.0.0.251"
 PORT: Final = 5353
 SERVICE: Final = "_p2p._udp.local"
-MAX_TOLD: Final = 4
-"""Own addresses in an answer."""
 MAX_FOUND: Final = 64
 """Peers remembered."""
 MAX_ASKED: Final = 8
@@ -51,8 +49,6 @@ PAUSE: Final = 1.0
 each time."""
 LONGEST: Final = 60.0
 """The longest pause between two questions in seconds."""
-_HEAD: Final = struct.pack(">HHHHHH", 0, 0x8400, 0, 1, 0, 1)
-"""Of an answer with one record, and one more beside it."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +80,13 @@ class Lan:
 
     def _answer(self) -> bytes:
         own = [one for one in self._host.addrs if one.relay is None and reach_of(one) < PUBLIC]
-        texts = [f"dnsaddr={addr}".encode() for addr in own[:MAX_TOLD]]
+        texts = [f"dnsaddr={addr}".encode() for addr in own[:4]]
         texts = [bytes([len(text)]) + text for text in texts if len(text) < 256]
         if not texts:
             return b""
         named = encode_record(SERVICE, PTR, LIFETIME, encode_name(self._name))
-        return _HEAD + named + encode_record(self._name, TXT, LIFETIME, b"".join(texts))
+        head = struct.pack(">HHHHHH", 0, 0x8400, 0, 1, 0, 1)  # one record, one more beside it
+        return head + named + encode_record(self._name, TXT, LIFETIME, b"".join(texts))
 
     async def _send(self, data: bytes) -> None:
         for link in self._links:

@@ -34,17 +34,11 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import KI
 from p2p.world import World
 
-LEASE: Final = 3600
-"""Lease that is asked for, in seconds."""
 RENEWAL: Final = 300.0
 """Most seconds between two renewals, however long the lease is."""
 MAX_ANSWER: Final = 64 * KI
 """Bytes of an answer over HTTP. Descriptions of routers have up to 10 KB."""
 MAX_DATAGRAM: Final = 2 * KI
-HTTP_SECONDS: Final = 3.0
-"""Timeout of a request over HTTP, in seconds; routers answer in 0.1."""
-SSDP_SECONDS: Final = 3.0
-"""Timeout of UPnP's discovery, in seconds, including the router's description."""
 
 _PCP_REQUEST: Final = struct.Struct(">BBHI16s12sB3xHH16s")
 _PCP_ANSWER: Final = struct.Struct(">BBxBII12x12sB3xHH16s")
@@ -52,9 +46,7 @@ _PMP_HEAD: Final = struct.Struct(">BBHI")
 _PMP_MAP: Final = struct.Struct(">HHI")
 _TCP: Final = 6
 """PCP's number of TCP; NAT-PMP's operation is 2."""
-_TARGET: Final = re.compile(r"/[!-~]{0,255}")
 _NONE: Final = IPv4Address(0)
-_SERVICES: Final = ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +177,8 @@ def decode_url_untrusted(url: str, host: str) -> tuple[int, str]:
     except ValueError:
         raise BadMessage("no URL") from None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if (parts.scheme, parts.hostname) != ("http", host) or not _TARGET.fullmatch(target):
+    is_ours = (parts.scheme, parts.hostname) == ("http", host)
+    if not is_ours or not re.fullmatch(r"/[!-~]{0,255}", target):
         raise BadMessage(f"a URL that does not lead to {host}")
     return port, target
 
@@ -210,7 +203,8 @@ def decode_description_untrusted(text: str, host: str, port: int, path: str) -> 
         _text_of(part, "serviceType").rpartition(":service:")[2]: _text_of(part, "controlURL")
         for part in text.split("<service>")[1:]
     }
-    kind = next((kind for kind in _SERVICES if kind in services), None)
+    known = ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")
+    kind = next((kind for kind in known if kind in services), None)
     if kind is None:
         raise BadMessage("UPnP describes no service that maps ports")
     try:
@@ -384,7 +378,7 @@ async def _find_service(router: Router) -> Service:
     )
     with (
         trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
-        trio.move_on_after(SSDP_SECONDS),
+        trio.move_on_after(3.0),  # with the router's description
     ):
         for _ in range(2):  # multicast is often lost on its way through the air
             await sock.sendto(search.encode(), router.ssdp)
@@ -409,7 +403,8 @@ async def _http(
         f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
     )
     data = bytearray()
-    with trio.move_on_after(HTTP_SECONDS), suppress(trio.BrokenResourceError):
+    # Routers answer in 0.1 s.
+    with trio.move_on_after(3.0), suppress(trio.BrokenResourceError):
         async with await trio.open_tcp_stream(host, port) as stream:
             await stream.send_all(request.encode())
             while len(data) <= MAX_ANSWER and (more := await stream.receive_some()):
@@ -463,7 +458,8 @@ class PortMapping:
         refusals = []
         for way in sorted(self._ways, key=lambda way: way != self._way):
             try:
-                answer = await self._ways[way](router, self._port, wanted, LEASE)
+                # A lease of an hour is asked for.
+                answer = await self._ways[way](router, self._port, wanted, 3600)
             except (_Unmapped, BadMessage, OSError) as error:
                 refusals.append(f"{way}: {error}")
                 continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 import trio
 
@@ -26,9 +25,6 @@ from p2p.reach.mapping import PortMapping, ReachConfig
 from p2p.reach.relays import Offers, RelayKeeper, nowhere
 from p2p.swarm.core.limits import PUBLIC, reach_of
 from p2p.swarm.swarm import SwarmHost
-
-MAX_OFFERED: Final = 255
-"""Most free places that a relay announces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ class Nat:
         """Reservations that this host, as a relay, has left: 0 unless others can dial it."""
         if self._relay is None or self.reach is not Reach.OPEN:
             return 0
-        return min(self._relay.places, MAX_OFFERED)
+        return self._relay.places
 
     @property
     def needs_relays(self) -> bool:

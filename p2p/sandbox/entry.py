@@ -21,12 +21,6 @@ from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 
 READY: Final = b"+"
 """Output of a worker whose limits are in force."""
-NO_NEW_PRIVS: Final = 38
-"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``."""
-SECCOMP: Final = 22
-"""``PR_SET_SECCOMP`` of ``linux/prctl.h``."""
-FILTER: Final = 2
-"""``SECCOMP_MODE_FILTER`` of ``linux/seccomp.h``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +70,7 @@ def main(argv: list[str]) -> None:
         os.setresgid(limits.user, limits.user, limits.user)
         os.setresuid(limits.user, limits.user, limits.user)
     if limits.machine:
-        _prctl(NO_NEW_PRIVS, 1, 0)
+        _prctl(38, 1, 0)  # PR_SET_NO_NEW_PRIVS
         _install(
             filter_program(
                 limits.machine,
@@ -102,9 +96,8 @@ def _limit(name: str, amount: int) -> None:
 
 
 def _install(instructions: list[Instruction]) -> None:
-    code = assemble(instructions)
-    program = _Program(len(instructions), code)
-    _prctl(SECCOMP, FILTER, ctypes.addressof(program))
+    program = _Program(len(instructions), assemble(instructions))
+    _prctl(22, 2, ctypes.addressof(program))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def _prctl(option: int, first: int, second: int) -> None:

@@ -23,24 +23,20 @@ from typing import Final
 
 from p2p.sandbox.confinement import is_below
 
-SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
-"""Folders of the operating system, which are links on systems with a merged ``/usr``."""
-SYSTEM_FILES: Final = (
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/alternatives",
-)
-"""Folders of the loader's libraries, and those that links to them pass through."""
+SYSTEM: Final = (
+    "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+    "/nix/store", "/gnu/store",
+)  # fmt: skip
+"""Folders of the operating system, which are links on systems with a merged ``/usr``; the
+folders of the loader's libraries, and those that links to them pass through; the read-only
+stores of Nix and Guix."""
 SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
 """Folders in which other programs listen and leave files."""
-STORES: Final = ("/nix/store", "/gnu/store")
-"""Read-only stores of Nix and Guix."""
 PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
 """The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
-MAPS: Final = "/proc/self/maps"
 ACCELERATORS: Final = (
     "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
     "nvgpu", "nvmap", "udmabuf",
@@ -87,7 +83,7 @@ def find_installation() -> Installation:
     roots = [path for path in paths if not is_below(path, found)]
     found += [entry for root in roots for entry in _importable(root)]
     present = [path for path in dict.fromkeys(found) if os.path.lexists(path)]
-    system = [path for path in (*SYSTEM, *SYSTEM_FILES, *STORES) if os.path.exists(path)]
+    system = [path for path in SYSTEM if os.path.exists(path)]
     present += _library_folders([*present, *system])
     return Installation(
         python=python,
@@ -180,9 +176,10 @@ def _importable(root: str) -> Iterator[str]:
 def _library_folders(known: list[str]) -> list[str]:
     """Return the folders of libraries that this process has mapped and that lie elsewhere."""
     try:
-        lines = Path(MAPS).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:  # macOS: there the system's loader reads its own cache
         return []
+    lines = text.splitlines()
     files = {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}
     return sorted(
         {

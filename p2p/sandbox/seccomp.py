@@ -95,8 +95,6 @@ def numbers_of(calls: _Numbers, machine: str) -> list[int]:
     return [number for row in calls.values() if (number := row[column]) is not None]
 
 
-LOAD: Final = 0x20
-"""BPF_LD | BPF_W | BPF_ABS: load a word of ``seccomp_data`` into the accumulator."""
 EQUAL: Final = 0x15
 """BPF_JMP | BPF_JEQ | BPF_K: jump if the accumulator equals the constant."""
 ANY_BIT: Final = 0x45
@@ -133,7 +131,8 @@ def _return(verdict: int) -> Instruction:
 
 
 def _load(offset: int) -> Instruction:
-    return Instruction(LOAD, 0, 0, offset)
+    """BPF_LD | BPF_W | BPF_ABS: load a word of ``seccomp_data`` into the accumulator."""
+    return Instruction(0x20, 0, 0, offset)
 
 
 def filter_program(

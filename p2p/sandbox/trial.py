@@ -22,16 +22,16 @@ process id expected in the trial's own namespace."""
 MACHINE: Final = "machine"
 """Argument that makes the trial check a worker that sees the machine. The other arguments are
 the node's namespaces, as `namespaces` returns them."""
-NAMESPACES: Final = ("mnt", "pid", "net", "ipc", "uts")
-"""Namespaces that a worker must have of its own."""
 ACCOUNTS: Final = "/etc/passwd"
 """A file that every machine has and every user may read."""
 
 
 def namespaces() -> list[str]:
-    """Return this process's namespaces, by the kernel's names; empty except on Linux."""
+    """Return this process's namespaces, of which a worker must have its own, by the kernel's
+    names; empty except on Linux."""
+    kinds = ("mnt", "pid", "net", "ipc", "uts")
     with contextlib.suppress(FileNotFoundError):
-        return [os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES]
+        return [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]
     return []
 
 

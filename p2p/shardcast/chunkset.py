@@ -3,10 +3,12 @@ and `Selection`: those of some files."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -71,20 +73,11 @@ class ChunkSet:
     def ranges(self) -> Iterator[Ranges]:
         """Return the chunks as ranges, in parts of at most `MAX_RANGES`. The empty set gives no
         parts."""
-        part: list[tuple[int, int]] = []
-        mask, place = self.mask, 0
-        while mask:
-            zeros = (mask & -mask).bit_length() - 1
-            mask >>= zeros
-            ones = (~mask & mask + 1).bit_length() - 1
-            mask >>= ones
-            part.append((place + zeros, ones))
-            place += zeros + ones
-            if len(part) == MAX_RANGES:
-                yield tuple(part)
-                part = []
-        if part:
-            yield tuple(part)
+        # As text, in one pass: shifts of 64 Ki chunks, every other of them, take 620 ms.
+        text = bin(self.mask)[:1:-1]
+        found = ((ones.start(), len(ones[0])) for ones in re.finditer("1+", text))
+        while part := tuple(islice(found, MAX_RANGES)):
+            yield part
 
     def including(self, chunk: int) -> ChunkSet:
         """Return this set with ``chunk`` added."""

@@ -62,6 +62,7 @@ from p2p.transport.connection import (
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
+from p2p.wire import conforms
 from p2p.world import World, dawdle, lateness
 
 MAX_HEARSAY_DIALS: Final = 16
@@ -542,7 +543,7 @@ class Connector:
             addr: Multiaddr | None = None
             has_gone: Callable[[], bool] = bool
             heard = False
-            if isinstance(raw, AddressedStream):
+            if conforms(raw, AddressedStream):
                 # Of a batch that was accepted in one pass none was read yet.
                 addr, has_gone, heard = raw.remote_addr, raw.has_gone, raw.has_spoken()
             # Refused peers of one host, halved every five minutes, after which its connections

@@ -78,7 +78,7 @@ from p2p.transport.core.yamux import (
     StreamOpened,
     StreamReset,
 )
-from p2p.wire import KI
+from p2p.wire import KI, conforms
 from p2p.world import Timer, World
 
 STALLS: Final = 2
@@ -862,8 +862,8 @@ class Connection:
         """The error by which the peer broke the protocol, if that ended the connection."""
         self._world = world
         self._raw = raw = secured.raw
-        self._direct = raw if isinstance(raw, DirectStream) else None
-        self.drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
+        self._direct = raw if conforms(raw, DirectStream) else None
+        self.drains = _Drains(raw if conforms(raw, MeteredStream) else None)
         self._burst = Burst(_BATCH_BYTES)
         self._session = secured.session
         self._early = secured.early

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from p2p.dht.stamp import NONCE_BYTES
+from p2p.dht.stamp import NONCE_BYTES, stamp_cost
 from p2p.errors import StorageError
-from p2p.node.admission import TRIES, find_work, work_cost
+from p2p.node.admission import TRIES, find_work
 from p2p.node.node import Node
 from p2p.node.wiring import shown_by
 from roles.contract import run_of
@@ -47,7 +47,7 @@ async def _make(node: Node, bits: int) -> bytes:
     world, run = node.world, node.run.id
     nonce, tried, told = b"", 0, world.now()
     while not nonce:
-        cost = work_cost(bits, TRIES)
+        cost = stamp_cost(bits, TRIES)
         nonce = await world.run_blocking(find_work, run, node.peer_id, bits, tried, cost=cost)
         tried += TRIES
         if not nonce and world.now() - told >= TOLD_EVERY:

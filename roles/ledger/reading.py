@@ -13,8 +13,8 @@ from typing import Final
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
 from p2p.ledger.core.chain import MAX_SYNCED, Entry, read_record
-from p2p.ledger.core.inspection import Inspection, inspect
-from p2p.ledger.ledger import FOLDER as COPIES, SYNCED
+from p2p.ledger.core.inspection import SYNCED, Inspection, inspect
+from p2p.ledger.ledger import FOLDER as COPIES
 from p2p.node.rundoc import PATH as RUN_PATH
 from p2p.wire import MIB
 from roles.contract.core.file import MAX_RUN, Run, decode_run_untrusted

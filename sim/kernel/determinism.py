@@ -3,9 +3,9 @@
 trio shuffles each batch of runnable tasks with a generator that has no public seed, from an
 order that depends on memory addresses. Two private switches make both a function of the seed;
 pytest-trio and Hypothesis lean on the same two. A third private name, a task's cancel status,
-serves only when a run cannot end otherwise. tests/simulation/test_canary.py pins what is relied
-on, in a plain subprocess with 1,000 tasks: with 200 a run without the first switch still looked
-deterministic.
+serves only when a run cannot end otherwise. tests/simulation/test_determinism.py pins what is
+relied on, in a plain subprocess with 1,000 tasks: with 200 a run without the first switch still
+looked deterministic.
 """
 
 from __future__ import annotations

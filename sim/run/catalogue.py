@@ -2,7 +2,7 @@
 
 Costs are CPU seconds of one run with its own settings and seed 1, on a core of 2.8 GHz, rounded
 up to 1, 2 or 5 times a power of ten: which of them to start before lunch, and no more.
-`tests/simulation/test_catalogue.py` holds that none is left out.
+`tests/simulation/test_scenarios.py` holds that none is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
         "accuse_flood": 1,
         "urgent_links": 5,
         "ghost_mesh": 5,
-        "address_flush": 5,
         "squatters": 20,
     },
     "a policy to everyone": {

@@ -35,13 +35,9 @@ MEANINGS: Final = {
     "honest_seen_least": "Of what the worst newcomer sees, the share that is honest.",
     "honest_share_least": "Of the members that an honest node lists, the share that is honest,"
     " at least.",
-    "neighbours_after_cut_least": "Honest neighbours that the loneliest node found again after"
-    " all were cut.",
     "officers_in_key_least": "The fewest officers that a newcomer reads under the run's key.",
     "officers_located_least": "The fewest officers of the run that a newcomer finds an"
     " address of.",
-    "reachable_before_cut": "Of the honest members known, the share of which an address is"
-    " known, after a flood of false ones.",
     "reached_least": "Of the nodes, the share that the least heard publication reached.",
     "reached_mean": "Of the nodes, the share that a publication reached.",
     "traffic_ratio": "What honest nodes send under attack, for each byte in peace.",

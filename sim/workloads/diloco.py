@@ -141,8 +141,6 @@ class Pretraining:
         "rounds",
         "hostile",
         "way",
-        "anchor",
-        "step_seconds",
         "overlap",
         "fragments",
         "parallel",
@@ -180,8 +178,7 @@ class Pretraining:
             )
         }
         self._terms = self._make_terms(scenario)
-        seconds = scenario.parameter("step_seconds", 0.1) * 100 / self._terms.inner_steps
-        self._profile = DeviceProfile(step_seconds=seconds)
+        self._profile = DeviceProfile(step_seconds=10.0 / self._terms.inner_steps)
         for name in names[:founders]:
             swarm.add(name, self._live, link=scenario.link)
         swarm.every(LOOK, self._look)
@@ -203,7 +200,6 @@ class Pretraining:
             fragments=int(scenario.parameter("fragments", 1)),
             grace=10.0,
             patience=30.0,
-            anchor=self._peers[0] if scenario.parameter("anchor", 0) else None,
         )
         if not scenario.parameter("parallel", 0):
             return terms

@@ -42,7 +42,6 @@ HOLE_CLAIM: Final = 4
 """Times the best uplink that a hole claims: it wants to be a root."""
 PARTICIPANT_PARAMETERS: Final = (
     "origin_up",
-    "origin_down",
     "late_share",
     "late_at",
     "liars",
@@ -100,7 +99,7 @@ class Participant:
 def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]:
     """Draw every node's part: the origin first, then ``n1``, ``n2`` and so on."""
     up = scenario.parameter("origin_up", scenario.link.up)
-    line = LinkSpec(up=up, down=scenario.parameter("origin_down", scenario.link.down))
+    line = LinkSpec(up=up, down=scenario.link.down)
     participants = {ORIGIN: Participant(link=line, claim=CLAIM * up)}
     late_from = round((1 - scenario.parameter("late_share", 0.0)) * (scenario.nodes - 1))
     for number in range(1, scenario.nodes):

@@ -40,9 +40,10 @@ from typing import Any, Final
 import trio
 
 from p2p.bounded import BoundedDict
+from p2p.gossip.config import HISTORY, SEEN
 from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
-from p2p.node.node import Node, open_node
+from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.contract import Run
 from roles.contract.core.file import Delivery
@@ -52,7 +53,7 @@ from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.policies import make_weights
-from sim.workloads.run_file import write_run
+from sim.workloads.run_file import open_member, write_run
 
 STAYING: Final = 0.1
 """Share of the nodes that live for the whole run: growth that a restart would end shows in
@@ -120,7 +121,6 @@ class Soak:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
-        self._hosts: dict[str, object] = {}
         self._tables: dict[str, Table] = {}
         self._samples = 0
         self._lives = 0
@@ -170,23 +170,15 @@ class Soak:
 
     async def _live(self, machine: SimNode) -> None:
         assert self._run is not None
-        first = machine.siblings[0]
-        document = self._run.document if machine is first else None
-        bootstrap = () if machine is first else (first.addr,)
-        async with (
-            machine.open_host() as host,
-            open_node(
-                machine.world, host, self._config, document=document, bootstrap=bootstrap
-            ) as node,
-        ):
-            self._nodes[machine.name], self._hosts[machine.name] = node, host
+        async with open_member(machine, self._config, self._run) as node:
+            self._nodes[machine.name] = node
             try:
-                if machine is first:
+                if machine is machine.siblings[0]:
                     await self._publish(machine, node)
                 await trio.sleep_forever()
             finally:
                 if self._nodes.get(machine.name) is node:
-                    del self._nodes[machine.name], self._hosts[machine.name]
+                    del self._nodes[machine.name]
 
     async def _publish(self, machine: SimNode, node: Node) -> None:
         """Publish a small policy every few hours, as long as the run goes on."""
@@ -206,9 +198,9 @@ class Soak:
         totals: dict[str, int] = {}
         limits: dict[str, list[int | None]] = {}
         seen: set[int] = set()
-        for name, node in self._nodes.items():
+        for node in self._nodes.values():
             roots = {
-                "host": self._hosts[name],
+                "host": node.host,
                 "book": node.book,
                 "membership": node.membership,
                 "gossip": node.gossip,
@@ -326,9 +318,7 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
 
 def _config(interval: float) -> NodeConfig:
     config, interval = NodeConfig(), min(interval, MAX_INTERVAL)
-    gossip = replace(
-        config.gossip, interval=interval, seen=max(config.gossip.seen, 8 * interval)
-    )
+    gossip = replace(config.gossip, interval=min(interval, SEEN / HISTORY))
     return replace(
         config,
         dht=replace(

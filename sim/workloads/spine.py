@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from p2p.node.config import NodeConfig
-from p2p.node.node import Node, open_node, run_roles
+from p2p.node.node import Node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
@@ -26,7 +26,7 @@ from roles.rl.learner import FILE, LearnerConfig, write_learner
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
-from sim.workloads.run_file import write_run
+from sim.workloads.run_file import open_member, write_run
 from sim.workloads.supervision import supervise
 
 CAST: Final[Mapping[str, str]] = {
@@ -99,19 +99,10 @@ class Spine:
 
     def _life(self, role: str) -> NodeMain:
         async def process(machine: SimNode) -> None:
-            assert self._swarm is not None
             assert self._run is not None
-            first = next(iter(self._swarm.nodes.values()))
-            document = self._run.document if machine is first else None
-            bootstrap = () if machine is first else (first.addr,)
             roles = load_roles((role,), self._config.role)
             await machine.world.disk.write(FILE, self._learner)
-            async with (
-                machine.open_host() as host,
-                open_node(
-                    machine.world, host, self._config, document=document, bootstrap=bootstrap
-                ) as node,
-            ):
+            async with open_member(machine, self._config, self._run) as node:
                 self._open[machine.name] = node, roles
                 await run_roles(node, roles)
 

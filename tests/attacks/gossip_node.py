@@ -64,8 +64,8 @@ class Victim:
                 case Send(peer, data):
                     self.sent[peer] += len(data)
                     self.rpcs.setdefault(peer, []).append(decode_rpc_untrusted(data))
-                case Validate(identity, _, _, data):
-                    self.do(Validated(identity, _judge(data)))
+                case Validate(message):
+                    self.do(Validated(effect, _judge(message.data or b"")))
                 case Deliver(_, _, data):
                     self.delivered.append(data)
                 case Penalise(peer, offence, _):

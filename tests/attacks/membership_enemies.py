@@ -50,7 +50,7 @@ class HostileSwarm(MembershipSwarm):
             )
             if points >= PENALTY_LIMIT:
                 points, self._refused[pair] = 0.0, self.now + REFUSAL
-                self.call_at(self.now, lambda: self.drive(node, PeerDown(effect.peer)))
+                self.at(self.now, lambda: self.drive(node, PeerDown(effect.peer)))
             self._points[pair] = points, self.now
         super().carry_out(node, effect)
 
@@ -78,10 +78,10 @@ class HostileSwarm(MembershipSwarm):
         """An enemy, or a member that lies, sends a message."""
         node, data = self.nodes[enemy], encode_message(message)
         delay = self.rng.uniform(*self.latency)
-        self._links.setdefault((enemy, to) if enemy < to else (to, enemy), self.now)
+        self._links.setdefault((enemy, to) if enemy < to else (to, enemy))
         self._arrival.setdefault((enemy, to), self.now)
         self._arrival.setdefault((to, enemy), self.now)
-        self.call_at(self.now + delay, lambda: self._deliver(node, to, data))
+        self.at(self.now + delay, lambda: self._deliver(node, to, data))
 
     def words(
         self,
@@ -106,9 +106,9 @@ class HostileSwarm(MembershipSwarm):
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         def again() -> None:
             act()
-            self.call_at(self.now + seconds, again)
+            self.at(self.now + seconds, again)
 
-        self.call_at(self.now, again)
+        self.at(self.now, again)
 
     def be_polite(self, addrs: Sequence[tuple[Multiaddr, ...]] = ()) -> None:
         """Have the enemies answer as members do: whoever asks them becomes a neighbour, and

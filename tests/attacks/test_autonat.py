@@ -15,7 +15,7 @@ from p2p.host import FrameReceiver, Stream, send_frame
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.reach.autonat import Autonat, AutonatConfig, open_autonat
-from p2p.reach.core.answers import judge
+from p2p.reach.core.verdict import judge
 from p2p.reach.messages import (
     DIAL_BACK_ID,
     DIAL_DATA,

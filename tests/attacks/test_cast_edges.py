@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import trio
@@ -12,9 +14,12 @@ from hypothesis import given, strategies as st
 
 from p2p.cast.modes import Modes, decode_modes_untrusted, restore
 from p2p.cast.pull_http import LEAST_RATE, OriginsFailed
-from p2p.cast.puller import deliver
+from p2p.cast.puller import Pull, check_replaced, deliver
+from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
+from p2p.node.usage import interruptible
+from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.http_world import edge_of, get, shelf_of
@@ -36,10 +41,12 @@ def stored(folder: Path, *paths: str) -> Index:
 # What lies in the folder that a person named
 
 
+@pytest.mark.parametrize("path", ["sub/x", "sub/deep/x"])
 def test_a_folder_that_is_a_link_out_of_the_folder_is_not_written_through(
-    tmp_path: Path,
+    tmp_path: Path, path: str
 ) -> None:
-    index, out, elsewhere = stored(tmp_path / "w", "sub/x"), tmp_path / "out", tmp_path / "e"
+    """Folders of the second path were made behind the link before it was looked at."""
+    index, out, elsewhere = stored(tmp_path / "w", path), tmp_path / "out", tmp_path / "e"
     for folder in (out, elsewhere):
         folder.mkdir()
     (out / "sub").symlink_to(elsewhere)
@@ -104,15 +111,84 @@ def test_two_pulls_into_one_folder_the_second_is_told(tmp_path: Path) -> None:
         pass
 
 
-def test_a_ticket_for_another_content_is_told_from_ours() -> None:
+@pytest.mark.parametrize(("digest", "path"), [(bytes(32), "a"), (ticket().manifest, "")])
+def test_a_ticket_for_another_content_is_told_from_ours(digest: bytes, path: str) -> None:
+    """The ticket of a file put a folder's files where the pull began, a Makefile among them."""
     from p2p.cast.puller import _check_content
 
     class Signed:
-        version, digest = ticket().version, bytes(32)
+        version = ticket().version
 
     signed: Any = Signed()
+    signed.digest, other = digest, Index.of([PolicyFile(path, 3)], [])
     with pytest.raises(BadMessage, match="another content"):
-        _check_content(signed, ticket())
+        _check_content(signed, other, ticket())
+    signed.digest = ticket().manifest
+    _check_content(signed, Index.of([PolicyFile("a", 3)], []), ticket())
+
+
+@pytest.mark.parametrize("name", ["a\x9b2Jb", "safe\u202etxt.exe", "a\u2028b"])
+def test_a_name_that_a_terminal_would_obey_is_not_printed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, out = stored(tmp_path / "w", name), tmp_path / "out"
+    out.mkdir()
+    (out / name).write_bytes(b"of another size")
+
+    def pull() -> int:
+        check_replaced(index, out, "x", set())
+        return 0
+
+    assert interruptible(pull) == 2
+    Teller("x", as_json=False).event("changed", f"{name} changed")
+    said = capsys.readouterr()
+    assert all(line.isprintable() for line in f"{said.err}{said.out}".split("\n"))
+
+
+@pytest.mark.parametrize("newest", [NO_POLICY, 0])
+async def test_no_later_version_replaces_what_no_pull_has_put_there(
+    tmp_path: Path, newest: int
+) -> None:
+    """Only the first version was compared with what was there: who followed a push, or pulled
+    again, lost the file that the second version brought a name for."""
+    out, versions = tmp_path / "out", (("a",), ("a", "train.py"))
+    indexes = [stored(tmp_path / f"v{n}", *paths) for n, paths in enumerate(versions)]
+    out.mkdir()
+    (out / "train.py").write_bytes(b"mine")
+
+    async def wait_policy(at_least: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return at_least
+
+    node: Any = SimpleNamespace(
+        announce=lambda version: None,
+        shardcast=SimpleNamespace(
+            newest=newest,
+            wait_policy=wait_policy,
+            manifest=lambda version: SimpleNamespace(version=version, digest=b"", note=b""),
+            index=indexes.__getitem__,
+            pin=lambda version: contextlib.nullcontext(f"v{version}"),
+            stats=SimpleNamespace(from_origin=0, from_peers=0),
+        ),
+        world=SimpleNamespace(disk=SimpleNamespace(locate=tmp_path.joinpath)),
+    )
+    options: Any = SimpleNamespace(
+        replace=False, format=None, follow=True, command=None, json=True
+    )
+    named = ticket(version=PolicyVersion(0))
+
+    async def wait_shown(wait: Any) -> Any:
+        return await wait()
+
+    pull = Pull(node, named, options, out, Mock(), {}, set(), None)
+    with (
+        patch.object(pull, "_wait", wait_shown),
+        patch("p2p.cast.puller._check_content"),
+        pytest.raises(ConfigError, match=r"train\.py would be replaced"),
+    ):
+        await pull.run(Mock())
+    assert (out / "a").read_bytes() == b"new"
+    assert (out / "train.py").read_bytes() == b"mine"
 
 
 # Origins that are followed

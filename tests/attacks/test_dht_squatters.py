@@ -18,7 +18,7 @@ from p2p.events import Tick
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunBook
-from p2p.node.wiring import MAX_RUN_LIFETIME, RUN_RECORDS, run_records
+from p2p.node.wiring import RUN_RECORDS, run_records
 from p2p.wire import pack
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 
@@ -48,7 +48,7 @@ def squat(swarm: Swarm, squatters: list[KeyPair], host: str = "10.66.0.{}") -> i
     """Every squatter stores its record at every node under every key; how many are held."""
     held = 0
     for number, key in enumerate(squatters):
-        lifetime = min(LIFETIME, MAX_RUN_LIFETIME)
+        lifetime = min(LIFETIME, RUN_RECORDS.max_lifetime)
         record = signed(
             key, RUN, namespace="run", value=at(host.format(number % 250)), lifetime=lifetime
         )

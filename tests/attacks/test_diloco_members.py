@@ -328,9 +328,7 @@ NOBODYS = replace(PLAN, contributors=())
 
 
 @pytest.mark.parametrize("make", EXTREMES)
-def test_finite_numbers_that_overflow_are_no_messages(
-    make: Callable[[], RoundMessage],
-) -> None:
+def test_finite_numbers_that_overflow_are_no_messages(make: Callable[[], RoundMessage]) -> None:
     """Each was read, and ended whoever computed with it; long signatures stayed in the records,
     and made chains that no host sends."""
     with pytest.raises(BadMessage):

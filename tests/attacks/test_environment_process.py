@@ -96,8 +96,7 @@ async def earns(environment: WorkerEnvironment, first: int) -> list[float]:
 @pytest.mark.usefixtures("game")
 async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
     """A reward that hangs stopped validator, trainer and worker for good; one that exits ended
-    them. Later the answer made the whole submission inconclusive.
-    """
+    them. Later the answer made the whole submission inconclusive."""
     async with opened() as environment:
         for number in (1, 3, 4, 5, 6, 8, 9):
             with trio.fail_after(60):
@@ -243,8 +242,7 @@ async def test_a_task_is_no_longer_than_the_context(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("game")
 async def test_tokens_that_a_model_does_not_have_reach_no_engine() -> None:
     """An engine looked them up: its process ended with IndexError, for a prompt of none with
-    ZeroDivisionError, and from 2^32 on the node with OverflowError.
-    """
+    ZeroDivisionError, and from 2^32 on the node with OverflowError."""
     async with open_world() as world, AsyncExitStack() as stack:
         environment = WorkerEnvironment(
             world, SETUP, RATION, stack, vocabulary=5, required=False

@@ -6,8 +6,8 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.gossip.messages import (
+    MAX_ENTRIES,
     MAX_IDS,
-    MAX_MESSAGES,
     MAX_RPC,
     PubsubMessage,
     Rpc,
@@ -94,7 +94,7 @@ def test_the_first_forgery_ends_an_rpc() -> None:
     victim.meet(FRIEND, ENEMY)
     forged = [
         PubsubMessage(AUTHOR.digest, number.to_bytes(8, "big"), TOPIC, b"lies", bytes(64))
-        for number in range(MAX_MESSAGES - 1)
+        for number in range(MAX_ENTRIES - 1)
     ]
     real = said(AUTHOR, b"true")
     for _ in range(10):

@@ -83,7 +83,6 @@ def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> Non
 def test_promises_of_a_peer_that_left_are_forgotten() -> None:
     table = Promises(GossipConfig())
     for peer in STRANGERS[:3]:
-        table.connected(peer)
         assert table.ask(b"id", peer, 0.0, proven=False)
         assert table.ask(peer.digest, peer, 0.0, proven=False)
     for peer in STRANGERS[:3]:
@@ -112,7 +111,7 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
 
 
 def test_noise_evicts_the_noise_of_the_loudest_and_never_news() -> None:
-    seen = SeenCache(120.0)
+    seen = SeenCache()
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
     seen.add(b"quiet", FRIEND, 0.0)
@@ -145,7 +144,7 @@ def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota()
 
 
 def test_one_author_does_not_fill_the_cache() -> None:
-    kept = MessageCache(5, 3)
+    kept = MessageCache()
     for number in range(100):
         kept.put(said(AUTHOR, bytes(MAX_DATA), seqno=number))
     honest = said(FRIEND, bytes(MAX_DATA))
@@ -158,7 +157,7 @@ def test_one_author_does_not_fill_the_cache() -> None:
 
 
 def test_messages_without_data_are_not_kept_without_a_limit() -> None:
-    kept = MessageCache(5, 3)
+    kept = MessageCache()
     for author in range(10):
         for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
             kept.put(_empty(author, number))

@@ -1,6 +1,5 @@
 """A run file with a good signature and a hostile owner: what it can make a volunteer's machine
-do.
-"""
+do."""
 
 from __future__ import annotations
 
@@ -21,11 +20,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.launch import find_containment
-from roles.contract.core.file import (
-    EnvironmentPin,
-    decode_run_untrusted,
-    sign_run,
-)
+from roles.contract.core.file import EnvironmentPin, decode_run_untrusted, sign_run
 from roles.contract.core.pin import FilePin
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import MAX_CONTEXT
@@ -131,9 +126,7 @@ def test_an_owner_cannot_name_a_callable(name: str) -> None:
 async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The digest of the package's files comes first, of helper modules and data
-    too.
-    """
+    """The digest of the package's files comes first, of helper modules and data too."""
     install_shady(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -160,9 +153,7 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
 
 
 def test_a_machine_has_limits_of_its_own() -> None:
-    """No run, however well signed, makes a machine allocate more than its owner
-    allows.
-    """
+    """No run, however well signed, makes a machine allocate more than its owner allows."""
     shape = replace(
         SORTER, width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384
     )

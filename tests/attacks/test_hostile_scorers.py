@@ -203,10 +203,7 @@ def test_no_answer_costs_a_family_more_than_a_second(tmp_path: Path) -> None:
     assert set(pay(tmp_path, BOMBS, *sound, limit=MOST_CPU)) == set(sound)
 
 
-RAISED = {
-    "prime_factorization": ("what?", "ValueError"),
-    "boxnet": ("[1]", "AttributeError"),
-}
+RAISED = {"prime_factorization": ("what?", "ValueError"), "boxnet": ("[1]", "AttributeError")}
 
 
 @needs_gym

@@ -77,7 +77,7 @@ def test_one_node_alone_is_not_surrounded() -> None:
     swarm.be_polite()
     before = set(swarm.nodes[victim].core.neighbours)
     for number, enemy in enumerate(enemies):
-        swarm.call_at(
+        swarm.at(
             swarm.now + number / 6,
             lambda e=enemy: swarm.tell(
                 e, victim, Neighbor(True, swarm.words(e, int(swarm.now * 1000)))

@@ -64,7 +64,7 @@ def test_accomplices_that_say_they_were_started_again_cost_little() -> None:
             refutation = Beat(True, swarm.words(accused, newest[accused]))
             for victim in neighbours(liar):
                 swarm.tell(liar, victim, suspicion)
-            swarm.call_at(swarm.now + 0.5, partial(refute, accused, refutation))
+            swarm.at(swarm.now + 0.5, partial(refute, accused, refutation))
 
     def refute(accused: PeerId, refutation: Message) -> None:
         for victim in neighbours(accused):
@@ -224,7 +224,7 @@ def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() ->
             join = Join(swarm.words(enemy, 1, addrs=place))
             for turn, node in enumerate(honest):
                 at = swarm.now + 1 + number * 0.3 + turn * 2
-                swarm.call_at(at, partial(swarm.tell, enemy, node, join))
+                swarm.at(at, partial(swarm.tell, enemy, node, join))
         return watch(swarm, honest, 120).bytes_per_second
 
     quiet, few, many = rate(0), rate(25), rate(100)

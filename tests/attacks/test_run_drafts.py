@@ -87,11 +87,7 @@ def test_no_preset_and_no_other_environment_passes_for_calibrated(
         "name": "r",
         "trainers": [str(KeyPair(b"t" * 32).peer_id)],
         "validators": [str(KeyPair(b"v" * 32).peer_id)],
-        "model": {
-            "shape": write_table(SORTING.shape),
-            "dtype": "bfloat16",
-            "draw": "gumbel",
-        },
+        "model": {"shape": write_table(SORTING.shape), "dtype": "bfloat16", "draw": "gumbel"},
         "sampling": {"steps": 1, "group_size": 8, "max_new_tokens": 8},
         "environments": ["sort"],
         **tomllib.loads(limits + record_to_toml(record)),

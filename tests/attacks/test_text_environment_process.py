@@ -1,6 +1,5 @@
 """Environments of text whose reward, task or template raises, hangs or eats memory: each fails
-on its own, in a process of its own.
-"""
+on its own, in a process of its own."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ FAILURES: dict[str, Callable[..., Any]] = {
 def test_whatever_an_environment_raises_or_pays_is_one_error_with_a_place(
     failure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment's exception went through to the role, and a reward could be
-    anything.
-    """
+    """An environment's exception went through to the role, and a reward could be anything."""
     environment = SortEnvironment()
     task = environment.task(bytes(32))
     monkeypatch.setattr(SortEnvironment, "reward", failure)
@@ -83,9 +81,8 @@ def fails_sometimes(
 def test_a_reward_that_fails_costs_its_answer_and_no_submission(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reward function that raises ended the validator, and its resubmission did
-    it again. Later one such answer made the whole submission inconclusive.
-    """
+    """A reward function that raises ended the validator, and its resubmission did it again.
+    Later one such answer made the whole submission inconclusive."""
     monkeypatch.setattr(
         SortEnvironment, "reward", fails_sometimes(SortEnvironment.reward, FAILURES[name])
     )
@@ -122,9 +119,7 @@ def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
 def test_a_task_that_fails_ends_no_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is drawn by all roles; a worker stops until the next policy has other
-    tasks.
-    """
+    """It is drawn by all roles; a worker stops until the next policy has other tasks."""
     original = SortEnvironment.task
 
     def task(self: SortEnvironment, seed: bytes, *, held_out: bool = False) -> Task:

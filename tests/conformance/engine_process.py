@@ -20,13 +20,7 @@ from p2p.sandbox.launch import find_containment, launch
 from roles.engines import codec
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import EngineConfig
-from roles.workers.calls import (
-    Failure,
-    decode_reply,
-    encode_request,
-    read_frame,
-    write_frame,
-)
+from roles.workers.calls import Failure, decode_reply, encode_request, read_frame, write_frame
 from roles.workers.files import MappedRecords, RecordFile, write_records
 
 T = TypeVar("T")
@@ -129,10 +123,7 @@ def open_engine_process(python: str, config: EngineConfig) -> Iterator[EnginePro
     with (
         TemporaryDirectory(prefix="shoal-content-") as folder,
         subprocess.Popen(
-            _command(python, folder),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            _command(python, folder), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process,
     ):
         if is_confined(python):

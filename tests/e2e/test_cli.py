@@ -1,19 +1,29 @@
-"""The command line, as real processes."""
+"""The command line, a node's page and its socket, as real processes."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from p2p.node.cli import key_main
 from p2p.node.commands import main
+from p2p.node.dashboard.commands import peers_main, status_main
+from p2p.node.folders import running
 from roles.contract.core.file import sign_run
+from roles.doctor import main as doctor_main
 from tests.e2e.forked import Forks, Surroundings
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail, node
 from tests.support.runs import OWNER, RUN, TERMS
@@ -183,16 +193,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "package"
     shutil.copytree(PLUGIN, source)
     target = tmp_path_factory.mktemp("site")
-    command = [
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--target",
-        str(target),
-    ]
-    subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([sys.executable, *words, target, source], check=True, timeout=120)
     return target
 
 
@@ -210,28 +212,134 @@ def test_a_role_from_another_package_runs(role: str, installed: Path, tmp_path: 
 
 
 def test_the_wheel_holds_four_packages_and_nothing_else(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        str(tmp_path),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=START_SECONDS)
-    (wheel,) = tmp_path.glob("*.whl")
-    listing = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-l", str(wheel)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    names = {line.split("/")[0] for line in listing.stdout.splitlines()[1:]}
-    assert {name for name in names if not name.endswith(".dist-info")} == {
-        "p2p",
-        "proofs",
-        "roles",
-        "sim",
-    }
+    (wheel,) = built("wheel", ROOT, tmp_path)
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    packages = {name for name in names if not name.endswith(".dist-info")}
+    assert packages == {"p2p", "proofs", "roles", "sim"}
+
+
+def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
+    """It packed whatever lay in the checkout, a node's folder included."""
+    tree = tmp_path / "tree"
+    wanted = {"p2p", "roles", "proofs", "sim", "bench", "docs", "tests"}
+    files = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt"}
+    for name in wanted:
+        (tree / name).mkdir(parents=True)
+        (tree / name / "__init__.py").touch()
+    for name in files:
+        shutil.copy(ROOT / name, tree)
+    (tree / "worker").mkdir()
+    (tree / "worker" / "key").write_bytes(bytes(32))
+    (archive,) = built("sdist", tree, tmp_path)
+    with tarfile.open(archive) as packed:
+        names = {name.split("/", 2)[1] for name in packed.getnames()}
+    assert names == wanted | files | {"PKG-INFO"}
+
+
+def built(target: str, tree: Path, folder: Path) -> list[Path]:
+    """What hatchling makes of a tree."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target]
+    subprocess.run(
+        [*command, "--directory", str(folder)],
+        cwd=tree, check=True, capture_output=True, timeout=START_SECONDS,
+    )  # fmt: skip
+    return [path for path in folder.iterdir() if path.is_file()]
+
+
+def test_a_node_is_named_by_its_folder_or_the_runs_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``status`` took ``--data DIR``, ``pause`` took ``DIR``, and nobody remembered which."""
+    (tmp_path / "run.shoal").write_bytes(RUN.document)
+    folder = tmp_path / "trainer"
+    arguments = ("--run", str(tmp_path / "run.shoal"))
+    with node(folder, *arguments) as one, node(tmp_path / "a", *arguments) as other:
+        peer = one.line_with("event", "started")["peer"]
+        one.line_with("event", "joined")
+        other.line_with("event", "joined")
+        for words in ([str(folder)], ["--data", str(folder)], [str(tmp_path)]):
+            assert status_main([*words, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["own"] == peer
+            assert key_main(words) == 0
+            assert capsys.readouterr().out.strip() == peer
+        assert status_main([str(tmp_path)]) == 0
+        assert f"\n{tmp_path / 'a'}\n" in capsys.readouterr().out
+        assert peers_main([str(tmp_path)]) == 0
+        assert f"this is {folder}; there are {tmp_path / 'a'}" in capsys.readouterr().err
+        assert status_main([str(folder), "--data", str(tmp_path)]) == 2
+        if sys.platform == "linux":
+            assert {folder, tmp_path / "a"} <= set(running())
+        one.process.kill()
+        one.process.wait()
+        capsys.readouterr()
+        assert status_main([str(folder)]) == 1
+        said = capsys.readouterr().err
+    assert "does not run (its log ends on " in said
+    assert f"this starts it: shoal node --data {folder} --json --listen " in said
+    doctor_main([str(folder)])
+    assert f"the run {RUN.name!r}" in capsys.readouterr().out
+
+
+SHOAL = str(Path(sys.executable).with_name("shoal"))
+
+
+def test_a_node_without_a_run_shows_that_it_waits_for_one(tmp_path: Path) -> None:
+    """Its socket answers a shell; killed and started again it answers as before."""
+    silent = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWBmAwcd4PJNJvfV89HwE48nwkRmAgo8Vy3uQEyNNHBox2"
+    for _ in range(2):
+        with node(
+            tmp_path,
+            "--dashboard",
+            "127.0.0.1:0",
+            "--bootstrap",
+            silent,
+            "--log-format",
+            "json",
+        ) as running:
+            url = running.line_with("event", "started")["dashboard"]
+            assert url.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(f"{url}healthz", timeout=START_SECONDS) as answer:
+                assert answer.read() == b"alive\n"
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"{url}readyz", timeout=START_SECONDS)
+            told = subprocess.run(
+                [SHOAL, "status", "--data", str(tmp_path)],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=START_SECONDS,
+            )
+            assert "no run yet" in told.stdout
+            assert "nobody has dialled it yet (its address is for" in told.stdout
+            running.process.kill()  # -9: the socket's file stays behind
+            running.process.wait()
+        assert (tmp_path / "api.sock").exists()
+
+
+def test_an_owner_pauses_a_node_at_its_socket_and_nobody_at_its_page(tmp_path: Path) -> None:
+    """It says so in its status, and still does after a restart."""
+    run_file, data = tmp_path / "run.shoal", tmp_path / "data"
+    run_file.write_bytes(RUN.document)
+
+    def shoal(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([SHOAL, *words], capture_output=True, text=True,
+                              timeout=START_SECONDS, check=False)  # fmt: skip
+
+    for way in ("pause", "resume"):
+        where = ("--dashboard", "127.0.0.1:0", "--run", str(run_file))
+        with node(data, *where) as running:
+            url = running.line_with("event", "started")["dashboard"]
+            running.line_with("event", "joined")
+            order = urllib.request.Request(f"{url}api/{way}", method="POST")
+            with pytest.raises(urllib.error.HTTPError, match="405"):
+                urllib.request.urlopen(order, timeout=START_SECONDS)
+            if way == "resume":
+                assert (
+                    "shoal resume lets it go on" in shoal("status", "--data", str(data)).stdout
+                )
+            (own,) = json.loads(shoal("peers", "--json", "--data", str(data)).stdout).values()
+            assert own["version"] == version("shoal")
+            told = shoal(way, str(data))
+            assert (told.returncode, told.stderr) == (0, "")
+            assert told.stdout.startswith(f"{way}d")
+    assert shoal("pause", str(tmp_path)).returncode == 1

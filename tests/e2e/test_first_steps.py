@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,14 +21,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p import (
-    ConfigError,
-    Multiaddr,
-    PeerId,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    WrongPeer,
-)
+from p2p import ConfigError, Multiaddr, PeerId, PeerUnreachable, ProtocolNotSupported, WrongPeer
 from p2p.machine import open_world
 from p2p.node.cli import node_main
 from p2p.node.process import check_key_place
@@ -76,26 +68,14 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
     """``2>&-`` and a log that is no file were tracebacks."""
     (tmp_path / "n" / "log").mkdir(parents=True)
     code, said = fail("--data", str(tmp_path / "n"), *LOOPBACK)
-    assert (code, said) == (
-        1,
-        (
-            f"error: the log {tmp_path / 'n' / 'log'} cannot be written: Is a directory; remove"
-            " it\n"
-        ),
-    )
+    sentence = "cannot be written: Is a directory; remove it"
+    assert (code, said) == (1, f"error: the log {tmp_path / 'n' / 'log'} {sentence}\n")
     run_file = tmp_path / "run.shoal"
     run_file.write_bytes(RUN.document)
     arguments = ["--data", str(tmp_path / "m"), "--run", str(run_file), *LOOPBACK]
-    command = [
-        "sh",
-        "-c",
-        'exec "$0" "$@" >&- 2>&-',
-        sys.executable,
-        "-m",
-        "p2p.node",
-        *arguments,
-    ]
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    command = ["sh", "-c", 'exec "$0" "$@" >&- 2>&-', sys.executable, "-m", "p2p.node"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, *arguments], env=env)
     try:
         while not (tmp_path / "m" / "run.shoal").exists() and process.poll() is None:
             select.select([], [], [], 0.05)
@@ -329,9 +309,7 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the
-    whole demo.
-    """
+    """``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the whole demo."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.shoal").touch()
@@ -384,9 +362,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_no_key_is_made_where_git_would_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``git add .`` staged the private key of a node that was started in a
-    checkout.
-    """
+    """``git add .`` staged the private key of a node that was started in a checkout."""
     git(tmp_path, "init", "--quiet")
     monkeypatch.chdir(tmp_path)
     for command in (
@@ -420,46 +396,8 @@ def test_no_key_is_made_where_git_would_take_it(
     check_key_place(tmp_path.parent / "elsewhere" / "key")
 
 
-def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
-    """It packed whatever lay in the checkout, a node's folder included."""
-    tree = tmp_path / "tree"
-    wanted = {"p2p", "roles", "proofs", "sim", "bench", "docs", "tests"}
-    for name in wanted:
-        (tree / name).mkdir(parents=True)
-        (tree / name / "__init__.py").touch()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt"):
-        shutil.copy(ROOT / name, tree)
-    (tree / "worker").mkdir()
-    (tree / "worker" / "key").write_bytes(bytes(32))
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "sdist",
-        "--directory",
-        str(tmp_path),
-    ]
-    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=START_SECONDS)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        names = {name.split("/", 2)[1] for name in packed.getnames()}
-    files = {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "Makefile",
-        "constraints.txt",
-        "PKG-INFO",
-    }
-    assert names == wanted | files
-
-
 def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
-    """On Windows the first thing that a newcomer saw was ``No module named
-    'fcntl'``.
-    """
+    """On Windows the first thing that a newcomer saw was ``No module named 'fcntl'``."""
     # Not files of these names: some builds of Python have the modules compiled in.
     hide = 'import sys\nsys.modules["fcntl"] = sys.modules["resource"] = None\n'
     (tmp_path / "sitecustomize.py").write_text(hide)

@@ -184,10 +184,7 @@ def draft_of(example: str) -> dict[str, Any]:
     [
         ("sorting", Plan("sorting")),
         ("arithmetic", Plan("arithmetic", "smollm2")),
-        (
-            "questions",
-            Plan("questions", "smollm2", (Source("math-exact", QUESTIONS),)),
-        ),
+        ("questions", Plan("questions", "smollm2", (Source("math-exact", QUESTIONS),))),
     ],
 )
 def test_the_drafts_of_the_examples_are_what_init_writes(

@@ -1,6 +1,5 @@
 """Whatever the bytes, `verify` answers with a value; whatever the claims, so do replay and the
-judge.
-"""
+judge."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def test_arbitrary_logits_replay(
 @given(st.lists(st.lists(st.integers(-2, 12), max_size=6), max_size=3))
 def test_arbitrary_shapes(tokens: list[list[int]]) -> None:
     check_shape(
-        tokens,
-        Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9})),
+        tokens, Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9}))
     )
 
 

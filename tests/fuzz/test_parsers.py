@@ -13,22 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bench.dht import Swarm
-from p2p.circuit.messages import (
-    MAX_ADDRS,
-    HolePunch,
-    HopMessage,
-    HopType,
-    Limit,
-    PunchType,
-    Reservation,
-    StopMessage,
-    StopType,
-    check_voucher_untrusted,
-    decode_hop_untrusted,
-    decode_punch_untrusted,
-    decode_stop_untrusted,
-    sign_voucher,
-)
+from p2p.circuit import messages as circuit
 from p2p.dht import Record, messages as dht
 from p2p.dht.record import decode_addrs_untrusted, decode_record_untrusted, encode_addrs
 from p2p.equivocation import Equivocation
@@ -44,28 +29,12 @@ from p2p.ledger.core.chain import (
 from p2p.ledger.core.exchange import Exchange, Question, Shelf, decode_question_untrusted
 from p2p.membership import heartbeat, messages as membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
-from p2p.node.admission import (
-    Credential,
-    decode_credential_untrusted,
-    decode_invite_untrusted,
-    decode_pass_untrusted,
-    sign_invite,
-)
+from p2p.node import admission
 from p2p.node.clock import decode_clock_untrusted
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.wiring import places_untrusted
 from p2p.protobuf import field, fields_untrusted
-from p2p.reach import messages as autonat
-from p2p.reach.mapping import (
-    decode_description_untrusted,
-    decode_http_untrusted,
-    decode_ipv4_untrusted,
-    decode_pcp_untrusted,
-    decode_pmp_untrusted,
-    decode_soap_untrusted,
-    decode_ssdp_untrusted,
-    decode_url_untrusted,
-)
+from p2p.reach import mapping, messages as autonat
 from p2p.shardcast import messages as shardcast
 from p2p.shardcast.codec import decode_chunk_untrusted, encode_chunk
 from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
@@ -78,15 +47,8 @@ from p2p.shardcast.manifest import (
     decode_manifest_untrusted,
 )
 from p2p.swarm.identify import decode_info_untrusted, encode_info
+from p2p.transport import dns as names
 from p2p.transport.core.noise import decode_hello_untrusted, decode_public_key_untrusted
-from p2p.transport.dns import (
-    PTR,
-    TXT,
-    decode_dns_untrusted,
-    dnsaddrs_untrusted,
-    encode_question,
-    encode_record,
-)
 from p2p.wire import FrameParser, decode_varint_untrusted, frame, pack, unpack_untrusted
 from proofs.checks import Verdict
 from roles.contract.core.file import decode_run_untrusted
@@ -189,15 +151,17 @@ TRANSPORT = {
 # Circuits, reachability, routers
 
 CIRCUIT = ADDR.with_peer(ALICE.peer_id).through
-VOUCHER = sign_voucher(ALICE, BOB.peer_id, 1_800_000_000)
-HOP = HopMessage(
-    kind=HopType.STATUS,
+VOUCHER = circuit.sign_voucher(ALICE, BOB.peer_id, 1_800_000_000)
+HOP = circuit.HopMessage(
+    kind=circuit.HopType.STATUS,
     peer=BOB.peer_id,
-    reservation=Reservation(1, (CIRCUIT,), VOUCHER),
-    limit=Limit(1, 2),
+    reservation=circuit.Reservation(1, (CIRCUIT,), VOUCHER),
+    limit=circuit.Limit(1, 2),
     status=100,
 )
-STOP = StopMessage(kind=StopType.CONNECT, peer=BOB.peer_id, limit=Limit(1))
+STOP = circuit.StopMessage(
+    kind=circuit.StopType.CONNECT, peer=BOB.peer_id, limit=circuit.Limit(1)
+)
 DIALS = (
     autonat.DialRequest((CIRCUIT, None), 7).encode(),
     autonat.DialResponse(200, 1, 200).encode(),
@@ -218,8 +182,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
 NAME = "a.example"
 PLACE = f"dnsaddr=/ip4/1.2.3.4/tcp/5/p2p/{ALICE.peer_id}"
-QUESTION = encode_question(NAME, TXT)[12:]
-TEXT = encode_record(NAME, TXT, 9, bytes([len(PLACE)]) + PLACE.encode() + b"\1x")
+QUESTION = names.encode_question(NAME, names.TXT)[12:]
+TEXT = names.encode_record(NAME, names.TXT, 9, bytes([len(PLACE)]) + PLACE.encode() + b"\1x")
 BACK = b"\xc0\x0c" + TEXT[len(NAME) + 2 :]
 """The same record, whose name is a pointer to the question's."""
 DNS = struct.pack(">HHHHHH", 7, 0x8400, 1, 2, 0, 0) + QUESTION + TEXT + BACK
@@ -234,18 +198,19 @@ def belongs_to_router(url: tuple[int, str], _: bytes) -> bool:
 
 
 REACH = {
-    "hop": rewritten(decode_hop_untrusted, HopMessage.encode, HOP.encode()),
-    "stop": rewritten(decode_stop_untrusted, StopMessage.encode, STOP.encode()),
+    "hop": rewritten(circuit.decode_hop_untrusted, circuit.HopMessage.encode, HOP.encode()),
+    "stop": rewritten(circuit.decode_stop_untrusted, circuit.StopMessage.encode, STOP.encode()),
     "punch": Parser(
-        decode_punch_untrusted,
-        (HolePunch(PunchType.CONNECT, (CIRCUIT,) * 6).encode(),),
-        lambda punch, _: len(punch.addrs) <= MAX_ADDRS,
+        circuit.decode_punch_untrusted,
+        (circuit.HolePunch(circuit.PunchType.CONNECT, (CIRCUIT,) * 6).encode(),),
+        lambda punch, _: len(punch.addrs) <= circuit.MAX_ADDRS,
     ),
     "voucher": Parser(
-        lambda data: check_voucher_untrusted(data, ALICE.peer_id, BOB.peer_id), (VOUCHER,)
+        lambda data: circuit.check_voucher_untrusted(data, ALICE.peer_id, BOB.peer_id),
+        (VOUCHER,),
     ),
     "voucher of another relay": Parser(
-        lambda data: check_voucher_untrusted(data, MALLORY.peer_id, BOB.peer_id),
+        lambda data: circuit.check_voucher_untrusted(data, MALLORY.peer_id, BOB.peer_id),
         holds=lambda *_: False,
     ),
     "autonat": Parser(autonat.decode_untrusted, DIALS),
@@ -255,44 +220,47 @@ REACH = {
         lambda nonce, _: 0 <= nonce < 2**64,
     ),
     "pcp": Parser(
-        lambda data: decode_pcp_untrusted(data, NONCE, 7), (PCP,), lambda it, _: it.port < 2**16
+        lambda data: mapping.decode_pcp_untrusted(data, NONCE, 7), (PCP,),
+        lambda it, _: it.port < 2**16,
     ),
     "pmp": Parser(
-        lambda data: decode_pmp_untrusted(data, 2, 7), (PMP,), lambda it, _: it.port < 2**16
+        lambda data: mapping.decode_pmp_untrusted(data, 2, 7), (PMP,),
+        lambda it, _: it.port < 2**16,
     ),
     "http": Parser(
-        decode_http_untrusted,
+        mapping.decode_http_untrusted,
         (CHUNKED, SIZED),
         lambda found, data: 0 <= found[0] <= 999 and len(found[1]) <= len(data),
     ),
     "ssdp": Parser(
-        lambda data: decode_ssdp_untrusted(data, ROUTER), (SSDP,), belongs_to_router
+        lambda data: mapping.decode_ssdp_untrusted(data, ROUTER), (SSDP,), belongs_to_router
     ),
     "url": Parser(
-        text(lambda said: decode_url_untrusted(said, ROUTER)), (URL.encode(),),
+        text(lambda said: mapping.decode_url_untrusted(said, ROUTER)), (URL.encode(),),
         belongs_to_router,
     ),
     "description": Parser(
-        text(lambda said: decode_description_untrusted(said, ROUTER, 80, "/")),
+        text(lambda said: mapping.decode_description_untrusted(said, ROUTER, 80, "/")),
         (DESCRIPTION,),
         lambda service, _: service.host == ROUTER,
     ),
     "soap": Parser(
-        text(lambda said: decode_soap_untrusted(500, said, ["NewExternalIPAddress"])),
+        text(lambda said: mapping.decode_soap_untrusted(500, said, ["NewExternalIPAddress"])),
         (SOAP,),
         lambda reply, _: reply[0] in range(1000) and all(len(x) <= 64 for x in reply[1]),
     ),
     "ipv4": Parser(
-        text(decode_ipv4_untrusted), (b"8.8.8.8",), lambda it, _: isinstance(it, IPv4Address)
+        text(mapping.decode_ipv4_untrusted), (b"8.8.8.8",),
+        lambda it, _: isinstance(it, IPv4Address),
     ),
     "dns": Parser(
-        decode_dns_untrusted,
-        (DNS, encode_question(NAME, PTR, 3)),
+        names.decode_dns_untrusted,
+        (DNS, names.encode_question(NAME, names.PTR, 3)),
         lambda message, data: sum(len(t) for _, texts in message.texts for t in texts)
         <= len(data),
     ),
     "dnsaddr": Parser(
-        lambda data: dnsaddrs_untrusted(data.decode("latin-1").split("\n")),
+        lambda data: names.dnsaddrs_untrusted(data.decode("latin-1").split("\n")),
         ("\n".join([PLACE, "x"]).encode(),),
         lambda found, data: len(found) <= data.count(b"\n") + 1,
     ),
@@ -341,7 +309,7 @@ SAID: tuple[membership.Message, ...] = (
     membership.Suspect((BEAT,)),
 )
 ENTRIES = [make_entry(EMPTY, ALICE, "verdict", body, 0) for body in (b"yes", b"no")]
-INVITE = sign_invite(RUN.id, "inference", 3, 2_000_000_000, b"s" * 32, ALICE)
+INVITE = admission.sign_invite(RUN.id, "inference", 3, 2_000_000_000, b"s" * 32, ALICE)
 PASS = INVITE.pass_for(ALICE.peer_id).to_bytes()
 SHELF = Shelf(10**6)
 for one in ENTRIES[:1]:
@@ -391,12 +359,13 @@ SERVICES = {
     ),
     "clock": Parser(decode_clock_untrusted, (pack([1.8e9]),)),
     "invite": Parser(
-        lambda data: decode_invite_untrusted(data.decode("latin-1")),
+        lambda data: admission.decode_invite_untrusted(data.decode("latin-1")),
         (INVITE.to_text().encode(),),
     ),
-    "pass": Parser(decode_pass_untrusted, (PASS,)),
+    "pass": Parser(admission.decode_pass_untrusted, (PASS,)),
     "credential": Parser(
-        decode_credential_untrusted, (Credential(b"n" * 8, PASS, b"w" * 8).to_bytes(),)
+        admission.decode_credential_untrusted,
+        (admission.Credential(b"n" * 8, PASS, b"w" * 8).to_bytes(),),
     ),
     "run record": Parser(
         lambda data: places_untrusted(replace(RECORD, name=RUN.id, value=data)),
@@ -609,18 +578,18 @@ def test_whatever_the_bytes_a_parser_raises_bad_message_or_keeps_its_law(
 
 
 def test_answers_of_routers_and_names_are_understood() -> None:
-    assert decode_pcp_untrusted(PCP, NONCE, 7).port == 8
-    assert decode_pmp_untrusted(PMP, 2, 7).seconds == 60
-    assert decode_http_untrusted(CHUNKED) == (200, "abc")
-    assert decode_ssdp_untrusted(SSDP, ROUTER) == (5000, "/a?b=c")
-    service = decode_description_untrusted(DESCRIPTION.decode(), ROUTER, 80, "/")
+    assert mapping.decode_pcp_untrusted(PCP, NONCE, 7).port == 8
+    assert mapping.decode_pmp_untrusted(PMP, 2, 7).seconds == 60
+    assert mapping.decode_http_untrusted(CHUNKED) == (200, "abc")
+    assert mapping.decode_ssdp_untrusted(SSDP, ROUTER) == (5000, "/a?b=c")
+    service = mapping.decode_description_untrusted(DESCRIPTION.decode(), ROUTER, 80, "/")
     assert (service.kind, service.port) == ("WANPPPConnection:1", 5000)
-    assert decode_soap_untrusted(500, SOAP.decode(), []) == (718, ())
-    message = decode_dns_untrusted(DNS)
-    assert message.questions == ((NAME, TXT),)
+    assert mapping.decode_soap_untrusted(500, SOAP.decode(), []) == (718, ())
+    message = names.decode_dns_untrusted(DNS)
+    assert message.questions == ((NAME, names.TXT),)
     assert message.texts == ((NAME, (PLACE, "x")),) * 2
-    assert [str(addr) for addr in dnsaddrs_untrusted([PLACE, "x"])] == [PLACE[8:]]
-    assert decode_dns_untrusted(encode_question(NAME, PTR, 3)).id == 3
+    assert [str(addr) for addr in names.dnsaddrs_untrusted([PLACE, "x"])] == [PLACE[8:]]
+    assert names.decode_dns_untrusted(names.encode_question(NAME, names.PTR, 3)).id == 3
     info = decode_info_untrusted(INFO)
     assert (info.protocols, info.listen_addrs) == (("/a", "/b"), (ADDR,))
     assert info.observed_addr == Multiaddr.tcp("::1", 6)

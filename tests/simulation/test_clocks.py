@@ -12,28 +12,17 @@ import trio
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.node.screen import facts_about
-from roles.contract import sign_run
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.rl.recipes import SORTING
 from sim import open_swarm, run_simulation
 from sim.kernel.simulation import Simulation
 from sim.node.swarm import SimNode
-from tests.support.runs import TERMS
+from sim.workloads.run_file import write_run
 
 
 def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tuple[str, str]]:
     """What each node of a swarm says of its clock, in its status and on its screen."""
 
     async def main(simulation: Simulation) -> dict[str, tuple[str, str]]:
-        keys = simulation.keys
-        terms = replace(
-            TERMS,
-            trainers=(keys.signer("n0").peer_id,),
-            validators=(keys.signer("n1").peer_id,),
-            model=replace(SORTING, engine="fake"),
-            sampling=NO_SAMPLING,
-        )
-        run = sign_run(terms, keys.signer("owner"))
+        run = write_run(simulation.keys, "clocks", "n0", "n1")
         config = replace(NodeConfig(), dht=replace(NodeConfig().dht, difficulty=4))
         nodes: dict[str, Node] = {}
 

@@ -13,6 +13,7 @@ import trio
 from p2p.errors import StorageError
 from p2p.host import Stream
 from p2p.identity import PeerId
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.core.messages import Ready, Record, RoundMessage, Sum
 from roles.diloco.core.pieces import CLIP, digest_of
 from roles.diloco.core.round import RoundCore
@@ -20,6 +21,7 @@ from roles.diloco.exchange import Blob, PieceServer, Read
 from roles.diloco.session import DilocoSession
 from roles.engines.base import EngineError
 from sim.faults.plan import Fault
+from sim.kernel.keys import KeyRing
 from sim.net.link import LinkSpec
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
@@ -92,9 +94,13 @@ def test_a_full_disk_stops_no_other_and_loses_nothing(quiet: Quiet) -> None:
     assert metrics["convicted"] == 0
 
 
-def test_half_killed_at_once_goes_on_with_the_anchor(quiet: Quiet) -> None:
+def test_half_killed_at_once_goes_on_with_the_anchor(
+    quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor = KeyRing(1, hashed=False).signer("site-0").peer_id
+    monkeypatch.setattr(diloco, "DilocoTerms", partial(DilocoTerms, anchor=anchor))
     fault = Fault(at=25.0, kind="vanish", who=("site-2", "site-3"))
-    metrics = played(changed(quiet(faults=(fault,)), {"anchor": 1}))
+    metrics = played(quiet(faults=(fault,)))
     assert metrics["rounds"] == 6
     assert metrics["members_end"] == 2
 

@@ -1,6 +1,5 @@
-"""Workers that draw several places at a time and are killed: they leave no place out, and
-hand in nothing that is too old.
-"""
+"""Workers that draw several places at a time and are killed: they leave no place out, and hand
+in nothing that is too old."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
 from roles.rl.recipes import NETWORK
 from sim.node.swarm import Swarm
-from tests.support.swarm import CAST, Lingering, nobody_honest_is_rejected, perform
+from tests.support.swarm import CAST, Lingering, finish, perform
 
 WORKERS = ("inference-1", "inference-2")
 
@@ -97,9 +96,7 @@ def test_workers_killed_while_they_draw_several_places_leave_none_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = Watched(monkeypatch, turn=0.1)
-    health = perform(Deadly(CAST), steps=10)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
+    finish(Deadly(CAST), steps=10)
     assert watched.most > 2
     assert watched.passed > 100
     watched.check_order()
@@ -110,9 +107,7 @@ def test_what_becomes_too_old_in_the_middle_is_dropped_and_leaves_no_gap(
 ) -> None:
     """Engines so slow that policies overtake what they draw."""
     watched = Watched(monkeypatch, turn=3.0)
-    health = perform(Lingering(CAST), steps=5)
-    assert health["done"] == 1
-    assert nobody_honest_is_rejected(health)
+    finish(Lingering(CAST), steps=5)
     assert watched.dropped > 0
     assert max(watched.behind) <= NETWORK.sampling.lag
     watched.check_order()

@@ -1,6 +1,5 @@
 """A later edition of the run file reaches running roles: who is not named stops, and what
-expires, rests.
-"""
+expires, rests."""
 
 from __future__ import annotations
 
@@ -240,9 +239,7 @@ def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatc
 def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
     key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Half of a swarm would work by the old recipe, and be rejected by the other
-    half.
-    """
+    """Half of a swarm would work by the old recipe, and be rejected by the other half."""
 
     def change(_: Swarm, terms: Terms) -> Terms:
         pin = replace(terms.environments[0], digest=bytes(32))
@@ -343,8 +340,7 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
 
 @pytest.mark.deep
 def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each camp ignored the other's edition in silence, and refused its honest work."""
     camps = {"validator-1": ("validator-1", "inference-1"), "validator-2": ("validator-2",)}

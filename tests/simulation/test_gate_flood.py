@@ -3,6 +3,7 @@ the trainer, do not shut out those who work."""
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import pytest
@@ -119,7 +120,11 @@ def test_newcomers_do_not_starve_those_in_standing_at_the_trainers_scorer(
         return await check(self, *args)
 
     monkeypatch.setattr(Scorer, "_check", slow)
-    alone = trainer_of(perform(Crowded(0), steps=400, seconds=SECONDS))
-    among = trainer_of(perform(Crowded(12), steps=400, seconds=SECONDS))
-    assert among["submissions_taken"] >= 0.7 * alone["submissions_taken"] > 20
-    assert among["accepted"] > among["submissions_taken"]  # newcomers are not shut out either
+    ratios = []
+    for seed in (1, 2, 3):  # single seeds scatter from 0.6 to 1.4
+        alone = trainer_of(perform(Crowded(0), seed, steps=400, seconds=SECONDS))
+        among = trainer_of(perform(Crowded(12), seed, steps=400, seconds=SECONDS))
+        assert alone["submissions_taken"] > 20
+        assert among["accepted"] > among["submissions_taken"]  # newcomers get their share
+        ratios.append(among["submissions_taken"] / alone["submissions_taken"])
+    assert median(ratios) >= 0.7

@@ -16,6 +16,7 @@ from sim.errors import SimDeadlock, SimForbidden, SimStuck
 from sim.kernel import virtual_time as kernel
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, open_swarm
 from sim.node.world import SimWorld
 
 
@@ -62,6 +63,57 @@ def test_a_world_in_which_all_wait_is_a_deadlock_with_names() -> None:
 
     with pytest.raises(SimDeadlock, match=r"the lazy one waits in Event\.wait"):
         with_world(body)
+
+
+async def wait_for_ever(node: SimNode) -> None:
+    await trio.sleep_forever()
+
+
+async def sleep_for_ever(node: SimNode) -> None:
+    while True:
+        await node.world.sleep(60)
+
+
+async def wait_and_wait(node: SimNode) -> None:
+    for _ in range(10):
+        with trio.CancelScope(shield=True):
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "failure", "words"),
+    [
+        (wait_for_ever, SimDeadlock, r"5\.0+ s; n1: keeper waits in wait_for_ever; n2: keeper"),
+        (sleep_for_ever, SimStuck, r"3600 virtual seconds: n1: keeper waits in SimWorld"),
+        (wait_and_wait, SimDeadlock, "n1: keeper waits in wait_and_wait"),
+    ],
+)
+def test_cleanup_that_does_not_end_is_named(
+    cleanup: Callable[[SimNode], Awaitable[None]], failure: type[Exception], words: str
+) -> None:
+    async def keep(node: SimNode) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await cleanup(node)
+
+    async def live(node: SimNode) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep, node, name="keeper")
+            await trio.sleep_forever()
+
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            swarm.add("n1", live)
+            swarm.add("n2", live)
+            await swarm.sleep(5)
+
+    with pytest.raises(failure, match=words):
+        run_simulation(main, seed=1, horizon=100)
 
 
 def test_a_task_that_spins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

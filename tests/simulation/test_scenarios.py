@@ -12,13 +12,14 @@ import pytest
 from p2p.errors import ConfigError
 from sim.cli import main
 from sim.faults.plan import KINDS, Fault
+from sim.run.catalogue import THEMES, cost
 from sim.run.meanings import MEANINGS
 from sim.run.report import report
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
 from sim.run.sweep import changed, grid, run_one, summarise
 from tests.support.scenarios import embedded
-from tests.sweeps import DEEP
+from tests.sweeps import DEEP, swept
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -30,10 +31,16 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
     scenario.open_workload()
 
 
-EVERYDAY = (
-    "black_hole", "churn", "diloco", "lab_warm_small",
-)  # fmt: skip
-"""A quick one of most services; `test_spine.py` plays the spine, deep runs play all."""
+def test_every_scenario_has_one_theme_and_a_cost() -> None:
+    listed = [name for costs in THEMES.values() for name in costs]
+    assert sorted(listed) == sorted(scenario_names())
+    for costs in THEMES.values():
+        assert all(str(seconds)[0] in "125" and seconds > 0 for seconds in costs.values())
+    assert (cost("soak_month"), cost("black_hole")[-1]) == ("83 min", "s")
+
+
+EVERYDAY = ("black_hole", "churn", "diloco", "lab_warm_small")
+"""A quick one of most services; deep runs play all."""
 HOURS = ("soak_month", "thousand", "volunteers")
 """100 CPU seconds, 400, and hours: for `python -m sim run`."""
 PLAYED = [name for name in scenario_names() if name not in HOURS]
@@ -47,6 +54,26 @@ def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
     result = run_scenario(load_scenario(name), 1)
     assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
     assert {f"fault/{fault['kind']}" for fault in result.faults} <= set(result.witnessed)
+
+
+DEMO_KEYS = {
+    "peers", "greedy_start", "greedy_end", "reward_start", "reward_end", "policies",
+    "staleness_max", "rollouts_accepted", "rollouts_rejected", "cheater_submitted",
+    "cheater_accepted", "honest_rejected", "policy_bytes", "origin_upload_bytes",
+    "leaf_share_from_peers", "seconds",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", swept(range(1, 21), 1))
+def test_the_spine_ends_whole_whatever_the_seed(seed: int) -> None:
+    result = run_scenario(load_scenario("spine"), seed)
+    assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
+    metrics = result.metrics
+    assert set(metrics) >= DEMO_KEYS
+    assert float(metrics["reward_end"]) > float(metrics["reward_start"])
+    payload = float(metrics["policy_bytes"]) * float(metrics["policies"])
+    # The first policy as it is, all others as patches of a hundredth.
+    assert float(metrics["origin_upload_bytes"]) <= 0.5 * payload
 
 
 def small(name: str, **changes) -> Scenario:

@@ -1,6 +1,5 @@
 """A trainer that is killed takes the steps since its checkpoint again, and comes to the same
-weights.
-"""
+weights."""
 
 from __future__ import annotations
 
@@ -134,9 +133,7 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
 
 
 @pytest.mark.deep
-def test_places_that_two_checkpoints_cover_are_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_places_that_two_checkpoints_cover_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     Course(monkeypatch)
     perform(play := Deadly([]), steps=STEPS)
     left = [path for path in play.disk.paths() if path.startswith("trainer/intake/")]

@@ -18,15 +18,12 @@ from p2p.ledger.core.exchange import (
     decode_question_untrusted,
 )
 from p2p.node.config import NodeConfig
-from p2p.node.node import Node, open_node
+from p2p.node.node import Node
 from p2p.wire import FrameReader
-from roles.contract import Run, sign_run
-from roles.contract.core.sampling import NO_SAMPLING
-from roles.rl.recipes import SORTING
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
-from tests.support.runs import TERMS
+from sim.workloads.run_file import open_member, write_run
 
 LIAR, JUDGE = "n1", "n2"
 SETTLED = 120.0
@@ -51,33 +48,16 @@ class Stage:
 
     def __post_init__(self) -> None:
         keys = self.swarm.simulation.keys
-        terms = replace(
-            TERMS,
-            trainers=(keys.signer("n0").peer_id,),
-            validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
-            model=replace(SORTING, engine="fake"),
-            sampling=NO_SAMPLING,
-        )
-        self.run: Run = sign_run(terms, keys.signer("owner"))
+        judges = tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE))
+        self.run = write_run(keys, "stories", "n0", LIAR, validators=judges)
         config = NodeConfig()
         self.config = replace(config, dht=replace(config.dht, difficulty=4))
         for number in range(self.size):
             self.swarm.add(f"n{number}", self.live)
 
     async def live(self, machine: SimNode) -> None:
-        first = machine.siblings[0]
-        is_first = machine is first
         await self.swarm.sleep(0.1 * len(self.nodes))
-        async with (
-            machine.open_host() as host,
-            open_node(
-                machine.world,
-                host,
-                self.config,
-                document=self.run.document if is_first else None,
-                bootstrap=() if is_first else (first.addr,),
-            ) as node,
-        ):
+        async with open_member(machine, self.config, self.run) as node:
             self.nodes[machine.name] = node
             if machine.name == LIAR:
                 await self.lie(node)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from p2p.sandbox import Containment
 from p2p.sandbox.confinement import Mechanism
 from roles.doctor.asking import Answer
-from roles.doctor.sighting import (
-    Need,
-    Sighting,
-    Torch,
-)
+from roles.doctor.sighting import Need, Sighting, Torch
 from roles.engines.config import GIB
 from roles.engines.hardware import Gpu
 from tests.support.runs import RUN

@@ -9,14 +9,7 @@ from typing import Any
 from p2p.identity import KeyPair
 from p2p.node.tables import write_table, write_toml
 from p2p.wire import pack
-from roles.contract.core.file import (
-    DOMAIN,
-    FORMAT,
-    EnvironmentPin,
-    Terms,
-    _sorted,
-    sign_run,
-)
+from roles.contract.core.file import DOMAIN, FORMAT, EnvironmentPin, Terms, _sorted, sign_run
 from roles.envs.base import environment_digest
 from roles.rl.recipes import NETWORK, SORTER, SORTING
 

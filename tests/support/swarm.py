@@ -91,6 +91,16 @@ def perform(play: Play, seed: int = 7, **parameters: float) -> Health:
     return outcome.value
 
 
+def finish(play: Play, seed: int = 7, **parameters: float) -> Health:
+    """Perform a play that must come to the end of its run, and in which no honest worker may
+    be rejected or banned.
+    """
+    health = perform(play, seed, **parameters)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    return health
+
+
 def roles_of(health: Health, kind: str) -> list[Mapping[str, Any]]:
     """What all roles of one kind say of themselves."""
     return [

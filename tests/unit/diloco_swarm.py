@@ -1,4 +1,4 @@
-"""A swarm of `RoundCore`s on one heap: lossy links, partitions, deaths, clocks that disagree.
+"""A swarm of `RoundCore`s: lossy links, partitions, deaths, clocks that disagree.
 
 What drivers do is modelled: inner steps and reductions take time, and a reduction fails if a
 contributor cannot be reached when it ends. States are digests.
@@ -7,7 +7,6 @@ contributor cannot be reached when it ends. States are digests.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import itertools
 from collections.abc import Callable
 from random import Random
@@ -30,7 +29,7 @@ from roles.diloco.core.messages import (
 )
 from roles.diloco.core.pieces import PieceGrid
 from roles.diloco.core.round import RoundCore, genesis
-from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.core_swarm import FakeSigner, Timeline, fake_verify, peer_named
 
 RUN = hashlib.sha256(b"a run").digest()
 GRID = PieceGrid.of(1024, Codec.INT8)
@@ -60,19 +59,17 @@ class Machine:
         self.seconds = 6.0
 
 
-class DilocoSwarm:
+class DilocoSwarm(Timeline):
     """Members by number."""
 
     def __init__(
         self, size: int, seed: int, *, anchor: int | None = None, skew: float = 0.0,
         founders: int | None = None, loss: float = 0.0,
     ) -> None:  # fmt: skip
+        super().__init__()
         self.random = Random(seed)
-        self.now = 0.0
         self.loss = loss
         self.sent = 0
-        self.heap: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = itertools.count()
         self.machines = [Machine(n, self.random.uniform(-skew, skew)) for n in range(size)]
         self.by_peer = {machine.peer: machine for machine in self.machines}
         self.anchor = None if anchor is None else self.machines[anchor].peer
@@ -84,14 +81,10 @@ class DilocoSwarm:
         """What a hostile member sends instead."""
         self.voted: dict[tuple[int, int, bytes], set[PeerId]] = {}
         """Who has made a vote durable for an outcome, by step and view."""
-        self.trace = hashlib.sha256()
         for machine in self.machines:
             machine.records = [genesis(RUN, self.founders)]
             machine.held = 0
             machine.states[0] = NO_DIGEST
-
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self.heap, (when, next(self.order), call))
 
     def start(self, *numbers: int) -> None:
         for number in numbers or range(len(self.machines)):
@@ -123,12 +116,6 @@ class DilocoSwarm:
 
     def heal(self) -> None:
         self.cut = set()
-
-    def run(self, until: float) -> None:
-        while self.heap and self.heap[0][0] <= until:
-            self.now, _, call = heapq.heappop(self.heap)
-            call()
-        self.now = until
 
     def feed(self, machine: Machine, event: ev.Event) -> None:
         assert machine.core is not None
@@ -196,7 +183,6 @@ class DilocoSwarm:
         return other.core is not None and pair not in self.cut
 
     def _carry_out(self, machine: Machine, effect: ev.Effect) -> None:
-        self.trace.update(repr((round(self.now, 6), machine.peer.short, type(effect))).encode())
         match effect:
             case ev.Send(peer, message):
                 said = self.twist(machine, peer, message)

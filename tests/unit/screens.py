@@ -51,8 +51,6 @@ SCENES: Final = {
         roles=(worker("drawing under policy 123456", HUGE, 123_456.0),),
     ),
     "foreign": facts_shown(
-        policy="3",
-        peers=1,
-        roles=(Progress(facts=(Fact("now", "“Größe” → ≤ 3 … oder"),)),),
+        policy="3", peers=1, roles=(Progress(facts=(Fact("now", "“Größe” → ≤ 3 … oder"),)),)
     ),
 }

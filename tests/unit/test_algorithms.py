@@ -12,12 +12,7 @@ import torch
 
 from p2p.errors import ConfigError
 from p2p.node.tables import read_table
-from roles.rl.algorithms.base import (
-    Algorithm,
-    Group,
-    Tokens,
-    k3,
-)
+from roles.rl.algorithms.base import Algorithm, Group, Tokens, k3
 from roles.rl.algorithms.cispo import Cispo
 from roles.rl.algorithms.dapo import Dapo
 from roles.rl.algorithms.dr_grpo import DrGrpo

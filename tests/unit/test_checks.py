@@ -121,11 +121,7 @@ def test_nan_never_passes(limits: Limits, field: str) -> None:
 
 
 def test_fp32_is_tighter_than_bf16() -> None:
-    for field, value in [
-        ("mantissa_mean", 0.3),
-        ("draw_distance", 0.01),
-        ("gap_max", 0.3),
-    ]:
+    for field, value in [("mantissa_mean", 0.3), ("draw_distance", 0.01), ("gap_max", 0.3)]:
         evidence = with_field(field, value)
         assert judge(evidence, Limits.fp32()).verdict is Verdict.REJECTED
         assert judge(evidence, Limits.bf16()).verdict is Verdict.ACCEPTED

@@ -21,18 +21,8 @@ from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words, noise_bits
 from roles.contract.core.shape import Dtype
-from roles.engines.base import (
-    Group,
-    GroupTask,
-    Sampling,
-    TrainingGroup,
-)
-from roles.engines.config import (
-    AUTO,
-    AUTO_THREADS,
-    EngineConfig,
-    GpuOptions,
-)
+from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.config import AUTO, AUTO_THREADS, EngineConfig, GpuOptions
 from roles.engines.hardware import Gpu, cores, gpus, idle_gpus, threads_of
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.device import CPU, find_device

@@ -146,10 +146,7 @@ def test_each_fragment_is_stepped_in_its_own_turn_as_if_it_were_the_model() -> N
     assert sum(parts.span(one).stop - parts.span(one).start for one in range(1, 5)) == size
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"inner_steps": 2}, {"overlap": True}, {"fragments": 2}],
-)
+@pytest.mark.parametrize("wrong", [{"inner_steps": 2}, {"overlap": True}, {"fragments": 2}])
 def test_data_parallel_is_refused_what_it_cannot_mean(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="averages the gradients of each step"):
         replace(PARALLEL, **wrong)  # type: ignore[arg-type]

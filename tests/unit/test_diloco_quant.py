@@ -72,10 +72,7 @@ def test_primes_quantiser_is_primes(values: object, codes: object) -> None:
     assert np.array_equal(prime_decode(found, table), array)
 
 
-@given(
-    st.sampled_from(Codec),
-    st.lists(st.floats(-(2.0**66), 2.0**66, width=32), max_size=700),
-)
+@given(st.sampled_from(Codec), st.lists(st.floats(-(2.0**66), 2.0**66, width=32), max_size=700))
 def test_what_is_encoded_decodes_within_half_a_step(codec: Codec, numbers: list[float]) -> None:
     values = np.array(numbers, np.float32)
     data = encode(codec, values)

@@ -10,14 +10,7 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from roles.diloco.core.election import choose, is_majority
-from roles.diloco.core.messages import (
-    Outcome,
-    Plan,
-    Promise,
-    Record,
-    RoundMessage,
-    Vote,
-)
+from roles.diloco.core.messages import Outcome, Plan, Promise, Record, RoundMessage, Vote
 from roles.diloco.core.round import check_record, genesis
 from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named

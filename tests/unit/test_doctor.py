@@ -27,14 +27,7 @@ from roles.doctor import command
 from roles.doctor.asking import Answer, DialIn, dial_in
 from roles.doctor.checks import CHECKS, Finding, Level, examine
 from roles.doctor.command import main
-from roles.doctor.sighting import (
-    Scoring,
-    Sighting,
-    Torch,
-    ask_torch,
-    need_of,
-    scoring_of,
-)
+from roles.doctor.sighting import Scoring, Sighting, Torch, ask_torch, need_of, scoring_of
 from roles.engines.config import GIB, MachineLimits
 from roles.engines.hardware import Gpu
 from tests.support.doctor import CARD, NEED, SOUND

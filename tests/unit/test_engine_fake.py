@@ -1,6 +1,5 @@
 """The fake engine: everything a function of its inputs, and each cheat with its own kind of
-evidence.
-"""
+evidence."""
 
 from dataclasses import replace
 from random import Random

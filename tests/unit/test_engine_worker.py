@@ -1,6 +1,5 @@
 """An engine in a process of its own: values and errors cross whole, and nothing outlives the
-node.
-"""
+node."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,14 +11,7 @@ import trio
 from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from proofs.checks import Limits, Verdict, judge
-from roles.engines.base import (
-    EngineError,
-    Group,
-    GroupTask,
-    Sampling,
-    TrainingGroup,
-    draw_all,
-)
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup, draw_all
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.envs.base import Task

@@ -155,12 +155,7 @@ def test_init_refuses_an_environment_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = str(KeyPair(bytes(32)).peer_id)
-    table = {
-        "name": "r",
-        "trainers": [key],
-        "validators": [key],
-        **SORTING_TABLES,
-    }
+    table = {"name": "r", "trainers": [key], "validators": [key], **SORTING_TABLES}
     terms = read_draft(table, "draft.toml", 0.0)
     check_environments(terms, ())
     calls = count()

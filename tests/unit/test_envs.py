@@ -1,6 +1,5 @@
 """The sort environment: determinism, the held-out rule, rewards; and how environments are
-found.
-"""
+found."""
 
 import sys
 from pathlib import Path
@@ -8,11 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p.errors import ConfigError
-from roles.envs.base import (
-    ENTRY_POINTS,
-    Task,
-    make_environment,
-)
+from roles.envs.base import ENTRY_POINTS, Task, make_environment
 from roles.envs.sort import SortEnvironment, decode, encode
 from tests.support.packages import install
 

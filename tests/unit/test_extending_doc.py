@@ -1,6 +1,5 @@
 """The environment in docs/tutorials/thirty-minutes.md is as short as it claims, sound, and a
-model learns from it.
-"""
+model learns from it."""
 
 from __future__ import annotations
 

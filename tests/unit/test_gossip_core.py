@@ -7,10 +7,8 @@ from typing import Any
 
 from p2p.events import PeerDown, PeerUp, Received, Tick
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core.core import MAX_PENDING, GossipCore
-from p2p.gossip.core.events import (
-    Subscribe,
-)
+from p2p.gossip.core.core import GossipCore
+from p2p.gossip.core.events import Subscribe
 from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import (
     PubsubMessage,
@@ -75,12 +73,6 @@ def message_of(
     return sign_message(FakeSigner(author), topic, data, seqno)
 
 
-# Swarms.
-
-
-# One core.
-
-
 def test_messages_of_foreign_keys_and_topics_are_dropped_without_blame() -> None:
     lone = Lone()
     foreign = PubsubMessage(b"\x12\x20" + bytes(32), bytes(8), TOPIC, b"x", bytes(64))
@@ -101,14 +93,3 @@ def test_subscriptions_of_one_peer_are_bounded() -> None:
     assert lone.core.counters["too many topics"] == 400 - (MAX_TOPICS_OF_PEER - 1)
     lone.do(PeerDown(ENEMY))
     assert list(lone.core._mesh._subscribers) == [TOPIC]
-
-
-def test_waiting_validations_are_bounded() -> None:
-    lone = Lone()
-    lone.later(20)  # a newcomer may not send so much
-    for number in range(MAX_PENDING + 5):
-        lone.hear(FRIEND, Rpc(messages=[message_of(peer_named(3), seqno=number)]))
-    assert lone.core.counters["too many pending"] == 5
-    lone.now += 60
-    lone.later(1)
-    assert not lone.core._pending  # their validator has crashed

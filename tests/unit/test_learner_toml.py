@@ -23,13 +23,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.own.draft import read_draft
 from roles.own.status import SwarmStatus
 from roles.rl.learner import FILE, LearnerConfig, write_learner
-from roles.rl.recipes import (
-    KINDS,
-    SMALL_MODEL,
-    SORTING,
-    read_learner,
-    read_own_learner,
-)
+from roles.rl.recipes import KINDS, SMALL_MODEL, SORTING, read_learner, read_own_learner
 from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER
 from tests.support.swarm import Lingering, perform
 from tests.support.toys import sorting_engine, sorting_learner

@@ -113,7 +113,7 @@ async def test_a_ledger_of_another_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "00000000.seg").write_bytes(on_disk(chain(2, OTHER)))
     with pytest.raises(
-        StorageError, match=r"damaged at byte 0 \(an entry was signed with another key"
+        StorageError, match=r"damaged at byte 0 \(it is an entry of another author"
     ):
         async with ledger_in(tmp_path):
             pass

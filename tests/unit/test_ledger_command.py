@@ -26,12 +26,7 @@ from roles.contract.core.shape import ModelShape
 from roles.ledger.command import main
 from roles.ledger.core.receipt import sign_receipt
 from roles.ledger.reading import MAX_FILE
-from roles.protocol.core.statements import (
-    EARNED_KIND,
-    LEARNT_KIND,
-    VERDICT_KIND,
-    learnt_parts,
-)
+from roles.protocol.core.statements import EARNED_KIND, LEARNT_KIND, VERDICT_KIND, learnt_parts
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of

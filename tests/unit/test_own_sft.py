@@ -20,12 +20,7 @@ SAID = "well"
 def chats(path: Path, count: int = 64) -> Path:
     rows = []
     for number in range(count):
-        turns = [
-            ("user", f"{number}?"),
-            ("assistant", SAID),
-            ("user", "b"),
-            ("assistant", "w"),
-        ]
+        turns = [("user", f"{number}?"), ("assistant", SAID), ("user", "b"), ("assistant", "w")]
         rows.append({"messages": [{"role": who, "content": said} for who, said in turns]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

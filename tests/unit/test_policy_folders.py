@@ -13,13 +13,7 @@ from roles.engines.base import Completion, EngineError, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.vllm.weights import OpenWeights
-from roles.models.bundle import (
-    EMBEDDING,
-    HEAD,
-    check_weights,
-    read_config,
-    read_floats,
-)
+from roles.models.bundle import EMBEDDING, HEAD, check_weights, read_config, read_floats
 from roles.models.safetensors import RawTensor
 from roles.rl.learner import LearnerConfig
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights

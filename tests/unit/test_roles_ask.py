@@ -91,9 +91,7 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
 async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
     published: int, step: int
 ) -> None:
-    """It published its newest version anew, with another predecessor, and was
-    halted by all.
-    """
+    """It published its newest version anew, with another predecessor, and was halted by all."""
 
     class Opens:
         async def open(self, _: str, base: str) -> int:

@@ -18,12 +18,7 @@ from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.status import InferenceCounts
 from roles.protocol.core.findings import HEARS_OTHER, Weight
-from roles.protocol.scorer import (
-    ENVIRONMENT_FAILED,
-    HEARS_MORE,
-    Scorer,
-    inconclusive,
-)
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, Scorer, inconclusive
 from roles.rl.recipes import NETWORK
 from roles.trainer.core.gate import Audited
 from roles.trainer.desk import WorkDesk

@@ -1,9 +1,7 @@
-"""Swarms of cores on a small heap: latency, and one FIFO per access link in each direction."""
+"""Swarms of cores: latency, and one FIFO per access link in each direction."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections.abc import Callable
 from random import Random
@@ -39,6 +37,7 @@ from p2p.shardcast.messages import (
 from p2p.wire import KI, MIB, pack
 from tests.shardcast_policies import pack_policy
 from tests.sweeps import swept
+from tests.unit.core_swarm import Timeline
 
 RUN = b"run"
 MBIT = 125_000.0
@@ -92,7 +91,7 @@ class Node:
         self.effects: list[ev.Effect] = []
 
 
-class Swarm:
+class Swarm(Timeline):
     """Nodes 0 (the origin) to N. Links in bytes per second; bulk is ordered per pair, messages
     just late.
     """
@@ -107,10 +106,8 @@ class Swarm:
         detect: float = 0.1,
         outsiders: int = 0,
     ) -> None:
-        self.now = 0.0
+        super().__init__()
         self.latency, self.detect = latency, detect
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
         self.keys = [key(number) for number in range(count + 1 + outsiders)]
         self.trainer = self.keys[0]
         self.policies = Policies(self.trainer)
@@ -133,15 +130,6 @@ class Swarm:
     @property
     def peers(self) -> list[Node]:
         return list(self.nodes.values())[1:]
-
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (max(when, self.now), next(self._order), action))
-
-    def run(self, until: float) -> None:
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
-        self.now = until
 
     def give(self, node: Node, event: ev.Event) -> None:
         if not node.alive:

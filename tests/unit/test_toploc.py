@@ -1,6 +1,5 @@
 """Activation proofs: the package's bytes, the law of interpolation, and every way to cheat
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -316,9 +315,8 @@ def test_the_package_statistics() -> None:
 
 
 def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> None:
-    """One value, half-way between two bfloat16 numbers, stands 16 times at the
-    border of a chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave
-    together."""
+    """One value, half-way between two bfloat16 numbers, stands 16 times at the border of a
+    chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave together."""
     rng = np.random.default_rng(7)
     rows = rng.uniform(0.1, 2.0, (32, 64)).astype(np.float32)
     flat = rows.reshape(-1)
@@ -347,9 +345,7 @@ def test_one_step_across_a_power_of_two_is_rounding() -> None:
 
 
 def test_equal_activations_are_still_compared() -> None:
-    """Where no value lies above the border, all are compared: ones prove ones
-    only.
-    """
+    """Where no value lies above the border, all are compared: ones prove ones only."""
     ones = np.ones((32, 64), dtype=np.float32)
     assert stats_of(commit([ones])[0], ones) == ToplocStats(1, 0, 0.0, 0.0)
     assert stats_of(commit([ones])[0], -ones).exponent_mismatches == 128
@@ -417,8 +413,7 @@ def test_wide_chunks_may_need_a_smaller_modulus_but_not_any() -> None:
 
 def test_noise_in_values_near_zero_is_nobodys_fault() -> None:
     """One row is one chunk, and its top k takes all of it, down to values as small as float32
-    noise.
-    """
+    noise."""
     theirs = noise(1, 64)
     theirs[0, :4] = 3e-6, -4e-6, 5e-6, 1e-5
     mine = theirs.copy()

@@ -31,8 +31,7 @@ def one_thread() -> None:
 
 def make_model(seed: int = 0, sharpness: float = 1.0) -> TransformerModel:
     """A random model whose head is scaled up, so that its distributions are as peaked as a
-    trained one's.
-    """
+    trained one's."""
     model = TransformerModel(SORTER)
     model.initialise(seed)
     with torch.no_grad():

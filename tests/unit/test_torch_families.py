@@ -46,8 +46,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
     """A folder of each family, with weights so large that its tokens are neither all alike nor
-    all equally likely.
-    """
+    all equally likely."""
     found = {}
     for family, shape in SHAPES.items():
         folder = make_folder(tmp_path_factory.mktemp(family.value), shape)

@@ -101,9 +101,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
-    """A weight of 3.2e37 was loaded without a word. The generation before stands
-    in.
-    """
+    """A weight of 3.2e37 was loaded without a word. The generation before stands in."""
     path = tmp_path / "checkpoint"
     learner = TorchLearner(CONFIG)
     learner.start()

@@ -1,6 +1,5 @@
 """A trainer's process is killed with -9 at any time: it comes to the weights of one that was
-not.
-"""
+not."""
 
 from __future__ import annotations
 

@@ -25,14 +25,7 @@ from roles.protocol.core.groups import UNHEARD
 from roles.protocol.scorer import ASKED, ENVIRONMENT_FAILED, HEARS_MORE, finding_against
 from roles.trainer.taken import TakenPlace, decode_taken_untrusted, learnable_groups
 from tests.support.models import SHAPES
-from tests.support.turns import (
-    CHEATS,
-    TRAINER,
-    Talk,
-    Talker,
-    cheat,
-    make_turns_run,
-)
+from tests.support.turns import CHEATS, TRAINER, Talk, Talker, cheat, make_turns_run
 
 SHAPE = SHAPES[Family.QWEN3]
 ENDS = range(1, 11)

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from p2p.node.admission import Capability, find_work, work_bits, work_cost
+from p2p.dht.stamp import stamp_cost
+from p2p.node.admission import Capability, find_work, work_bits
 from p2p.node.node import Node
 from roles.contract import Run
 from roles.contract.core.file import AdmissionRules, sign_run
@@ -30,7 +31,7 @@ def test_a_stamp_is_checked_by_one_hash_and_is_of_one_run_and_identity() -> None
     assert work_bits(bytes(32), STRANGER.peer_id, made[0]) < BITS
     assert work_bits(RUN.id, STRANGER.peer_id, made[0] + b"\0") == 0
     assert find_work(RUN.id, STRANGER.peer_id, 250, 0) == b""  # not among so many tries
-    assert work_cost(26) == pytest.approx(34, rel=0.05)
+    assert stamp_cost(26) == pytest.approx(34, rel=0.05)
 
 
 def with_stamps(monkeypatch: pytest.MonkeyPatch) -> None:

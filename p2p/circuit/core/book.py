@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from p2p.bounded import BoundedDict, RateLimit
 from p2p.circuit.messages import HopStatus, Limit
 from p2p.door import check_fields
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
-
-_MAX_COUNTED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,7 @@ class RelayBook:
         first."""
         self._circuits: Counter[PeerId] = Counter()
         """Circuits by peer. A circuit counts for both of its ends."""
-        self._requests: BoundedDict[PeerId, RateLimit] = BoundedDict(_MAX_COUNTED)
+        self._requests: BoundedDict[PeerId, RateLimit] = BoundedDict(4096)
 
     @property
     def reserved(self) -> tuple[PeerId, ...]:

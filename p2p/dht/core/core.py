@@ -79,19 +79,18 @@ class Publications:
         """Time at which the next record is due."""
         return min((kept.due for kept in self._kept.values()), default=math.inf)
 
-    def add(
-        self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
-    ) -> None:
+    def add(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
         """Publish a record from now on, replacing an earlier record of this name.
 
-        Our own address record (``own``) has no limit: there is one, and our addresses may
-        change when no caller is there to get the error.
+        Our own address record has no limit: there is one, and our addresses may change when no
+        caller is there to get the error.
 
         Raises:
             LimitExceeded: This node publishes `MAX_PUBLICATIONS` records already.
         """
         place = (namespace, name)
-        if not own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
+        is_own = namespace == ADDR_NAMESPACE and name == self._signer.peer_id.digest
+        if not is_own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
             raise LimitExceeded(f"a node keeps at most {MAX_PUBLICATIONS} DHT records alive")
         self._kept[place] = _Publication(namespace, name, value, lifetime)
 
@@ -107,17 +106,9 @@ class Publications:
         # gone.
         kept.due = now + min(self._interval, kept.lifetime / 3)
         self._seqno += 1
-        unsigned = Record(
-            namespace,
-            name,
-            self._signer.peer_id,
-            self._nonce,
-            self._seqno,
-            math.ceil(wall + kept.lifetime),
-            kept.value,
-            b"",
-        )
-        return sign_record(unsigned, self._signer)
+        me, expires = self._signer.peer_id, math.ceil(wall + kept.lifetime)
+        stamped = (namespace, name, me, self._nonce, self._seqno, expires)
+        return sign_record(Record(*stamped, kept.value, b""), self._signer)
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
         """Return the namespace and name of each record that is due."""
@@ -246,8 +237,6 @@ class DhtCore:
                 self._requester.put(token, record, now)
             case ev.Forget(namespace, name):
                 self._publications.forget(namespace, name)
-            case ev.Cancel(token):
-                self._requester.cancel(token)
             case _:
                 assert_never(event)
         effects = self._effects.copy()
@@ -305,8 +294,7 @@ class DhtCore:
         name = own.peer.digest
         if own.addrs:
             value = encode_addrs(own.addrs)
-            lifetime = self._config.addr_lifetime
-            self._publications.add(ADDR_NAMESPACE, name, value, lifetime, own=True)
+            self._publications.add(ADDR_NAMESPACE, name, value, self._config.addr_lifetime)
         else:
             self._publications.forget(ADDR_NAMESPACE, name)
 

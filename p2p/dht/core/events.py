@@ -57,15 +57,7 @@ class Forget:
     name: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End an operation without an outcome, because its caller has gone."""
-
-    token: int
-
-
-Command = Join | Get | Put | Forget | Cancel
-Event = HostEvent | Moved | Command
+Event = HostEvent | Moved | Join | Get | Put | Forget
 
 
 # Effects: what the driver is to do, beside those of `p2p.events`.

@@ -279,10 +279,6 @@ class Requester:
         """Return True if a call to ``peer`` is open."""
         return self._calls.waits_for(peer)
 
-    def cancel(self, token: int) -> None:
-        """Forget the caller of an operation, whose lookups end by themselves."""
-        self._waiting.pop(token, None)
-
     def _wait_for(self, token: int, operation: Operation, now: float) -> None:
         self._waiting[token] = operation
         heappush(self._deadlines, (now + self._config.timeout, token))

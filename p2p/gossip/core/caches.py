@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from p2p.gossip.config import HISTORY, HISTORY_GOSSIP, SEEN
 from p2p.gossip.messages import PubsubMessage
 from p2p.identity import PeerId
 from p2p.wire import MIB
 
 MAX_SEEN: Final = 64 * 1024
-"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of
-`GossipConfig.seen`. A run publishes a few a minute; the rest is room for floods."""
+"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of `SEEN`. A run
+publishes a few a minute; the rest is room for floods."""
 
 
 class SeenCache:
@@ -33,9 +34,7 @@ class SeenCache:
     oldest.
     """
 
-    def __init__(self, ttl: float) -> None:
-        """Keep each id for ``ttl`` seconds."""
-        self._ttl = ttl
+    def __init__(self) -> None:
         self._accepted: dict[bytes, float] = {}
         self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
         self._sender: dict[bytes, PeerId] = {}
@@ -50,14 +49,14 @@ class SeenCache:
     def add(self, identity: bytes, peer: PeerId, now: float) -> None:
         """Note a message from ``peer``; it counts as unaccepted until `accept`."""
         self._make_room()
-        self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
+        self._unaccepted.setdefault(peer, {})[identity] = now + SEEN
         self._sender[identity] = peer
 
     def accept(self, identity: bytes, now: float) -> None:
         """Mark a message as accepted, or as published by this node."""
         self._drop_unaccepted(identity)
         self._make_room()
-        self._accepted[identity] = now + self._ttl
+        self._accepted[identity] = now + SEEN
 
     def reject(self, identity: bytes) -> None:
         """Mark a message as rejected. Each peer that sends it again is penalised too."""
@@ -127,12 +126,10 @@ def size_of(message: PubsubMessage) -> int:
 
 
 class MessageCache:
-    """Accepted messages of recent heartbeats, in one window for each."""
+    """Accepted messages of the last `HISTORY` heartbeats, in one window for each."""
 
-    def __init__(self, history: int, history_gossip: int) -> None:
-        """Keep ``history`` windows and advertise the newest ``history_gossip`` of them."""
-        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(history)])
-        self._history_gossip = history_gossip
+    def __init__(self) -> None:
+        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(HISTORY)])
         self._messages: dict[bytes, PubsubMessage] = {}
         self._bytes = 0
         self._bytes_of: dict[bytes, int] = {}
@@ -150,9 +147,14 @@ class MessageCache:
             self._bytes += size
             self._bytes_of[message.author] = share
 
+    @property
+    def topics(self) -> list[str]:
+        """Topics of the messages."""
+        return list(dict.fromkeys(message.topic for message in self._messages.values()))
+
     def gossip_ids(self, topic: str) -> list[bytes]:
         """Return the ids of a topic to advertise by IHAVE, oldest first."""
-        recent = list(self._windows)[: self._history_gossip]
+        recent = list(self._windows)[:HISTORY_GOSSIP]
         messages = (message for window in reversed(recent) for message in window)
         return [message.id for message in messages if message.topic == topic]
 

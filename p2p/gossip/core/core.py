@@ -5,7 +5,8 @@ Theory of operation
 For each topic that the node subscribes to, a few peers form its mesh (`mesh`) and get each new
 message at once; other subscribers are told ids in each heartbeat and ask for what they miss
 (`message_cache`). A message is forwarded only after its signature was checked here and its
-content was accepted by the node (`Validate`, then `Validated`).
+content was accepted by the node (`Validate`, then `Validated`, which brings it back: the core
+keeps no message that waits).
 
 A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
 RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
@@ -25,14 +26,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
 from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip import messages as msg
-from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
+from p2p.gossip.config import BACKOFF, GossipConfig
 from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
@@ -42,22 +42,9 @@ from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
 
-MAX_PENDING: Final = 1024
-"""Maximum number of messages that wait for their validator. Further ones are dropped before
-they count as seen, so that they can come again."""
 MAX_ANSWER: Final = msg.MAX_RPC // 2
 """Maximum bytes of messages in one answer to IWANT. The host's outbox holds eight such
 answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingMessage:
-    """Message that waits for its validator, with the peer that brought it."""
-
-    message: msg.PubsubMessage
-    author: PeerId
-    source: PeerId
-    since: float
 
 
 class GossipCore:
@@ -79,9 +66,8 @@ class GossipCore:
         self._mesh = Mesh(config, rng, self._earned)
         self._quotas = PeerQuotas()
         self._promises = Promises(config)
-        self._seen = SeenCache(config.seen)
-        self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)
-        self._pending: dict[bytes, _PendingMessage] = {}
+        self._seen = SeenCache()
+        self._cache = MessageCache()
         self._out: dict[PeerId, msg.Rpc] = {}
         self._effects: list[ev.Effect] = []
         self._next_heartbeat = -math.inf
@@ -109,8 +95,6 @@ class GossipCore:
                 self._on_rpc(peer, data, now)
             case PeerUp(peer, dialled):
                 self._mesh.connected(peer, dialled)
-                self._earned.connected(peer)
-                self._promises.connected(peer)
                 self._quotas.connected(peer, now)
                 ours = [(topic, True) for topic in self._mesh.meshes]
                 self._rpc_to(peer).subscriptions.extend(ours)
@@ -131,8 +115,8 @@ class GossipCore:
                     self._announce_subscription(topic, False)
             case ev.Publish(topic, data):
                 self._publish(topic, data, now)
-            case ev.Validated(identity, validity):
-                self._on_validated(identity, validity, now)
+            case ev.Validated(asked, validity):
+                self._on_validated(asked, validity, now)
             case Tick():
                 self._heartbeat(now)
             case PeerDown():
@@ -152,22 +136,19 @@ class GossipCore:
         message = msg.sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
         self._cache.put(message)
-        for peer in self._mesh.publish_recipients(topic, size_of(message), now):
+        for peer in self._mesh.publish_recipients(topic, size_of(message)):
             self._rpc_to(peer).messages.append(message)
         self.counters["published"] += 1
 
-    def _on_validated(self, identity: bytes, validity: ev.Validity, now: float) -> None:
-        pending = self._pending.pop(identity, None)
-        if pending is None:
-            return
-        message, source = pending.message, pending.source
+    def _on_validated(self, asked: ev.Validate, validity: ev.Validity, now: float) -> None:
+        message, author, source = asked.message, asked.author, asked.source
         if validity is ev.Validity.ACCEPT:
             # Deliver it here, and send it to the mesh but for its author and the peer it came
             # from.
-            author = pending.author
             self._seen.accept(message.id, now)
             self._cache.put(message)
-            self._earned.delivered_first(source)
+            if self._mesh.is_connected(source):
+                self._earned.delivered_first(source)
             cost = RPC_COST + VERIFY_COST + size_of(message)
             self._quotas.authors.charge(author, now, cost)
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
@@ -224,8 +205,6 @@ class GossipCore:
                 self._penalise(peer, Offence.REJECTED, "rejected")
         elif message.author == self._signer.peer_id.digest:
             self.counters["echo"] += 1  # published before this process was restarted
-        elif len(self._pending) >= MAX_PENDING:
-            self.counters["too many pending"] += 1
         else:
             return self._check_signature(peer, message, now)
         return True
@@ -251,10 +230,7 @@ class GossipCore:
         if self._quotas.authors.level(author, now) <= 0:
             self.counters["author over quota"] += 1
             return True
-        self._pending[message.id] = _PendingMessage(message, author, peer, now)
-        self._effects.append(
-            ev.Validate(message.id, message.topic, author, message.data or b"")
-        )
+        self._effects.append(ev.Validate(message, author, peer))
         return True
 
     def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
@@ -298,7 +274,7 @@ class GossipCore:
             if message is not None:
                 size += size_of(message)
                 answer = self._rpc_to(peer).messages
-                if size > MAX_ANSWER or len(answer) >= msg.MAX_MESSAGES:
+                if size > MAX_ANSWER or len(answer) >= msg.MAX_ENTRIES:
                     return
                 self._quotas.charge(peer, size_of(message))
                 answer.append(message)
@@ -317,11 +293,6 @@ class GossipCore:
                 self._penalise(peer, Offence.FLOOD, "flood")
         self._earned.heartbeat()
         self._seen.expire(now)
-        # Seconds after which the validator of a message is taken to have crashed. Without it
-        # 1,024 crashes would fill `MAX_PENDING` and the node would take no message any more.
-        since = now - 10.0  # a validator's answer that comes later is dropped
-        for identity in [each for each, it in self._pending.items() if it.since <= since]:
-            del self._pending[identity]
         self._mesh.heartbeat(now)
         for topic in self._mesh.meshes:
             grafted, pruned = self._mesh.maintain(topic, now)
@@ -335,7 +306,7 @@ class GossipCore:
     def _emit_gossip(self) -> None:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
-        for topic in [*self._mesh.meshes, *self._mesh.fanout]:
+        for topic in self._cache.topics:
             # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and twice
             # what a peer of ours asks for (`promises.MAX_OWED`).
             ids = self._cache.gossip_ids(topic)[-1000:]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from p2p.events import HostEffect, HostEvent
-from p2p.gossip.messages import MAX_DATA, MAX_TOPIC
+from p2p.gossip.messages import MAX_DATA, MAX_TOPIC, PubsubMessage
 from p2p.identity import PeerId
 
 
@@ -72,18 +72,6 @@ class Publish:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
-    """Reports the validator's verdict on the message of an earlier `Validate`."""
-
-    id: bytes
-    validity: Validity
-
-
-Command = Subscribe | Unsubscribe | Publish | Validated
-Event = HostEvent | Command
-
-
 # Effects: what the driver is to do, beside those of `p2p.events`.
 
 
@@ -92,10 +80,18 @@ class Validate:
     """Ask the topic's validator about a message whose signature is good. The message is neither
     delivered nor forwarded before `Validated` accepts it."""
 
-    id: bytes
-    topic: str
+    message: PubsubMessage
     author: PeerId
-    data: bytes
+    source: PeerId
+    """Peer that brought the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Event: reports the validator's verdict on what a `Validate` asked."""
+
+    asked: Validate
+    validity: Validity
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +103,6 @@ class Deliver:
     data: bytes
 
 
+Event = HostEvent | Subscribe | Unsubscribe | Publish | Validated
 OwnEffect = Validate | Deliver
 Effect = HostEffect | OwnEffect

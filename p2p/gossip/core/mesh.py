@@ -2,8 +2,10 @@
 
 Of the connected peers that subscribe to a topic, about ``degree`` are its *mesh*: they get
 every message at once. The others get ids by IHAVE now and then and ask by IWANT for what they
-miss. For a topic that we only publish to, a few of its subscribers are kept as *fanout*. A peer
-that was pruned is not grafted again before its backoff ends.
+miss. A peer that was pruned is not grafted again before its backoff ends.
+
+gossipsub's *fanout*, a few subscribers kept for a topic that we only publish to, is left out:
+our own messages go to many more subscribers than that (flood publishing, below).
 
 Strangers who want to own a mesh
 --------------------------------
@@ -33,7 +35,7 @@ from random import Random
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.gossip.config import BACKOFF, FANOUT, LAZY, GossipConfig
+from p2p.gossip.config import BACKOFF, LAZY, GossipConfig
 from p2p.gossip.core.promises import FirstDeliveries
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
@@ -60,7 +62,7 @@ Predicate = Callable[[PeerId], bool]
 
 
 class Mesh:
-    """Subscribers, meshes, fanouts and backoffs of one node."""
+    """Subscribers, meshes and backoffs of one node."""
 
     def __init__(self, config: GossipConfig, rng: Random, earned: FirstDeliveries) -> None:
         self.meshes: dict[str, Peers] = {}
@@ -70,7 +72,6 @@ class Mesh:
         self._earned = earned
         self.topics_of: dict[PeerId, dict[str, None]] = {}
         self._subscribers: dict[str, Peers] = {}
-        self.fanout: dict[str, tuple[Peers, float]] = {}
         self._outbound: Peers = {}
         self._heartbeats = 0
         self._backoff: BoundedDict[tuple[str, PeerId], float] = BoundedDict(MAX_BACKOFFS)
@@ -115,15 +116,9 @@ class Mesh:
     # Our own subscriptions.
 
     def join(self, topic: str, now: float) -> list[PeerId]:
-        """Form a mesh for ``topic``, from its fanout first, and return the peers to send
-        GRAFT."""
+        """Form a mesh for ``topic`` and return the peers to send GRAFT."""
         self.meshes[topic] = {}
-        fanout, _ = self.fanout.pop(topic, ({}, 0.0))
-        known = self.subscribers(topic)
-        kept = [peer for peer in fanout if peer in known]
-        first = [peer for peer in kept if self._may_graft(topic, peer, now)]
-        self.meshes[topic].update(dict.fromkeys(first))
-        return first + self._top_up(topic, now)
+        return self._top_up(topic, now)
 
     def leave(self, topic: str, now: float) -> list[PeerId]:
         """Give up the mesh of ``topic`` and return the peers to send PRUNE."""
@@ -164,26 +159,18 @@ class Mesh:
 
     # Which peers get what.
 
-    def publish_recipients(self, topic: str, size: int, now: float) -> list[PeerId]:
+    def publish_recipients(self, topic: str, size: int) -> list[PeerId]:
         """Return the peers that get our own message of ``size`` bytes. They are the mesh, or
-        the fanout, and then other subscribers up to `MAX_FLOOD_PUBLISH` and
-        1 MiB in all."""
-        peers, subscribers = self.meshes.get(topic), self.subscribers(topic)
+        ``degree`` subscribers of a topic that is not ours, and then other subscribers up to
+        `MAX_FLOOD_PUBLISH` and 1 MiB in all."""
+        peers = self.meshes.get(topic)
         if peers is None:
-            # We do not subscribe: fill the fanout up to `degree`, and keep it for a while.
-            known, _ = self.fanout.get(topic, ({}, 0.0))
-            peers = {peer: None for peer in known if peer in subscribers}
-            missing = self._config.degree - len(peers)
-            peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
-            # Topics that we publish to without subscribing, as many as we remember of a peer.
-            # For one more the peers are drawn anew at each message.
-            if topic in self.fanout or len(self.fanout) < 64:
-                self.fanout[topic] = (peers, now + FANOUT)
+            peers = dict.fromkeys(self._sample(topic, (), self._config.degree))
         # Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an
         # announcement (17 KiB), 4 of the largest message (256 KiB). A publisher needs its
         # upload for its policies.
         room = min(MAX_FLOOD_PUBLISH - len(peers), MIB // max(1, size))
-        others = self._sample(topic, peers, len(subscribers))
+        others = self._sample(topic, peers, len(self.subscribers(topic)))
         earned = self._earned.first_deliveries
         others.sort(key=lambda peer: (peer in self._outbound, earned(peer)), reverse=True)
         return [*peers, *others[: max(0, room)]]
@@ -191,16 +178,15 @@ class Mesh:
     def gossip_recipients(self, topic: str) -> list[PeerId]:
         """Return random peers outside the mesh to send IHAVE in this heartbeat: D_lazy, or a
         quarter of them if that is more."""
-        mesh = self.meshes.get(topic) or self.fanout.get(topic, ({}, 0.0))[0]
+        mesh = self.meshes.get(topic, {})
         outside = len(self.subscribers(topic)) - len(mesh)
         return self._sample(topic, mesh, max(LAZY, outside // 4))
 
     # The heartbeat: `heartbeat` once, then `maintain` for each topic.
 
     def heartbeat(self, now: float) -> None:
-        """Forget expired fanouts and backoffs. This is called once in each heartbeat."""
+        """Forget expired backoffs. This is called once in each heartbeat."""
         self._heartbeats += 1
-        self.fanout = {topic: kept for topic, kept in self.fanout.items() if kept[1] > now}
         ended = now - BACKOFF_SLACK * self._config.interval
         self._backoff.keep(lambda until: until > ended)
 

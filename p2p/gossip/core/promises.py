@@ -32,20 +32,14 @@ class FirstDeliveries:
     def __init__(self) -> None:
         self._first_deliveries: dict[PeerId, float] = {}
 
-    def connected(self, peer: PeerId) -> None:
-        """Let ``peer`` earn first deliveries from now on."""
-        self._first_deliveries.setdefault(peer, 0.0)
-
     def disconnected(self, peer: PeerId) -> None:
         """Forget the first deliveries of ``peer``."""
         self._first_deliveries.pop(peer, None)
 
     def delivered_first(self, peer: PeerId) -> None:
-        """Credit ``peer`` with an accepted message that it brought before any other peer."""
-        known = self._first_deliveries.get(peer)
-        if known is not None:
-            # The most that a peer can have to its credit, one for each message delivered first.
-            self._first_deliveries[peer] = min(100.0, known + 1)
+        """Credit a connected peer with an accepted message that it brought before any other."""
+        # The most that a peer can have to its credit, one for each message delivered first.
+        self._first_deliveries[peer] = min(100.0, self.first_deliveries(peer) + 1)
 
     def first_deliveries(self, peer: PeerId) -> float:
         """Return the decayed number of messages that ``peer`` delivered first."""
@@ -53,7 +47,7 @@ class FirstDeliveries:
 
     def has_delivered(self, peer: PeerId) -> bool:
         """Return True if ``peer`` delivered a message first in this connection."""
-        return self._first_deliveries.get(peer, 0.0) > 0
+        return peer in self._first_deliveries
 
     def heartbeat(self) -> None:
         """Let all numbers decay. This is called once in each heartbeat."""
@@ -90,17 +84,13 @@ class Promises:
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
         self._of: dict[PeerId, dict[bytes, float]] = {}
-        """Maps each connected peer to the ids that it promised and the time at which each is
-        due."""
+        """Maps each connected peer that was asked to the ids that it promised and the time at
+        which each is due."""
         self._requests: dict[bytes, _OpenIwant] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
-
-    def connected(self, peer: PeerId) -> None:
-        """Allow requests to ``peer``."""
-        self._of.setdefault(peer, {})
 
     def disconnected(self, peer: PeerId) -> None:
         """Drop the promises of a peer that left."""
@@ -123,7 +113,7 @@ class Promises:
     def ask(self, identity: bytes, peer: PeerId, now: float, *, proven: bool) -> bool:
         """Note that ``peer`` is asked for this id. Return False, and note nothing, if it owes
         `MAX_OWED`, or if all promises are taken and ``peer`` itself has most of them."""
-        if len(self._of[peer]) >= MAX_OWED:
+        if len(self._of.setdefault(peer, {})) >= MAX_OWED:
             return False
         if self._count >= MAX_PROMISES:
             most = max(self._of, key=lambda each: len(self._of[each]))

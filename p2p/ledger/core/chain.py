@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from p2p.equivocation import Equivocation
@@ -58,8 +57,6 @@ LENGTH_BYTES: Final = 4
 CHECKSUM_BYTES: Final = 8
 """Bytes of SHA-256 kept as a checksum. It detects decay, not manipulation: one damaged record
 in 2**64 passes."""
-RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
-"""Bytes that a record adds to its entry: 12, or 4 % of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +120,7 @@ def make_entry(head: Head, signer: Signer, kind: str, body: bytes, wall: float) 
             f"an entry has a kind of 1 to {MAX_KIND} characters and at most {MAX_BODY} bytes"
         )
     bare = Entry(signer.peer_id, head.seqno + 1, head.digest, kind, int(wall), body, b"")
-    signature = signer.sign(DOMAIN, bare._signed())
-    return Entry(bare.author, bare.seqno, bare.previous, kind, bare.wall, body, signature)
+    return replace(bare, signature=signer.sign(DOMAIN, bare._signed()))
 
 
 def decode_entry_untrusted(data: bytes) -> Entry:
@@ -141,12 +137,10 @@ def decode_entry_untrusted(data: bytes) -> Entry:
         unpack_untrusted(data), bytes, bytes, what="ledger entry"
     )
     kinds = (bytes, int, bytes, str, int, bytes)
-    author, seqno, previous, kind, wall, body = fields_untrusted(
-        unpack_untrusted(signed), *kinds, what="ledger entry"
-    )
-    entry = Entry(
-        decode_peer_id_untrusted(author), seqno, previous, kind, wall, body, signature
-    )
+    fields = fields_untrusted(unpack_untrusted(signed), *kinds, what="ledger entry")
+    fields[0] = decode_peer_id_untrusted(fields[0])
+    fields.append(signature)
+    entry = Entry(*fields)
     sizes_ok = len(entry.previous) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
     if not sizes_ok or not 0 <= entry.seqno < 2**63 or not 0 < len(entry.kind) <= MAX_KIND:
         raise BadMessage(
@@ -274,22 +268,6 @@ class Place:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Result of `read_segment`: places of the whole records, the head after them, and their
-    end.
-
-    ``flaw`` says why the bytes after the end are no record of this log; empty if there are
-    none.
-    """
-
-    places: Sequence[Place]
-    head: Head
-    whole: int
-    last: Entry | None
-    flaw: str
-
-
 def checksum(data: bytes) -> bytes:
     """Return a checksum that detects changes of ``data`` on the disk."""
     return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
@@ -309,7 +287,7 @@ def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
         BadMessage: There is no whole and sound record at ``offset``.
     """
     length = data[offset : offset + LENGTH_BYTES]
-    start = offset + RECORD_HEAD
+    start = offset + LENGTH_BYTES + CHECKSUM_BYTES
     end = start + int.from_bytes(length, "big")
     if end - start > MAX_ENTRY:
         raise BadMessage(f"a record of {end - start} bytes is too long (at most {MAX_ENTRY})")
@@ -319,29 +297,6 @@ def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
     if checksum(length + encoded) != data[offset + LENGTH_BYTES : start]:
         raise BadMessage("a record does not have its checksum")
     return decode_entry_untrusted(encoded), end
-
-
-def read_segment(data: bytes, head: Head, author: PeerId) -> Segment:
-    """Check one segment file, which continues the log at ``head``.
-
-    Stops at the first bytes that are no record of this log, and never raises. Signatures are
-    not verified: the digest in the head commits to all that they sign, so the caller verifies
-    only that of the last entry (`Entry.is_signed`).
-    """
-    places: list[Place] = []
-    offset, last, flaw = 0, None, ""
-    while offset < len(data):
-        try:
-            entry, end = read_record(data, offset)
-            if entry.author != author:
-                raise BadMessage(f"an entry was signed with another key, of {entry.author}")
-            head = check_link(head, entry)
-        except BadMessage as error:
-            flaw = str(error)
-            break
-        places.append(Place(offset, end - offset, entry.kind))
-        last, offset = entry, end
-    return Segment(tuple(places), head, offset, last, flaw)
 
 
 SLOT_BYTES: Final = 4 * KI

@@ -15,11 +15,11 @@ proof is all that is kept of it: nothing that it states counts, nor has counted
 
 Entries are signed one by one, so they need not come in order, nor all of them: a *shelf* is a
 set, and two shelves of one author are merged by putting in what either lacks. It has a window,
-the newest entries that fit `budget` bytes, and beside it the entries of `LASTING` kinds,
-which must reach who comes later. What falls out of either depends on what was put in and not on
-the order in which it came, so that nodes which have heard the same keep the same. An `Extent`
-says what is here, holes included, in so few bytes that another node can hand over just what is
-missing (`Shelf.missing`).
+the newest entries that fit `budget` bytes, and beside it the *lasting* entries, which report
+bans and lies and must reach who comes later. What falls out of either depends on what was put
+in and not on the order in which it came, so that nodes which have heard the same keep the same.
+An `Extent` says what is here, holes included, in so few bytes that another node can hand over
+just what is missing (`Shelf.missing`).
 
 Whatever comes is first held against what is there: a statement that binds its author to another
 digest of some entry is an `Equivocation`, and ends the shelf.
@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -53,8 +53,6 @@ from p2p.ledger.core.chain import (
 )
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 
-LASTING: Final = ("ban", "lie")
-"""Kinds of entries that are kept beyond the window, because they report lies."""
 MAX_LASTING: Final = 256
 """Maximum number of an author's lasting entries, of which the newest are kept: as many as a
 trainer's proofs of bans."""
@@ -218,7 +216,7 @@ class Shelf:
             self.top = max(self.top, seqno)
         # Bytes of an entry that is kept so long; a trainer's have under 100.
         is_short = len(statement.body) <= 4 * KI
-        if statement.kind in LASTING and is_short and seqno > self._lasting_floor:
+        if statement.kind in ("ban", "lie") and is_short and seqno > self._lasting_floor:
             self._lasting[seqno] = statement
         self._heads.pop(seqno, None)
         self._trim()
@@ -267,18 +265,12 @@ class Question:
 
     def to_bytes(self) -> bytes:
         """Return the question as sent."""
-        rows = [
-            [
-                author.digest,
-                one.top,
-                one.digest,
-                one.floor,
-                one.low,
-                one.high,
-                [*chain(*one.spans)],
-            ]
-            for author, one in self.extents.items()
-        ]
+        rows = []
+        for author, one in self.extents.items():
+            ends = [*chain(*one.spans)]
+            rows.append(
+                [author.digest, one.top, one.digest, one.floor, one.low, one.high, ends]
+            )
         return pack([rows, [peer.digest for peer in self.forked]])
 
 
@@ -290,7 +282,6 @@ class Answer:
     forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
     """True if the requester has something that the responder lacks."""
-    size: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
         """Return the answer as sent."""
@@ -357,7 +348,6 @@ def decode_answer_untrusted(data: bytes) -> Answer:
         [decode_statement_untrusted(item) for item in said],
         [decode_fork_untrusted(item) for item in forks],
         is_behind,
-        len(data),
     )
 
 

@@ -21,10 +21,6 @@ from p2p.shardcast.config import ShardcastStats
 
 OTHER: Final = "other"
 """Label of members whose role is not installed here."""
-_UNITS: Final = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
-"""Suffixes of Prometheus' base units."""
-_BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers")
-"""Byte counts of SHARDCAST, by direction."""
 
 
 def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
@@ -87,7 +83,7 @@ def _moved(health: Health) -> Iterator[Metric]:
     family = CounterMetricFamily(
         "shoal_policy_bytes", "Bytes of policies moved, by direction.", labels=["direction"]
     )
-    for name in _BYTES:
+    for name in ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers"):
         if name in known:
             family.add_metric([name], _number(known[name]))
     yield family
@@ -106,7 +102,8 @@ def _of_role(role: str, status: Health, values: Iterator[Value]) -> Iterator[Met
         number = plain(find(status, value.key))
         if isinstance(number, int | float) and value.key not in told:
             told.add(value.key)
-            unit = _UNITS.get(value.unit, "")
+            units = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
+            unit = units.get(value.unit, "")
             name = f"shoal_{role}_{value.key.replace('.', '_')}"
             name = name if name.endswith(unit) else name + unit
             text = value.about or f"{value.label}."

@@ -22,7 +22,6 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/uPlot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
 """Maps each path to a file of the page and its media type."""
-_LINKS: Final = re.compile(r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?")
 
 
 @cache
@@ -39,7 +38,8 @@ def write_report(whole: dict[str, Any]) -> str:
 def write_file(name: str, scripts: Sequence[str], data: Mapping[str, object]) -> str:
     """Return the page ``name`` as one file with its scripts. ``data`` is embedded as JSON
     elements with its keys as ids."""
-    page = _LINKS.sub("", read_part(name).decode())
+    links = r"\s*<(?:link rel=\"stylesheet\"|script src=)[^>]*>(?:</script>)?"
+    page = re.sub(links, "", read_part(name).decode())
     style = "\n".join(read_part(part).decode() for part in ("uPlot.min.css", "page.css"))
     code = [read_part(part).decode() for part in ("uPlot.iife.min.js", *scripts)]
     rule = (

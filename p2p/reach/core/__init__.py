@@ -1,2 +1,1 @@
-"""Decisions without I/O: `answers` judges an address, `verdict` a host; `relays` chooses
-relays."""
+"""Decisions without I/O: `verdict` judges an address and a host; `relays` chooses relays."""

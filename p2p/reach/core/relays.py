@@ -13,12 +13,8 @@ WANTED: Final = 2
 """Reservations that a host keeps, so that one is left when a relay dies."""
 MAX_ASKED: Final = 8
 """Relays whose round trips are measured for one choice."""
-STEP: Final = 0.03
-"""Round trips that differ by less than these seconds count as equal; free places decide."""
-FIRST_REST: Final = 30.0
 LONGEST_REST: Final = 3600.0
 """Longest rest of a relay that was of no use, in seconds; rests double each time."""
-_MAX_RESTING: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ def rank(candidates: Iterable[Candidate], held: Container[str]) -> list[Candidat
         candidates,
         key=lambda one: (
             one.network != "" and one.network in held,
-            int(one.seconds / STEP),
+            int(one.seconds / 0.03),  # within 30 ms, free places decide
             -one.places,
         ),
     )
@@ -51,12 +47,13 @@ class Rests:
     """Rests of relays that were of no use."""
 
     def __init__(self) -> None:
-        self._until: BoundedDict[PeerId, tuple[float, float]] = BoundedDict(_MAX_RESTING)
+        self._until: BoundedDict[PeerId, tuple[float, float]] = BoundedDict(1024)
         """End and length of each rest."""
 
     def failed(self, relay: PeerId, now: float) -> None:
         """Let ``relay`` rest, longer than the last time."""
-        rest = min(2 * self._until.get(relay, (0.0, FIRST_REST / 2))[1], LONGEST_REST)
+        # The first rest is 30 s.
+        rest = min(2 * self._until.get(relay, (0.0, 15.0))[1], LONGEST_REST)
         self._until.renew(relay, (now + rest, rest))
 
     def served(self, relay: PeerId) -> None:

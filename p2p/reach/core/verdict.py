@@ -1,11 +1,28 @@
-"""Judges whether a host can be dialled from outside, from the results for its addresses."""
+"""Judges an address, and a host, by the answers of peers that tried to dial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 from p2p.multiaddr import Multiaddr
+
+MIN_ANSWERS: Final = 2
+"""Answers that must agree."""
+
+
+def judge(answers: Sequence[bool | None]) -> bool | None:
+    """Judge one address by the servers' answers.
+
+    Args:
+        answers: True or False from each server that tried to dial, None from one that did not.
+
+    Returns:
+        True if others can dial the address, False if not, None if that is unknown.
+    """
+    yes, no = answers.count(True), answers.count(False)
+    return None if max(yes, no) < MIN_ANSWERS or yes == no else yes > no
 
 
 class Reach(Enum):

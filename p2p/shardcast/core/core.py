@@ -202,7 +202,9 @@ class ShardcastCore:
                 download = self._downloads.get(message.policy)
                 if download is not None:
                     self._holders_say(peer, message, download)
-                elif isinstance(message, msg.Have) and self._versions.hear_name(message.policy):
+                elif isinstance(message, msg.Have) and self._versions.hear_name(
+                    message.policy, self._now
+                ):
                     self._out.append(ev.Send(peer, msg.Ask(message.policy, True)))
             case _:
                 assert_never(message)
@@ -221,11 +223,12 @@ class ShardcastCore:
                 download.availability.note_taken(peer, chunks)
                 return
             elif isinstance(message, msg.Have):
-                download.note_held(peer, chunks, self._now)
                 self._upload.note_word(peer, download.name, chunks, self._now)
+                if download.note_held(peer, chunks, self._now):
+                    self._pull(download)
             else:
                 self._upload.take_over(peer, download, message, self._now)
-            self._pull(download)
+                self._pull(download)
             return
         if download.manifest.publisher == self._local:
             # Who is in the next roster may be known later than that it is connected.

@@ -245,7 +245,8 @@ class Sharing:
     """Chunks to pass on when they arrive, each with the parent whose place this node takes and
     the header to use."""
     answers: BoundedDict[PeerId, int] = field(default_factory=_bounded)
-    """Number of chunks and have-lists that each peer has asked for."""
+    """Number of chunks and have-lists that each peer has asked for, and of chunks that it has
+    left to this node."""
     indexes: BoundedDict[PeerId, int] = field(default_factory=_bounded)
     children: tuple[PeerId, ...] = ()
     """Peers to which the last chunk that the origin gave this node as a root was relayed."""
@@ -421,15 +422,17 @@ class Download:
 
     # What other peers hold
 
-    def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
-        """Record that ``peer`` holds these chunks. The caller has checked that they exist."""
+    def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> bool:
+        """Record that ``peer`` holds these chunks. Return True if that is news. The caller has
+        checked that they exist."""
         news = self.availability.note_held(peer, chunks)
-        if peer == self.manifest.publisher:
-            # It has all of them from the start, which says nothing of the forest: a crowd that
-            # asked it for the index would take each chunk for late when a neighbour has it.
-            return
-        for chunk in news - self.verified - self.lateness.urgent:
-            self.lateness.note_seen(chunk, peer, now)
+        if peer != self.manifest.publisher:
+            # The origin has all of them from the start, which says nothing of the forest: a
+            # crowd that asked it for the index would take each chunk for late when a neighbour
+            # has it.
+            for chunk in news - self.verified - self.lateness.urgent:
+                self.lateness.note_seen(chunk, peer, now)
+        return bool(news)
 
     def note_withheld(self, chunk: int, parent: PeerId) -> None:
         """Record that ``parent`` holds a chunk and will not push it. It can be asked for the

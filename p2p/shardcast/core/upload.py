@@ -41,8 +41,8 @@ SPARE_ANSWERS: Final = 64
 stuck."""
 
 
-def _count(counts: BoundedDict[PeerId, int], peer: PeerId) -> int:
-    counts[peer] = counts.get(peer, 0) + 1
+def _count(counts: BoundedDict[PeerId, int], peer: PeerId, more: int = 1) -> int:
+    counts[peer] = counts.get(peer, 0) + more
     return counts[peer]
 
 
@@ -154,7 +154,10 @@ class Upload:
         forest = self._forest(download, skipped.epoch)
         if forest is None or not forest.is_above(skipped.stripe, parent, self._local):
             return
-        for chunk in ChunkSet.of_ranges(skipped.ranges):
+        chunks = ChunkSet.of_ranges(skipped.ranges)
+        if not self._may_ask(parent, download, len(chunks)):
+            return
+        for chunk in chunks:
             header = msg.ChunkHeader(skipped.policy, chunk, skipped.epoch, skipped.stripe)
             if chunk in download.verified:
                 self.forward(download, header, parent, now)
@@ -292,15 +295,17 @@ class Upload:
             download.availability.note_wanted(peer, chunk)
             self.push(peer, msg.ChunkHeader(download.name, chunk))
 
-    def _may_ask(self, peer: PeerId, download: Download) -> bool:
-        """Count a requested chunk or have-list. Return False if ``peer`` has asked for more
-        than twice the version.
+    def _may_ask(self, peer: PeerId, download: Download, chunks: int = 1) -> bool:
+        """Count requested chunks, a have-list, or chunks left to this node to relay. Return
+        False if ``peer`` has asked for more than twice the version.
 
         An honest peer asks for each chunk once, and again if the first answer was lost with its
         connection. Without a limit a peer of a slow node could keep the whole uplink busy by
-        asking for one chunk all day.
+        asking for one chunk all day, and a core by leaving it all chunks of 4,096 ten times a
+        second.
         """
-        return _count(download.sharing.answers, peer) <= 2 * download.count + SPARE_ANSWERS
+        most = 2 * download.count + SPARE_ANSWERS
+        return _count(download.sharing.answers, peer, chunks) <= most
 
     # Announcements
 

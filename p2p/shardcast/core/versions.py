@@ -10,6 +10,7 @@ it needs another encoding itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -43,7 +44,9 @@ class Versions:
         self._stall = stall
         self._selection = selection
         self._over: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        self._asked_about: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        self._asked_about: BoundedDict[bytes, float] = BoundedDict(MAX_MANIFESTS)
+        """Maps each unknown version to the time at which a peer was last asked for its
+        manifest."""
         self._postponed: dict[bytes, Manifest] = {}
         """The newest versions to fetch once the disk takes data again, by digest."""
         self._patching: dict[bytes, bytes] = {}
@@ -213,12 +216,12 @@ class Versions:
 
     # Versions of which only the name is known
 
-    def hear_name(self, name: bytes) -> bool:
-        """Return True the first time that a peer has chunks of an unknown version: it should be
-        asked for the manifest."""
-        if name in self._over or name in self._asked_about:
+    def hear_name(self, name: bytes, now: float) -> bool:
+        """Return True if a peer that has chunks of an unknown version should be asked for the
+        manifest, as another was not a moment ago."""
+        if name in self._over or now < self._asked_about.get(name, -math.inf) + self._stall:
             return False
-        self._asked_about[name] = None
+        self._asked_about.renew(name, now)
         return True
 
     # A disk that refuses

@@ -19,19 +19,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
+from p2p.dht.stamp import MAX_DIFFICULTY, stamp_cost
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
 from p2p.naming import printable
 from p2p.node.admission import (
     ID_CHARS,
-    MAX_STAMP_BITS,
     Capability,
     GuestRules,
     SignedRun,
     UnusableEdition,
     check_same_owner,
     check_same_run,
-    work_cost,
 )
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
@@ -137,7 +136,7 @@ class AdmissionRules:
         check_bounds(
             self,
             {
-                "stamp_bits": (0, MAX_STAMP_BITS),
+                "stamp_bits": (0, MAX_DIFFICULTY),
                 "min_memory": (0, MAX_MEMORY),
                 "min_tokens_per_second": (0.0, 1e9),
             },
@@ -586,7 +585,7 @@ class Run:
         bits = self.terms.admission.stamp_bits
         return (
             f"the work stamp of {bits} bits that the run asks for (about"
-            f" {work_cost(bits):,.0f} s of one core)"
+            f" {stamp_cost(bits):,.0f} s of one core)"
         )
 
     @property

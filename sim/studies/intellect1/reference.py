@@ -15,7 +15,6 @@ from sim.kernel.simulation import Simulation
 from sim.run.scenario import Scenario
 from sim.studies.intellect1.ring import bottleneck_ring
 from sim.studies.intellect1.sites import (
-    CARRIED,
     CITIES,
     LINE,
     PHASE,
@@ -33,26 +32,25 @@ class PrimeRing:
     """All-reduce of each stage of the published run."""
 
     levels: ClassVar = (0,)
-    parameters: ClassVar = ("carried",)
+    parameters: ClassVar = ()
 
     def run_bare(
         self, simulation: Simulation, scenario: Scenario
     ) -> Mapping[str, float | int | str]:
         """Compute; nothing is drawn, so seeds give the same."""
-        carried = scenario.parameter("carried", CARRIED)
         found: dict[str, float] = {}
         for stage in STAGES:
-            seconds = all_reduce(stage.sites, carried)
+            seconds = all_reduce(stage.sites)
             found[f"{stage.name}_seconds"] = round(seconds, 1)
             found[f"{stage.name}_utilised"] = round(PHASE / (PHASE + seconds), 4)
         return found
 
 
-def all_reduce(sites: int, carried: float) -> float:
+def all_reduce(sites: int) -> float:
     """Seconds of one all-reduce and outer step among the first ``sites`` cities."""
     cities = CITIES[:sites]
     costs = [
-        [1 / min(LINE, CONNECTIONS * connection(one, other, carried)) for other in cities]
+        [1 / min(LINE, CONNECTIONS * connection(one, other)) for other in cities]
         for one in cities
     ]
     slowest, _ = bottleneck_ring(costs)

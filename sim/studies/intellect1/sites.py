@@ -89,13 +89,13 @@ def round_trip(one: City, other: City) -> float:
     return 2 * DETOUR * _EARTH * angle / _LIGHT
 
 
-def connection(one: City, other: City, carried: float = CARRIED) -> float:
+def connection(one: City, other: City) -> float:
     """Return the rate of one connection, in Mbit/s."""
-    return min(LINE, carried / max(1e-9, round_trip(one, other)))
+    return min(LINE, CARRIED / max(1e-9, round_trip(one, other)))
 
 
-def shared_line(site: City, others: Sequence[City], carried: float = CARRIED) -> float:
+def shared_line(site: City, others: Sequence[City]) -> float:
     """Mbit/s of a site that exchanges with all others over a connection each, as if all were as
     slow as the slowest."""
-    slowest = min(connection(site, other, carried) for other in others)
+    slowest = min(connection(site, other) for other in others)
     return min(LINE, len(others) * slowest)

@@ -18,7 +18,7 @@ from sim.run.result import Result, plain_metrics
 from sim.run.scenario import Scenario, Workload
 from sim.studies.lab.faults import check_faults
 from sim.studies.lab.machines import EmulationConfig, open_emulation
-from sim.studies.lab.namespaces import CUBIC, QUEUE, require_lab
+from sim.studies.lab.namespaces import QUEUE, require_lab
 from sim.studies.lab.processes import NodeProcesses
 
 MAX_NODES: Final = 20
@@ -42,11 +42,7 @@ def play(
             f"scenario {scenario.name}: the real world of level 3 leaves no trace"
         )
     check(scenario)
-    config = EmulationConfig(
-        seed=seed,
-        congestion=str(scenario.parameters.get("congestion", CUBIC)),
-        queue=scenario.parameter("queue", QUEUE),
-    )
+    config = EmulationConfig(seed=seed, queue=scenario.parameter("queue", QUEUE))
     require_lab()
     spent = _cpu_seconds_of_children()
     try:

@@ -69,7 +69,6 @@ class Volunteers:
     parameters: ClassVar[Sequence[str]] = (
         *PLAN_PARAMETERS,
         "site_mbit",
-        "settle",
         "lifetime",
         "lifetime_sigma",
         "downtime",
@@ -110,8 +109,7 @@ class Volunteers:
         for name in validators:
             self._add(swarm, name, "validator", plan.validator, LinkSpec(up=site, down=site))
         await self._invite(swarm)
-        settle = scenario.parameter("settle", scenario.duration / 5)
-        await swarm.sleep_until(settle)
+        await swarm.sleep_until(scenario.duration / 5)
         self._journal.restart_sheets()
         await swarm.sleep_until(scenario.duration)
         return figures(self._journal, swarm, scenario)

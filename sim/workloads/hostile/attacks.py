@@ -1,4 +1,4 @@
-"""Four attacks of hostile members on membership and gossip (L1).
+"""Three attacks of hostile members on membership and gossip (L1).
 
 `sim.workloads.hostile.workload` describes how every attack runs and what is measured.
 """
@@ -15,7 +15,7 @@ import trio
 
 from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
 from p2p.gossip.messages import PROTOCOL_ID as MESHSUB, Rpc, encode_rpc
-from p2p.host import MAX_MESSAGE, AddrSource, Host, MessageHandler
+from p2p.host import MAX_MESSAGE, Host, MessageHandler
 from p2p.identity import PeerId, ProtocolId
 from p2p.membership import Membership
 from p2p.membership.heartbeat import (
@@ -35,7 +35,6 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from p2p.multiaddr import Multiaddr
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm
 from sim.workloads.hostile.heartbeats import say_alive
@@ -171,62 +170,6 @@ class UrgentLinks(HostileWorkload):
     def _accept(self, attacker: Attacker, peer: PeerId, data: bytes) -> None:
         if isinstance(decode_message_untrusted(data), Neighbor | Join):
             attacker.send(peer, NeighborReply(True, attacker.alive()))
-
-
-class AddressFlush(HostileWorkload):
-    """Strangers with made-up addresses fill the address book; then every connection breaks at
-    once.
-
-    ``strangers`` a second identify themselves to every honest node. At level 1 there is no
-    identify, so its effect is made directly: the host is told of the address as hearsay, as the
-    production host does. Each hostile member sends heartbeats of its own and takes no other
-    part in membership. At ``cut_at`` all connections of all honest nodes break; a node that has
-    lost the addresses of its fellows stays alone.
-    """
-
-    async def be_hostile(self, node: SimNode, host: SimHost, membership: Membership) -> None:
-        """Send each honest node a heartbeat of this member's own every 5 seconds, and nothing
-        else."""
-        attacker = Attacker(node, host, membership)
-        attacker.silence()
-        honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
-        while True:
-            for peer in honest:
-                attacker.send(peer, Beat(False, attacker.alive()))
-            await node.world.sleep(5.0)
-
-    async def run_attack(self, swarm: Swarm) -> None:
-        """Flush, cut, and wait for the swarm to mend."""
-        rng, rate = swarm.rng("strangers"), self.scenario.parameter("strangers", 250)
-        cut_at = self.scenario.parameter("cut_at", self.scenario.duration - 30.0)
-        while swarm.simulation.now < cut_at:
-            hosts = [self.hosts[name] for name in self.honest_names(swarm)]
-            for _ in range(int(rate)):
-                stranger = PeerId.from_public_key(rng.randbytes(32))
-                addr = Multiaddr((("memory", str(rng.randrange(10**6, 10**9))),))
-                for host in hosts:
-                    host.add_addrs(stranger, [addr], AddrSource.HEARSAY)
-            await swarm.sleep(1.0)
-        self._known = self._reachable(swarm)
-        for name in self.honest_names(swarm):
-            for peer in self.hosts[name].connected:
-                self.hosts[name]._disconnect(peer)
-        await swarm.sleep_until(self.scenario.duration)
-
-    def _reachable(self, swarm: Swarm) -> float:
-        """Return the share of known honest members with an address, over all honest nodes."""
-        pairs = found = 0
-        for name in self.honest_names(swarm):
-            for member in self.views[name].members():
-                if self.is_honest(member.peer):
-                    pairs += 1
-                    found += bool(self.hosts[name].addrs_of(member.peer))
-        return round(found / max(1, pairs), 4)
-
-    def figures(self, swarm: Swarm) -> Metrics:
-        """Return the figures before the cut, and the nodes that are alone after it."""
-        least = min(map(self.honest_neighbours, self.honest_names(swarm)))
-        return {"reachable_before_cut": self._known, "neighbours_after_cut_least": least}
 
 
 class _LateHost:

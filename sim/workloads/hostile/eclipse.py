@@ -26,7 +26,7 @@ _HONEST_BOOTSTRAP = 1
 class Eclipse:
     """Honest nodes, a coalition, and newcomers that ask mostly the coalition."""
 
-    parameters: ClassVar[Sequence[str]] = ("coalition_share", "newcomers", "settle")
+    parameters: ClassVar[Sequence[str]] = ("coalition_share", "newcomers")
 
     def __init__(self) -> None:
         self._views: dict[str, Membership] = {}
@@ -43,7 +43,7 @@ class Eclipse:
             ] = None
         for number in range(scenario.nodes - evil - newcomers):
             swarm.add(f"n{number}", self._live, link=scenario.link)
-        await swarm.sleep(scenario.parameter("settle", 60.0))
+        await swarm.sleep(60.0)  # they settle
         names = [f"new{number}" for number in range(newcomers)]
         for name in names:
             self._newcomers[swarm.add(name, self._live, link=scenario.link).peer_id] = None

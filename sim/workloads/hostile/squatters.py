@@ -22,14 +22,13 @@ from p2p.dht.record import PROTOCOL_ID as KAD, Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp
 from p2p.identity import PeerId, Signer
 from p2p.node.config import NodeConfig
-from p2p.node.node import open_node
 from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
 from roles.contract import Run
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
-from sim.workloads.run_file import write_run
+from sim.workloads.run_file import open_member, write_run
 
 RELAY: Final = "relay"
 OFFICERS: Final = ("trainer", "validator")
@@ -106,13 +105,7 @@ class Squatters:
     async def _member(self, machine: SimNode) -> None:
         """Run a whole honest node: the relay, an officer, or a member."""
         assert self._run is not None
-        first = machine.siblings[0]
-        document = self._run.document if machine is first else None
-        bootstrap = () if machine is first else (first.addr,)
-        async with (
-            machine.open_host() as host,
-            open_node(machine.world, host, _config(), document=document, bootstrap=bootstrap),
-        ):
+        async with open_member(machine, _config(), self._run):
             await trio.sleep_forever()
 
     def _mint(self, swarm: Swarm, squatters: int) -> None:

@@ -60,7 +60,6 @@ class WholeNodes:
         "interval",
         "chunk_bytes",
         "relay_dies_at",
-        "congestion",
         "queue",
     )
 

@@ -23,38 +23,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
+from p2p.dht.core import events as ev
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import (
-    Effect,
-    Event,
-    Forget,
-    Found,
-    Get,
-    Join,
-    Joined,
-    Put,
-    SendIfConnected,
-    Written,
-)
 from p2p.dht.core.table import RoutingTable
 from p2p.dht.core.validation import Namespace, RecordValidator
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    Values,
-    decode_untrusted,
-    encode,
-)
 from p2p.dht.record import Record, decode_record_untrusted, record_key, sign_record
 from p2p.dht.stamp import make_stamp, stamp_work
 from p2p.events import AddAddrs, PeerDown, PeerUp, Penalise, Received, Send, Tick
@@ -74,7 +48,7 @@ class DhtPlayer:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[str, msg.Contact] = {}
         self._names: dict[PeerId, str] = {}
         self._records: dict[str, Record] = {}
         self._keys: dict[bytes, str] = {}
@@ -84,7 +58,7 @@ class DhtPlayer:
         config = DhtConfig(difficulty=DIFFICULTY, alpha=1, paths=2, replicas=2, quorum=1)
         notes = Namespace(NAMESPACE, lambda record: True, salts=1)
         validator = RecordValidator(fake_verify, DIFFICULTY, {NAMESPACE: notes})
-        table = RoutingTable(own, BUCKET_SIZE)
+        table = RoutingTable(own, msg.BUCKET_SIZE)
         self._core = DhtCore(own, FakeSigner(own.peer), validator, table, config, Random(1))
 
     def play(self, command: str, args: list[str]) -> Iterator[str]:
@@ -109,26 +83,26 @@ class DhtPlayer:
     def _wall(self) -> float:
         return WALL + self._now
 
-    def _feed(self, event: Event) -> list[str]:
+    def _feed(self, event: ev.Event) -> list[str]:
         return [self._show(effect) for effect in self._core.handle(event, self._now)]
 
-    def _event(self, verb: str, words: list[str]) -> Event:
+    def _event(self, verb: str, words: list[str]) -> ev.Event:
         self._tokens += 1
         token = self._tokens
         match verb:
             case "join":
-                return Join(token, tuple(self._contact(name).peer for name in words))
+                return ev.Join(token, tuple(self._contact(name).peer for name in words))
             case "put":
                 name, value, lifetime = words
                 self._key(name)
-                return Put(
+                return ev.Put(
                     token, NAMESPACE, name.encode(), value.encode(), float(lifetime), self._wall
                 )
             case "get":
                 self._key(words[0])
-                return Get(token, NAMESPACE, words[0].encode())
+                return ev.Get(token, NAMESPACE, words[0].encode())
             case "forget":
-                return Forget(NAMESPACE, words[0].encode())
+                return ev.Forget(NAMESPACE, words[0].encode())
             case "connect":
                 return PeerUp(self._contact(words[0]).peer)
             case "disconnect" | "unreachable":
@@ -141,12 +115,17 @@ class DhtPlayer:
             case _:
                 raise ValueError(verb)
 
-    def _received(self, name: str, request_id: int, body: Request | Reply) -> Received:
+    def _received(self, name: str, request_id: int, body: msg.Request | msg.Reply) -> Received:
         sender = self._contact(name)
-        return Received(sender.peer, encode(request_id, sender, body), self._wall)
+        return Received(sender.peer, msg.encode(request_id, sender, body), self._wall)
 
-    def _answer(self, name: str, body: Reply) -> Received:
-        kinds = {Pong: Ping, Nodes: FindNode, Values: FindValue, Stored: Store}
+    def _answer(self, name: str, body: msg.Reply) -> Received:
+        kinds = {
+            msg.Pong: msg.Ping,
+            msg.Nodes: msg.FindNode,
+            msg.Values: msg.FindValue,
+            msg.Stored: msg.Store,
+        }
         waiting = self._open[name]
         fitting = (each for each, kind in waiting.items() if kind is kinds[type(body)])
         request_id = next(fitting, None)
@@ -155,32 +134,34 @@ class DhtPlayer:
         del waiting[request_id]
         return self._received(name, request_id, body)
 
-    def _reply(self, words: list[str]) -> Reply:
+    def _reply(self, words: list[str]) -> msg.Reply:
         match words:
             case ["pong"]:
-                return Pong()
+                return msg.Pong()
             case ["nodes", *names]:
-                return Nodes(tuple(self._contact(name) for name in names))
+                return msg.Nodes(tuple(self._contact(name) for name in names))
             case ["values", *rest]:
                 cut = rest.index("|")
                 records = tuple(self._record(name).encode() for name in rest[:cut])
-                return Values(records, tuple(self._contact(name) for name in rest[cut + 1 :]))
+                return msg.Values(
+                    records, tuple(self._contact(name) for name in rest[cut + 1 :])
+                )
             case [answer]:
-                return Stored(answer == "stored")
+                return msg.Stored(answer == "stored")
             case _:
                 raise ValueError(words)
 
-    def _request(self, words: list[str]) -> Request:
+    def _request(self, words: list[str]) -> msg.Request:
         match words:
             case ["ping"]:
-                return Ping()
+                return msg.Ping()
             case ["find_node", name]:
-                return FindNode(self._contact(name).id)
+                return msg.FindNode(self._contact(name).id)
             case ["find_value", name]:
-                return FindValue(self._key(name))
+                return msg.FindValue(self._key(name))
             case ["store", name]:
                 record = self._record(name)
-                return Store(self._key(record.name.decode()), record.encode())
+                return msg.Store(self._key(record.name.decode()), record.encode())
             case _:
                 raise ValueError(words)
 
@@ -205,7 +186,7 @@ class DhtPlayer:
         self._keys[key] = name
         return key
 
-    def _contact(self, name: str) -> Contact:
+    def _contact(self, name: str) -> msg.Contact:
         known = self._contacts.get(name)
         if known is None:
             number = len(self._contacts)
@@ -218,18 +199,20 @@ class DhtPlayer:
                     if stamp_work(peer, guess) < DIFFICULTY
                 )
             addr = Multiaddr.tcp(f"10.0.0.{number + 1}", 4001)
-            known = self._contacts[name] = Contact(peer, nonce, (addr,))
+            known = self._contacts[name] = msg.Contact(peer, nonce, (addr,))
             self._names[peer] = name
         return known
 
     # What is printed.
 
-    def _show(self, effect: Effect) -> str:
+    def _show(self, effect: ev.Effect) -> str:
         match effect:
-            case Send(peer, data) | SendIfConnected(peer, data):
+            case Send(peer, data) | ev.SendIfConnected(peer, data):
                 name = self._names[peer]
-                envelope = decode_untrusted(data)
-                if isinstance(envelope.body, Ping | FindNode | FindValue | Store):
+                envelope = msg.decode_untrusted(data)
+                if isinstance(
+                    envelope.body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store
+                ):
                     waiting = self._open.setdefault(name, {})
                     waiting[envelope.request_id] = type(envelope.body)
                 how = "" if isinstance(effect, Send) else " (without a dial)"
@@ -238,34 +221,34 @@ class DhtPlayer:
                 return f"learn the address of {self._names[peer]}"
             case Penalise(peer, offence, reason):
                 return f"penalise {self._names[peer]} {offence.points:g} points: {reason}"
-            case Joined(_, contacts):
+            case ev.Joined(_, contacts):
                 return f"joined, knowing {contacts}"
-            case Found(_, records):
+            case ev.Found(_, records):
                 return f"found {self._show_records(records) or 'nothing'}"
-            case Written(_, copies):
+            case ev.Written(_, copies):
                 return f"written, {copies} copies"
 
-    def _show_body(self, body: Request | Reply) -> str:
+    def _show_body(self, body: msg.Request | msg.Reply) -> str:
         match body:
-            case Ping() | Pong():
+            case msg.Ping() | msg.Pong():
                 return type(body).__name__.lower()
-            case FindNode(target):
+            case msg.FindNode(target):
                 ids = {contact.id: name for name, contact in self._contacts.items()}
                 return f"find_node {ids.get(target) or self._keys.get(target, 'a random id')}"
-            case FindValue(key):
+            case msg.FindValue(key):
                 return f"find_value {self._keys[key]}"
-            case Store(key, blob):
+            case msg.Store(key, blob):
                 record = decode_record_untrusted(blob)
                 return f"store {self._keys[key]} with sequence number {record.seqno}"
-            case Nodes(contacts):
+            case msg.Nodes(contacts):
                 return f"nodes {self._show_contacts(contacts)}"
-            case Values(blobs, contacts):
+            case msg.Values(blobs, contacts):
                 records = tuple(decode_record_untrusted(blob) for blob in blobs)
                 return f"values {self._show_records(records)} | {self._show_contacts(contacts)}"
-            case Stored(held):
+            case msg.Stored(held):
                 return "stored" if held else "refused"
 
-    def _show_contacts(self, contacts: tuple[Contact, ...]) -> str:
+    def _show_contacts(self, contacts: tuple[msg.Contact, ...]) -> str:
         return " ".join(self._names[contact.peer] for contact in contacts)
 
     def _show_records(self, records: tuple[Record, ...]) -> str:

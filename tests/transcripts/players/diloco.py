@@ -18,20 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roles.diloco.core import events as ev
-from roles.diloco.core.messages import (
-    NO_DIGEST,
-    Beat,
-    Chain,
-    Doubled,
-    Outcome,
-    Promise,
-    Propose,
-    Ready,
-    Record,
-    RoundMessage,
-    Vote,
-)
+from roles.diloco.core import events as ev, messages as msg
 from roles.diloco.core.round import RoundCore, genesis
 from tests.transcripts import changes, player
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
@@ -108,10 +95,10 @@ class DilocoPlayer:
             anchor=None if self._anchor is None else self._peers[self._anchor], now=self._now,
         )  # fmt: skip
 
-    def _update(self, name: str) -> Ready:
+    def _update(self, name: str) -> msg.Ready:
         core = self._cores[name]
         digests = tuple(digest(name.encode(), bytes([one])) for one in range(GRID.pieces))
-        return Ready(
+        return msg.Ready(
             core.record.step + 1, 0, core.record.digest, 100, 0.0, (1.0,) * GRID.pieces,
             digests, author=core.me,
         )  # fmt: skip
@@ -146,7 +133,7 @@ class DilocoPlayer:
             case ev.Resumed():
                 self._say(name, "hears a majority again")
 
-    def _send(self, name: str, target: str, message: RoundMessage) -> None:
+    def _send(self, name: str, target: str, message: msg.RoundMessage) -> None:
         if self._lost & {name, target} or (self._only is not None and target not in self._only):
             return
         said = self._show(message)
@@ -160,7 +147,7 @@ class DilocoPlayer:
         if task is None:
             self._say(name, "has nothing to compute")
             return
-        outcome = task.carried or Outcome(
+        outcome = task.carried or msg.Outcome(
             task.plan, digest(task.plan.id), digest(task.plan.id, b"state")
         )
         self._outcomes[name].append(outcome.digest)
@@ -185,13 +172,13 @@ class DilocoPlayer:
     def _say(self, name: str, text: str) -> None:
         self._lines.append(f"{name} {text}")
 
-    def _show(self, message: RoundMessage) -> str:
+    def _show(self, message: msg.RoundMessage) -> str:
         match message:
-            case Beat() | Chain():
+            case msg.Beat() | msg.Chain():
                 return ""
-            case Ready():
+            case msg.Ready():
                 return f"ready for step {message.step}"
-            case Propose(_, view, plan, carried):
+            case msg.Propose(_, view, plan, carried):
                 what = (
                     "again what was voted for"
                     if carried
@@ -199,14 +186,14 @@ class DilocoPlayer:
                 )
                 members = " ".join(self._names[peer] for peer in plan.members)
                 return f"in view {view} propose: {what}; members are {members}"
-            case Vote(_, view, outcome):
-                honest = outcome.state_root != NO_DIGEST
+            case msg.Vote(_, view, outcome):
+                honest = outcome.state_root != msg.NO_DIGEST
                 return f"vote in view {view}{'' if honest else ' for something else'}"
-            case Promise(_, view, _, vote):
+            case msg.Promise(_, view, _, vote):
                 return f"promise view {view}" + (f", voted in view {vote.view}" if vote else "")
-            case Record():
+            case msg.Record():
                 return f"record of step {message.step}"
-            case Doubled():
+            case msg.Doubled():
                 return "proof of two votes"
             case _:
                 return type(message).__name__

@@ -19,27 +19,10 @@ from dataclasses import replace
 from random import Random
 
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
+from p2p.gossip import messages as msg
 from p2p.gossip.config import GossipConfig
+from p2p.gossip.core import events as ev
 from p2p.gossip.core.core import GossipCore
-from p2p.gossip.core.events import (
-    Deliver,
-    Effect,
-    Event,
-    Publish,
-    Subscribe,
-    Unsubscribe,
-    Validate,
-    Validated,
-    Validity,
-)
-from p2p.gossip.messages import (
-    SEQNO_BYTES,
-    PubsubMessage,
-    Rpc,
-    decode_rpc_untrusted,
-    encode_rpc,
-    sign_message,
-)
 from p2p.identity import PeerId
 from tests.transcripts import changes, player
 from tests.unit.core_swarm import FakeSigner, fake_verify as verify, peer_named
@@ -53,8 +36,9 @@ class GossipPlayer:
         self._now = 0.0
         self._peers: dict[str, PeerId] = {}
         self._names: dict[PeerId, str] = {}
-        self._messages: dict[str, PubsubMessage] = {}
+        self._messages: dict[str, msg.PubsubMessage] = {}
         self._ids: dict[bytes, str] = {}
+        self._asked: dict[str, ev.Validate] = {}
         self._published = 0
         signer = FakeSigner(self._peer("me"))
         config = GossipConfig(degree=2, low=2, high=3, outbound=1)
@@ -77,36 +61,36 @@ class GossipPlayer:
         self._now = end
         return out
 
-    def _feed(self, event: Event) -> list[str]:
+    def _feed(self, event: ev.Event) -> list[str]:
         return [self._show(effect) for effect in self._core.handle(event, self._now)]
 
-    def _event(self, verb: str, words: list[str]) -> Event:
+    def _event(self, verb: str, words: list[str]) -> ev.Event:
         match verb:
             case "connect":
                 return PeerUp(self._peer(words[0]), dialled="dialled" in words)
             case "disconnect":
                 return PeerDown(self._peer(words[0]))
             case "subscribe":
-                return Subscribe(words[0])
+                return ev.Subscribe(words[0])
             case "unsubscribe":
-                return Unsubscribe(words[0])
+                return ev.Unsubscribe(words[0])
             case "publish":
                 return self._publish(*words)
             case "receive":
                 peer, _, parts = " ".join(words).partition(": ")
-                return Received(self._peer(peer), encode_rpc(self._rpc(parts.split("; "))))
+                return Received(self._peer(peer), msg.encode_rpc(self._rpc(parts.split("; "))))
             case _:
-                return Validated(self._messages[words[0]].id, Validity(verb))
+                return ev.Validated(self._asked[words[0]], ev.Validity(verb))
 
-    def _publish(self, name: str, topic: str) -> Publish:
+    def _publish(self, name: str, topic: str) -> ev.Publish:
         self._published += 1
         author = self._peer("me").digest
-        identity = author + self._published.to_bytes(SEQNO_BYTES, "big")
+        identity = author + self._published.to_bytes(msg.SEQNO_BYTES, "big")
         self._ids[identity] = name
-        return Publish(topic, name.encode())
+        return ev.Publish(topic, name.encode())
 
-    def _rpc(self, parts: list[str]) -> Rpc:
-        rpc = Rpc()
+    def _rpc(self, parts: list[str]) -> msg.Rpc:
+        rpc = msg.Rpc()
         for part in parts:
             verb, *words = part.split()
             put: dict[str, Callable[[], None]] = {
@@ -127,11 +111,13 @@ class GossipPlayer:
 
     def _message(
         self, name: str, topic: str = "news", by: str = "by", author: str = "frank"
-    ) -> PubsubMessage:
+    ) -> msg.PubsubMessage:
         known = self._messages.get(name)
         if known is None:
             seqno = 1000 + len(self._messages)
-            known = sign_message(FakeSigner(self._peer(author)), topic, name.encode(), seqno)
+            known = msg.sign_message(
+                FakeSigner(self._peer(author)), topic, name.encode(), seqno
+            )
             self._messages[name] = known
             self._ids[known.id] = name
         return known
@@ -148,18 +134,21 @@ class GossipPlayer:
 
     # What is printed.
 
-    def _show(self, effect: Effect) -> str:
+    def _show(self, effect: ev.Effect) -> str:
         match effect:
             case Send(peer, data):
-                return f"send {self._names[peer]}: {self._show_rpc(decode_rpc_untrusted(data))}"
-            case Validate(identity, topic, author, _):
-                return f"validate {self._ids[identity]} in {topic} by {self._names[author]}"
-            case Deliver(topic, author, data):
+                rpc = msg.decode_rpc_untrusted(data)
+                return f"send {self._names[peer]}: {self._show_rpc(rpc)}"
+            case ev.Validate(message, author):
+                name = self._ids[message.id]
+                self._asked[name] = effect
+                return f"validate {name} in {message.topic} by {self._names[author]}"
+            case ev.Deliver(topic, author, data):
                 return f"deliver {data.decode()} in {topic} by {self._names[author]}"
             case Penalise(peer, offence, reason):
                 return f"penalise {self._names[peer]} {offence.points:g} points: {reason}"
 
-    def _show_rpc(self, rpc: Rpc) -> str:
+    def _show_rpc(self, rpc: msg.Rpc) -> str:
         ids = self._ids
         parts = [
             f"{'subscribe' if yes else 'leave'} {topic}" for topic, yes in rpc.subscriptions

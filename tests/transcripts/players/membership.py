@@ -26,25 +26,11 @@ from random import Random
 
 from p2p.events import Penalise, Received, Send, Tick
 from p2p.identity import PeerId
+from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
-from p2p.membership.messages import (
-    Beat,
-    Disconnect,
-    ForwardJoin,
-    Heartbeats,
-    Join,
-    Message,
-    Neighbor,
-    NeighborReply,
-    Newcomers,
-    Suspect,
-    Want,
-    decode_message_untrusted,
-    encode_message,
-)
 from p2p.multiaddr import Multiaddr
 from tests.transcripts import player
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
@@ -125,14 +111,13 @@ class MembershipPlayer:
     def drop(self, name: str) -> Iterator[str]:
         for sender, receiver, data in self.flights:
             if name in (sender, receiver):
-                yield (
-                    f"lost: {sender} -> {receiver}: {self.text(decode_message_untrusted(data))}"
-                )
+                message = msg.decode_message_untrusted(data)
+                yield f"lost: {sender} -> {receiver}: {self.text(message)}"
         self.flights = deque(flight for flight in self.flights if name not in flight[:2])
 
     def suspect(self, teller: str, hearer: str, name: str) -> Iterator[str]:
         signed = self.cores[name]._local.newest()
-        yield from self.arrive(teller, hearer, encode_message(Suspect((signed,))))
+        yield from self.arrive(teller, hearer, msg.encode_message(msg.Suspect((signed,))))
 
     def wait(self, seconds: float) -> Iterator[str]:
         end = self.now + seconds
@@ -165,9 +150,9 @@ class MembershipPlayer:
     ) -> Iterator[str]:
         if receiver in self.dead:
             return
-        message = decode_message_untrusted(data)
+        message = msg.decode_message_untrusted(data)
         event = Received(self.cores[sender].peer, data)
-        is_routine = quiet and isinstance(message, Beat | Newcomers | Want)
+        is_routine = quiet and isinstance(message, msg.Beat | msg.Newcomers | msg.Want)
         words = f"{sender} says {self.text(message)}"
         yield from self.give(receiver, event, words, quiet=is_routine)
 
@@ -180,8 +165,10 @@ class MembershipPlayer:
             if isinstance(effect, Send):
                 receiver = self.names[effect.peer]
                 self.flights.append((name, receiver, effect.data))
-                message = decode_message_untrusted(effect.data)
-                is_routine = is_routine and isinstance(message, Beat | Newcomers | Want)
+                message = msg.decode_message_untrusted(effect.data)
+                is_routine = is_routine and isinstance(
+                    message, msg.Beat | msg.Newcomers | msg.Want
+                )
                 lines.append(f"-> {receiver}: {self.text(message)}")
             elif isinstance(effect, ev.MemberEvent):
                 is_routine = False
@@ -201,34 +188,34 @@ class MembershipPlayer:
     def named(self, heartbeats: tuple[SignedHeartbeat, ...]) -> str:
         return " ".join(f"{self.names[each.peer]}#{each.seqno}" for each in heartbeats)
 
-    def text(self, message: Message) -> str:
+    def text(self, message: msg.Message) -> str:
         keys = {key_of(peer): name for peer, name in self.names.items()}
         match message:
-            case Beat(is_neighbour, signed, digests):
+            case msg.Beat(is_neighbour, signed, digests):
                 more = " ".join(f"{keys[key]}#{seqno}" for key, seqno, _ in digests)
                 kind = "neighbour" if is_neighbour else "stranger"
                 return f"heartbeat {self.named((signed,))} to a {kind}" + (
                     f", knows {more}" if more else ""
                 )
-            case Join(signed):
+            case msg.Join(signed):
                 return f"join {self.named((signed,))}"
-            case ForwardJoin(hops, signed):
+            case msg.ForwardJoin(hops, signed):
                 return f"forward join {self.named((signed,))}, {hops} hops left"
-            case Neighbor(urgent, signed):
+            case msg.Neighbor(urgent, signed):
                 return f"neighbor {self.named((signed,))}" + (", urgent" if urgent else "")
-            case NeighborReply(accepted, signed):
+            case msg.NeighborReply(accepted, signed):
                 return f"neighbor reply {self.named((signed,))}: {'yes' if accepted else 'no'}"
-            case Disconnect():
+            case msg.Disconnect():
                 return "disconnect"
-            case Newcomers(digests):
+            case msg.Newcomers(digests):
                 return "newcomers " + " ".join(
                     f"{keys[key]}#{seqno}" for key, seqno, _ in digests
                 )
-            case Want(wanted):
+            case msg.Want(wanted):
                 return "want " + " ".join(keys[key] for key in wanted)
-            case Heartbeats(heartbeats):
+            case msg.Heartbeats(heartbeats):
                 return f"heartbeats {self.named(heartbeats)}"
-            case Suspect(heartbeats):
+            case msg.Suspect(heartbeats):
                 return f"suspect {self.named(heartbeats)}"
 
     def states(self) -> Iterator[str]:

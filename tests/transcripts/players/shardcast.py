@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from random import Random
 
 from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast import messages as msg
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
@@ -35,24 +36,6 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
-from p2p.shardcast.messages import (
-    NO_STRIPE,
-    Ask,
-    Blame,
-    ChunkHeader,
-    Credit,
-    Evidence,
-    Have,
-    Hello,
-    Message,
-    PolicyNews,
-    Receipt,
-    RosterNews,
-    Skipped,
-    Taken,
-    Want,
-    news_of,
-)
 from p2p.wire import KI
 from tests.shardcast_policies import pack_policy
 from tests.transcripts import player
@@ -60,8 +43,8 @@ from tests.transcripts import player
 RUN = b"transcript"
 SPAN = 32 * KI
 UPLOAD = 5e6
-ROUTINE = (Credit, Have, Hello, PolicyNews, Receipt, RosterNews)
-Flight = tuple[str, str, Message | ChunkHeader | None]
+ROUTINE = (msg.Credit, msg.Have, msg.Hello, msg.PolicyNews, msg.Receipt, msg.RosterNews)
+Flight = tuple[str, str, msg.Message | msg.ChunkHeader | None]
 """From, to, and what: None is a gossiped announcement, which waits in
 `ShardcastPlayer.gossip`."""
 
@@ -95,7 +78,7 @@ class ShardcastPlayer:
         self.versions: dict[bytes, tuple[Manifest, Index]] = {}
         self.roster: Roster | None = None
         self.flights: deque[Flight] = deque()
-        self.news: deque[tuple[str, str, Message]] = deque()
+        self.news: deque[tuple[str, str, msg.Message]] = deque()
         self.said: dict[str, str] = {}
         self.deaf: set[tuple[str, ...]] = set()
 
@@ -155,7 +138,7 @@ class ShardcastPlayer:
     def contradict(self, version: int, name: str) -> Iterator[str]:
         origin = self.origin
         manifest, index, _ = self.sign(origin, version, 1)
-        event = ev.Heard(self.peer("bob"), news_of(manifest, index))
+        event = ev.Heard(self.peer("bob"), msg.news_of(manifest, index))
         words = f"bob says policy v{self.version(manifest.digest)} with index"
         yield from self.hear(name, event, words)
 
@@ -195,12 +178,12 @@ class ShardcastPlayer:
                 continue
             sender, receiver, item = self.flights.popleft()
             if (sender, receiver) in self.deaf:
-                if isinstance(item, ChunkHeader):
+                if isinstance(item, msg.ChunkHeader):
                     sent = ev.ChunkSent(self.peer(receiver), SPAN)
                     words = f"chunk {item.index} for {receiver} is thrown away"
                     yield from self.hear(sender, sent, words)
                 continue
-            if isinstance(item, ChunkHeader):
+            if isinstance(item, msg.ChunkHeader):
                 data = self.machines[sender].chunks[item.policy, item.index]
                 came = ev.ChunkCame(self.peer(sender), item, len(data))
                 yield from self.hear(receiver, came, f"{sender} brings {self.text(item)}")
@@ -217,7 +200,7 @@ class ShardcastPlayer:
         self.flights = deque(f for f in self.flights if f[:2] != (sender, receiver))
         for item in lost:
             yield f"lost between {sender} and {receiver}: {self.text(item)}"
-            if isinstance(item, ChunkHeader):
+            if isinstance(item, msg.ChunkHeader):
                 sent = ev.ChunkSent(self.peer(receiver), SPAN)
                 yield from self.hear(
                     sender, sent, f"chunk {item.index} for {receiver} has left"
@@ -348,47 +331,47 @@ class ShardcastPlayer:
         same = [d for d, (m, _) in self.versions.items() if m.version == number]
         return f"{number}{' bcd'[same.index(policy)].strip()}"
 
-    def text(self, item: Message | ChunkHeader | None) -> str:
+    def text(self, item: msg.Message | msg.ChunkHeader | None) -> str:
         match item:
-            case ChunkHeader(policy, chunk, _, stripe):
-                way = "asked for" if stripe == NO_STRIPE else f"stripe {stripe}"
+            case msg.ChunkHeader(policy, chunk, _, stripe):
+                way = "asked for" if stripe == msg.NO_STRIPE else f"stripe {stripe}"
                 return f"chunk {chunk} of v{self.version(policy)}, {way}"
-            case PolicyNews(manifest, index):
+            case msg.PolicyNews(manifest, index):
                 name = next(d for d, (m, _) in self.versions.items() if m.encode() == manifest)
                 return f"policy v{self.version(name)}" + (" with index" if index else "")
-            case Evidence(first, _):
+            case msg.Evidence(first, _):
                 signed = next(m for m, _ in self.versions.values() if m.encode() == first)
                 return f"evidence against {self.names[signed.publisher]}"
-            case RosterNews():
+            case msg.RosterNews():
                 return "roster"
-            case Hello(newest, convicted):
+            case msg.Hello(newest, convicted):
                 known = f"newest is v{newest}" if newest >= 0 else "no version"
                 halted = "".join(f", {self.names[one]} is convicted" for one in convicted)
                 return f"hello, {known}{halted}"
-            case Ask(policy, index):
+            case msg.Ask(policy, index):
                 return f"ask v{self.version(policy)}" + (" with index" if index else "")
-            case Have(policy, ranges):
+            case msg.Have(policy, ranges):
                 return f"have {spans(ChunkSet.of_ranges(ranges))} of v{self.version(policy)}"
-            case Taken(policy, ranges):
+            case msg.Taken(policy, ranges):
                 return f"taken {spans(ChunkSet.of_ranges(ranges))} of v{self.version(policy)}"
-            case Skipped(policy, _, stripe, ranges):
+            case msg.Skipped(policy, _, stripe, ranges):
                 chunks = spans(ChunkSet.of_ranges(ranges))
                 return f"skipped {chunks} of v{self.version(policy)}, stripe {stripe}"
-            case Want(policy, chunks):
+            case msg.Want(policy, chunks):
                 return f"want {spans(ChunkSet.of(chunks))} of v{self.version(policy)}"
-            case Credit() | Blame() | Receipt():
+            case msg.Credit() | msg.Blame() | msg.Receipt():
                 return self.text_to_origin(item)
         raise ValueError(f"no words for {item!r}")
 
-    def text_to_origin(self, item: Credit | Blame | Receipt) -> str:
+    def text_to_origin(self, item: msg.Credit | msg.Blame | msg.Receipt) -> str:
         version = self.version(item.policy)
         match item:
-            case Credit(_, received, granted):
+            case msg.Credit(_, received, granted):
                 return f"credit for v{version}: got {received}, may be given {granted}"
-            case Receipt(_, milliseconds, rows):
+            case msg.Receipt(_, milliseconds, rows):
                 came = " ".join(f"{chunks} by stripe {stripe}" for _, stripe, chunks in rows)
                 return f"receipt for v{version}: {came}, in {milliseconds / 1000:.2f} s"
-            case Blame(_, peer):
+            case msg.Blame(_, peer):
                 return f"blame {self.names[peer]} for v{version}"
 
     def states(self) -> Iterator[str]:

@@ -20,28 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from p2p.transport.core import yamux as ym
 from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.yamux import (
-    ACK,
-    DATA,
-    FIN,
-    HEADER,
-    RST,
-    SYN,
-    DataReceived,
-    EndReceived,
-    Event,
-    Mux,
-    MuxStream,
-    ProtocolViolated,
-    StreamOpened,
-    StreamReset,
-)
 from p2p.wire import KI
 from tests.transcripts import changes, player
 
 TYPES: Final = ("DATA", "WINDOW_UPDATE", "PING", "GO_AWAY")
-FLAGS: Final = {SYN: "SYN", ACK: "ACK", FIN: "FIN", RST: "RST"}
+FLAGS: Final = {ym.SYN: "SYN", ym.ACK: "ACK", ym.FIN: "FIN", ym.RST: "RST"}
 
 
 @player("yamux")
@@ -51,7 +36,7 @@ class YamuxPlayer:
     def __init__(self) -> None:
         self._now = 0.0
         self._sides = {
-            name: Mux(dialer=name == "ann", budget=HostBudget(lambda: self._now))
+            name: ym.Mux(dialer=name == "ann", budget=HostBudget(lambda: self._now))
             for name in ("ann", "bob")
         }
 
@@ -67,7 +52,7 @@ class YamuxPlayer:
             yield from self._flush(command)
         elif verb == "overrun":
             number, size = int(words[0]), int(words[1]) * KI
-            frame = HEADER.pack(0, DATA, 0, number, size) + bytes(size)
+            frame = ym.HEADER.pack(0, ym.DATA, 0, number, size) + bytes(size)
             yield from self._travel(command, bytearray(frame))
         else:
             yield from self._do(self._sides[command], verb, [int(word) for word in words])
@@ -75,7 +60,7 @@ class YamuxPlayer:
             yield from self._news(name)
         yield from changes(before, self._state())
 
-    def _do(self, mux: Mux, verb: str, numbers: list[int]) -> Iterator[str]:
+    def _do(self, mux: ym.Mux, verb: str, numbers: list[int]) -> Iterator[str]:
         match verb, numbers:
             case "open", []:
                 yield f"stream {mux.open_stream()}"
@@ -128,7 +113,7 @@ def show(size: int) -> str:
     return f"{size / KI:.6g} KiB"
 
 
-def show_stream(stream: MuxStream) -> str:
+def show_stream(stream: ym.MuxStream) -> str:
     parts = [
         f"may send {show(stream.send_window)}",
         f"{show(stream.queued)} queued",
@@ -146,12 +131,12 @@ def show_frames(data: bytearray) -> Iterator[str]:
     """The frames of a byte string that holds whole frames; a run of DATA frames as one."""
     at, run, count, total = 0, -1, 0, 0
     while at < len(data):
-        _, kind, flags, number, length = HEADER.unpack_from(data, at)
-        at += HEADER.size + (length if kind == DATA else 0)
-        if count and (kind != DATA or flags or number != run):
+        _, kind, flags, number, length = ym.HEADER.unpack_from(data, at)
+        at += ym.HEADER.size + (length if kind == ym.DATA else 0)
+        if count and (kind != ym.DATA or flags or number != run):
             yield show_data(run, count, total)
             count = total = 0
-        if kind == DATA and not flags:
+        if kind == ym.DATA and not flags:
             run, count, total = number, count + 1, total + length
         else:
             names = " ".join([TYPES[kind], *(n for bit, n in FLAGS.items() if flags & bit)])
@@ -165,21 +150,21 @@ def show_data(stream: int, count: int, total: int) -> str:
     return f"DATA stream {stream}, {show(total)} in {frames}"
 
 
-def show_events(events: list[Event]) -> Iterator[str]:
+def show_events(events: list[ym.Event]) -> Iterator[str]:
     """What happened; bytes of one stream that follow each other as one line."""
     stream, size = 0, 0
     for event in [*events, None]:
-        if size and not (isinstance(event, DataReceived) and event.stream_id == stream):
+        if size and not (isinstance(event, ym.DataReceived) and event.stream_id == stream):
             yield f"stream {stream} received {show(size)}"
             size = 0
         match event:
-            case DataReceived(stream_id=stream, data=data):
+            case ym.DataReceived(stream_id=stream, data=data):
                 size += len(data)
-            case StreamOpened(stream_id=number):
+            case ym.StreamOpened(stream_id=number):
                 yield f"stream {number} was opened"
-            case EndReceived(stream_id=number):
+            case ym.EndReceived(stream_id=number):
                 yield f"stream {number} was ended"
-            case StreamReset(stream_id=number):
+            case ym.StreamReset(stream_id=number):
                 yield f"stream {number} was reset"
-            case ProtocolViolated(reason=reason):
+            case ym.ProtocolViolated(reason=reason):
                 yield f"protocol violated: {reason}"

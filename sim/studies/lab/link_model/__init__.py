@@ -4,7 +4,7 @@ ways.
 - `topologies` (read it first): six trees of machines with lines of different speeds
 - `broadcast`: what each machine of a tree does, the same code over virtual and real streams
 - `simulated`: a tree in a simulation, over hosts (L1) or raw streams (L2)
-- `processes`, `relay`: the same tree as processes over TCP on shaped lines (L3)
+- `real`: the same tree as processes over TCP on shaped lines (L3)
 - `maxmin`: the same by exact fair sharing of lines, where there are no real lines to compare
   with
 
