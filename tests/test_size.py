@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4183,
     "p2p/reach": 1159,
     "p2p/sandbox": 753,
-    "p2p/shardcast": 6589,
+    "p2p/shardcast": 6596,
     "p2p/swarm": 2053,
     "p2p/transport": 2570,
     "proofs": 1023,
@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1170,
     "sim/studies": 3440,
     "sim/workloads": 2652,
-    "tests": 51907,
+    "tests": 51928,
 }
 
 NO_CODE = {
