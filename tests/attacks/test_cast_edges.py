@@ -20,9 +20,10 @@ from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
 from p2p.node.usage import interruptible
 from p2p.policy import NO_POLICY, PolicyVersion
+from p2p.shardcast.http.library import FileChanged, Reader
 from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
-from tests.e2e.http_world import edge_of, get, shelf_of
+from tests.e2e.http_world import edge_of, get, shelf_of, world_at
 from tests.e2e.test_pull_http import DATA, ORIGIN, following
 from tests.support.foreign import BOMBS
 from tests.support.tickets import ticket
@@ -189,6 +190,31 @@ async def test_no_later_version_replaces_what_no_pull_has_put_there(
         await pull.run(Mock())
     assert (out / "a").read_bytes() == b"new"
     assert (out / "train.py").read_bytes() == b"mine"
+
+
+async def test_files_are_looked_at_once_in_five_seconds_however_often_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    """Each HEAD of the archive of 4,096 files, 60 bytes, looked at all of them again."""
+    shelf, world = shelf_of(tmp_path, {"a": b"1", "b": b"2"}), world_at(tmp_path)
+    with shelf.borrow(PolicyVersion(1)) as release:
+        reader = Reader(world, release)
+    pieces, walk, looks, now = list(reader.cut(release.raw(), 0, 2)), world.disk.walk, 0, 0.0
+
+    async def counted(path: str, most: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return await walk(path, most)
+
+    with patch.object(world.disk, "walk", counted), patch.object(world, "now", lambda: now):
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(reader.check, pieces)
+        assert looks == 2
+        (tmp_path / "1" / "a").write_bytes(b"longer")
+        now = 5.0
+        with pytest.raises(FileChanged):
+            await reader.check(pieces)
 
 
 # Origins that are followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,8 @@ class Reader:
         self.archive: tuple[Body, bytes] | None = None
         """The release as one file and its digest, for shardcast's clients; None until it was
         read."""
+        self._looked_at: dict[int, float] = {}
+        """Maps each file to the time of its last check, unless that found it changed."""
 
     @property
     def is_changed(self) -> bool:
@@ -91,13 +94,19 @@ class Reader:
         return not all(is_right for _, is_right in self._known.values())
 
     async def check(self, pieces: Iterable[Slice | bytes]) -> None:
-        """Check that the files of ``pieces`` still have their size and time stamp.
+        """Check that the files of ``pieces`` still have their size and time stamp, or had them
+        a moment ago: for 4,096 files this takes a third of a second of CPU, and a question for
+        their archive has 60 bytes.
 
         Raises:
             FileChanged: A file differs.
             StorageError: The disk cannot be read.
         """
         for number in sorted({piece.file for piece in pieces if isinstance(piece, Slice)}):
+            now = self._world.now()
+            if now < self._looked_at.get(number, -math.inf) + 5.0:
+                continue
+            self._looked_at[number] = now  # others that ask meanwhile need not look, too
             entry = await self._look(number)
             seen, is_right = self._known.get(number, (None, True))
             if entry is None or entry.size != self.release.files[number][1]:
@@ -111,6 +120,7 @@ class Reader:
                 raise self._changed(number, entry)
 
     def _changed(self, number: int, entry: DiskEntry | None) -> FileChanged:
+        self._looked_at.pop(number, None)
         self._known[number] = entry, False
         return FileChanged(self.release.files[number][0])
 
