@@ -14,10 +14,6 @@ this makes about a hundred digests an interval."""
 HOPS: Final = 3
 """Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end at
 any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
-PACE: Final = 2.0
-"""Bounds the effective interval of a peer to this multiple of ours, and to ours divided by
-it. Otherwise a peer that claims 120 s would stay listed for four hours after its death, and
-one that claims 0.05 s would be suspected, and would refute, twenty times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +47,10 @@ class MembershipConfig:
     less a few minutes, without harm."""
 
     def paced(self, interval: float) -> float:
-        """Return a peer's own ``interval``, limited by `PACE`."""
-        return min(max(interval, self.interval / PACE), self.interval * PACE)
+        """Return a peer's own ``interval``, limited to half and to twice ours."""
+        # Otherwise a peer that claims 120 s would stay listed for four hours after its death,
+        # and one that claims 0.05 s would be suspected, and refute, twenty times a second.
+        return min(max(interval, self.interval / 2), self.interval * 2)
 
     @property
     def capacity(self) -> int:

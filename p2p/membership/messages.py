@@ -209,25 +209,22 @@ def _hops_untrusted(hops: int) -> int:
     return hops
 
 
-_FLAG: Final = Codec(bool)
-_HOPS: Final = Codec(int, decode=_hops_untrusted)
 _HEARTBEAT: Final = Codec(bytes, lambda signed: signed.wire, decode_heartbeat_untrusted)
 _HEARTBEATS: Final = Codec(
     list, lambda heartbeats: [each.wire for each in heartbeats], _heartbeats_untrusted
 )
 _DIGESTS: Final = Codec(bytes, _pack_digests, _digests_untrusted)
-_KEYS: Final = Codec(bytes, b"".join, _keys_untrusted)
 
 _TABLE: Final = MessageTable[Message](
     "membership message",
-    (0, Beat, _FLAG, _HEARTBEAT, _DIGESTS),
+    (0, Beat, Codec(bool), _HEARTBEAT, _DIGESTS),
     (1, Join, _HEARTBEAT),
-    (2, ForwardJoin, _HOPS, _HEARTBEAT),
-    (3, Neighbor, _FLAG, _HEARTBEAT),
-    (4, NeighborReply, _FLAG, _HEARTBEAT),
+    (2, ForwardJoin, Codec(int, decode=_hops_untrusted), _HEARTBEAT),
+    (3, Neighbor, Codec(bool), _HEARTBEAT),
+    (4, NeighborReply, Codec(bool), _HEARTBEAT),
     (5, Disconnect),
     (6, Newcomers, _DIGESTS),
-    (7, Want, _KEYS),
+    (7, Want, Codec(bytes, b"".join, _keys_untrusted)),
     (8, Heartbeats, _HEARTBEATS),
     (9, Suspect, _HEARTBEATS),
 )

@@ -27,10 +27,6 @@ from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.wire import KI
 from p2p.world import World, first_seqno
 
-SEQNO_PATH: Final = "membership/seqno"
-"""File with the highest reserved sequence number, in decimal."""
-
-
 ANCHORS_PATH: Final = "membership/anchors"
 """File with the addresses of the longest-standing neighbours, one a line."""
 FIND_TIMEOUT: Final = 2.0
@@ -269,7 +265,7 @@ async def open_membership(
         verify=world.verify,
         may=may,
         wall=world.wall,
-        seqno=await first_seqno(world, SEQNO_PATH),
+        seqno=await first_seqno(world, "membership/seqno"),
         is_stamped=is_stamped,
     )
     anchors = await _read_anchors(world)

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2p.events import PeerDown, Penalise
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
+from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import (
     Beat,
     Heartbeats,
@@ -19,10 +19,9 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from p2p.multiaddr import Multiaddr
 from p2p.swarm.core.gater import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
-from tests.unit.core_swarm import FakeSigner, Node, peer_named
-from tests.unit.membership_swarm import WALL, MembershipSwarm
+from tests.unit.core_swarm import Node, peer_named
+from tests.unit.membership_swarm import WALL, MembershipSwarm, heartbeat_of
 
 FIRST_ENEMY = 10_000
 
@@ -83,25 +82,8 @@ class HostileSwarm(MembershipSwarm):
         self._arrival.setdefault((to, enemy), self.now)
         self.at(self.now + delay, lambda: self._deliver(node, to, data))
 
-    def words(
-        self,
-        peer: PeerId,
-        seqno: int,
-        *,
-        interval: float = 5.0,
-        addrs: tuple[Multiaddr, ...] = (),
-        leaving: bool = False,
-        stamp: bytes = b"",
-    ) -> SignedHeartbeat:
-        heartbeat = Heartbeat(
-            peer=peer,
-            seqno=seqno,
-            expires=round(WALL + self.now + 1800),
-            interval=interval,
-            leaving=leaving,
-            profile=Profile(addrs=addrs, roles=("liar",), stamp=stamp),
-        )
-        return sign_heartbeat(heartbeat, FakeSigner(peer))
+    def words(self, peer: PeerId, seqno: int, **said: Any) -> SignedHeartbeat:
+        return heartbeat_of(peer, seqno, expires=WALL + self.now + 1800, **said)
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         def again() -> None:
@@ -110,14 +92,13 @@ class HostileSwarm(MembershipSwarm):
 
         self.at(self.now, again)
 
-    def be_polite(self, addrs: Sequence[tuple[Multiaddr, ...]] = ()) -> None:
+    def be_polite(self) -> None:
         """Have the enemies answer as members do: whoever asks them becomes a neighbour, and
         hears them.
         """
-        places = dict(zip(self.enemies, addrs, strict=False))
 
         def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
-            words = self.words(enemy, int(self.now * 1000), addrs=places.get(enemy, ()))
+            words = self.words(enemy, int(self.now * 1000))
             match message:
                 case Neighbor():
                     self.tell(enemy, sender, NeighborReply(True, words))

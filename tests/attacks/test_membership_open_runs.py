@@ -5,23 +5,14 @@ Before, 60 identities minted at 21 microseconds each were members everywhere.
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from p2p.dht.stamp import check_stamp, make_stamp
-from p2p.events import Received, Send, Tick
+from p2p.events import Send, Tick
 from p2p.identity import PeerId
-from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import Interest, UpdateProfile
-from p2p.membership.heartbeat import (
-    Heartbeat,
-    Profile,
-    SignedHeartbeat,
-    decode_heartbeat_untrusted,
-    sign_heartbeat,
-)
+from p2p.membership.heartbeat import Profile, SignedHeartbeat, decode_heartbeat_untrusted
 from p2p.membership.messages import (
     ForwardJoin,
     Heartbeats,
@@ -32,13 +23,13 @@ from p2p.membership.messages import (
     Suspect,
     Want,
     decode_message_untrusted,
-    encode_message,
 )
-from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.core_swarm import peer_named
+from tests.unit.membership_swarm import heartbeat_of, make_core, tell
 
 WALL = 1_700_000_000.0
 BITS = 8
-NAMED = peer_named(1)
+NAMED = peer_named(9)
 """Named in the run's document: it needs no stamp."""
 
 
@@ -46,63 +37,44 @@ def is_stamped(peer: PeerId, nonce: bytes) -> bool:
     return peer == NAMED or check_stamp(peer, nonce, BITS)
 
 
-def make_core(clock: float = 0.0) -> MembershipCore:
-    core = MembershipCore(
-        FakeSigner(peer_named(0)),
-        MembershipConfig(),
-        Random(1),
-        verify=fake_verify,
-        may=lambda peer: True,
-        wall=lambda: WALL + clock,
-        seqno=1,
-        is_stamped=is_stamped,
-    )
+def open_core() -> MembershipCore:
+    core = make_core(is_stamped=is_stamped)
     core.handle(Tick(), 0.0)
     return core
 
 
 def words(peer: PeerId, seqno: int = 5, stamp: bytes | None = None) -> SignedHeartbeat:
-    nonce = make_stamp(peer, BITS) if stamp is None else stamp
-    profile = Profile(roles=("worker",), stamp=nonce)
-    heartbeat = Heartbeat(
-        peer=peer, seqno=seqno, expires=round(WALL + 1800), interval=5.0, profile=profile
-    )
-    return sign_heartbeat(heartbeat, FakeSigner(peer))
-
-
-def hear(core: MembershipCore, source: PeerId, message: Message) -> list[Message]:
-    effects = core.handle(Received(source, encode_message(message)), 1.0)
-    return [decode_message_untrusted(each.data) for each in effects if isinstance(each, Send)]
+    return heartbeat_of(peer, seqno, stamp=make_stamp(peer, BITS) if stamp is None else stamp)
 
 
 @pytest.mark.parametrize("stamp", [b"", b"short", bytes(8)])
 def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
-    core = make_core()
+    core = open_core()
     for number in range(100, 160):
         peer = peer_named(number)
         stamp = stamp if not check_stamp(peer, stamp, BITS) else b""
-        assert hear(core, peer, Join(words(peer, stamp=stamp))) == []
-        assert hear(core, peer, Neighbor(True, words(peer, stamp=stamp))) == []
-        hear(core, peer_named(100), Heartbeats((words(peer, stamp=stamp),)))
+        assert tell(core, peer, Join(words(peer, stamp=stamp))) == []
+        assert tell(core, peer, Neighbor(True, words(peer, stamp=stamp))) == []
+        tell(core, peer_named(100), Heartbeats((words(peer, stamp=stamp),)))
     assert core.size == 0  # before: 60
     assert core.neighbours == ()
     assert core.counters["no stamp"] >= 120
 
 
 def test_a_stamp_is_a_place_and_of_one_peer_only() -> None:
-    core = make_core()
+    core = open_core()
     worker, thief = peer_named(2), peer_named(3)
-    hear(core, worker, Neighbor(True, words(worker)))
-    hear(core, thief, Neighbor(True, words(thief, stamp=make_stamp(worker, BITS))))
-    hear(core, NAMED, Neighbor(True, words(NAMED, stamp=b"")))
+    tell(core, worker, Neighbor(True, words(worker)))
+    tell(core, thief, Neighbor(True, words(thief, stamp=make_stamp(worker, BITS))))
+    tell(core, NAMED, Neighbor(True, words(NAMED, stamp=b"")))
     assert set(core.neighbours) == {worker, NAMED}
 
 
 @pytest.mark.parametrize("kind", [Suspect, Newcomers, Want, ForwardJoin])
 def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
-    core = make_core()
+    core = open_core()
     worker, minted = peer_named(2), peer_named(3)
-    hear(core, worker, Neighbor(True, words(worker)))
+    tell(core, worker, Neighbor(True, words(worker)))
     other = words(peer_named(4))
     message: Message = {
         Suspect: Suspect((words(worker),)),
@@ -110,20 +82,20 @@ def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
         Want: Want((words(worker).digest.key,)),
         ForwardJoin: ForwardJoin(0, other),
     }[kind]
-    assert hear(core, minted, message) == []
+    assert tell(core, minted, message) == []
     assert core.counters["no stamp"] == 1
 
 
 def test_it_is_checked_once_per_peer() -> None:
     asked: list[PeerId] = []
-    core = make_core()
+    core = open_core()
     check = core._verifier._is_stamped
     assert check is not None
     core._verifier._is_stamped = lambda peer, nonce: asked.append(peer) or check(peer, nonce)
     worker = peer_named(2)
     for seqno in range(5, 50):
         signed = words(worker, seqno)
-        hear(core, worker, Neighbor(True, signed) if seqno == 5 else Heartbeats((signed,)))
+        tell(core, worker, Neighbor(True, signed) if seqno == 5 else Heartbeats((signed,)))
     assert asked == [worker]
 
 
@@ -136,7 +108,7 @@ def test_it_travels_only_where_there_is_one() -> None:
 
 
 def test_we_show_ours() -> None:
-    core = make_core()
+    core = open_core()
     core.handle(Interest((NAMED,)), 1.0)
     core.handle(UpdateProfile(Profile(stamp=b"12345678")), 1.0)
     (effect,) = core.handle(Tick(), core.next_deadline)

@@ -16,8 +16,9 @@ from p2p.events import PeerDown, Penalise, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import Bootstrap, MemberEvent, UpdateProfile
-from p2p.membership.heartbeat import Profile
+from p2p.membership.core.events import Bootstrap, Effect, MemberEvent, UpdateProfile
+from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
+from p2p.membership.messages import Message, Neighbor, decode_message_untrusted, encode_message
 from p2p.multiaddr import Multiaddr
 from tests.unit.core_swarm import FakeSigner, Node, Timeline, fake_verify, peer_named
 
@@ -65,14 +66,13 @@ class MembershipSwarm(Timeline):
         self.started += 1
         peer = peer_named(number)
         first = int((WALL + self.now + at + clock) * 1000) if seqno is None else seqno
-        core = MembershipCore(
-            FakeSigner(peer),
-            self.config,
-            Random(self.started * 1_000_003 + number),
-            verify=fake_verify,
+        core = make_core(
+            first,
+            number,
+            config=self.config,
+            rng=Random(self.started * 1_000_003 + number),
             may=lambda other: other not in self.refused,
             wall=lambda: WALL + self.now + clock,
-            seqno=first,
         )
         node = self.nodes[peer] = Node(peer, core)
         profile = profile or Profile(
@@ -193,3 +193,63 @@ def addr_of(number: int) -> Multiaddr:
     return Multiaddr.parse(
         f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
     ).with_peer(peer_named(number))
+
+
+def heartbeat_of(
+    peer: PeerId,
+    seqno: int = 1,
+    *,
+    signer: PeerId | None = None,
+    interval: float = 5.0,
+    leaving: bool = False,
+    expires: float = WALL + 2600,
+    **said: Any,
+) -> SignedHeartbeat:
+    """Return a heartbeat with fields of a `Profile`."""
+    heartbeat = Heartbeat(
+        peer=peer,
+        seqno=seqno,
+        expires=round(expires),
+        interval=interval,
+        leaving=leaving,
+        profile=Profile(**{"roles": ("liar",), **said}),
+    )
+    return sign_heartbeat(heartbeat, FakeSigner(signer or peer))
+
+
+def make_core(seqno: int = 1000, number: int = 1, **options: Any) -> MembershipCore:
+    usual: dict[str, Any] = {
+        "config": MembershipConfig(),
+        "rng": Random(1),
+        "verify": fake_verify,
+        "may": lambda _: True,
+        "wall": lambda: WALL,
+    }
+    return MembershipCore(FakeSigner(peer_named(number)), seqno=seqno, **(usual | options))
+
+
+def linked_core(neighbours: int) -> MembershipCore:
+    """Return a core with the neighbours 2, 3 and so on, at 1 s."""
+    core = make_core()
+    core.handle(Tick(), 0.0)
+    for number in range(2, 2 + neighbours):
+        tell(core, peer_named(number), Neighbor(True, heartbeat_of(peer_named(number))), 0.0)
+    assert len(core.neighbours) == neighbours
+    while core.next_deadline < 1.0:
+        core.handle(Tick(), core.next_deadline)
+    return core
+
+
+def sent(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
+    return [
+        (each.peer, decode_message_untrusted(each.data))
+        for each in effects
+        if isinstance(each, Send)
+    ]
+
+
+def tell(
+    core: MembershipCore, source: PeerId, message: Message, now: float = 1.0
+) -> list[tuple[PeerId, Message]]:
+    """Return what a core sends because of a message."""
+    return sent(core.handle(Received(source, encode_message(message)), now))

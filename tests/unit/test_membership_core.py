@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
-
 import pytest
 
 from p2p.events import PeerDown, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import (
-    Bootstrap,
-    Change,
-    Effect,
-)
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT, RESTART, TRUST
-from p2p.membership.heartbeat import (
-    KEY_BYTES,
-    Heartbeat,
-    Profile,
-    SignedHeartbeat,
-    sign_heartbeat,
-)
+from p2p.membership.core.events import Bootstrap, Change
+from p2p.membership.core.quotas import RESTART, TRUST
+from p2p.membership.heartbeat import KEY_BYTES
 from p2p.membership.messages import (
     Beat,
     Disconnect,
@@ -37,8 +24,17 @@ from p2p.membership.messages import (
     encode_message,
 )
 from p2p.own_time import STALL
-from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
-from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
+from tests.unit.core_swarm import Node, peer_named
+from tests.unit.membership_swarm import (
+    WALL,
+    MembershipSwarm,
+    addr_of,
+    heartbeat_of,
+    linked_core,
+    make_core,
+    sent,
+    tell,
+)
 
 INTERVAL = MembershipConfig().interval
 ENEMY = peer_named(10_000)
@@ -48,35 +44,7 @@ def changes(node: Node, peer: PeerId) -> list[Change]:
     return [event.change for _, event in node.events if event.member.peer == peer]
 
 
-def when(node: Node, peer: PeerId, change: Change, since: float = 0.0) -> float:
-    times = [
-        at
-        for at, event in node.events
-        if event.member.peer == peer and event.change is change and at >= since
-    ]
-    return times[0] if times else float("inf")
-
-
-def heartbeat_of(
-    peer: PeerId,
-    seqno: int,
-    *,
-    signer: PeerId | None = None,
-    leaving: bool = False,
-    expires: float = WALL + 2600,
-) -> SignedHeartbeat:
-    heartbeat = Heartbeat(
-        peer=peer,
-        seqno=seqno,
-        expires=round(expires),
-        interval=INTERVAL,
-        leaving=leaving,
-        profile=Profile(roles=("liar",)),
-    )
-    return sign_heartbeat(heartbeat, FakeSigner(signer or peer))
-
-
-def tell(swarm: MembershipSwarm, node: Node, message: Message, source: PeerId = ENEMY) -> None:
+def send(swarm: MembershipSwarm, node: Node, message: Message, source: PeerId = ENEMY) -> None:
     swarm.drive(node, Received(source, encode_message(message)))
 
 
@@ -129,8 +97,8 @@ def test_deaths_are_known_in_time_while_a_zone_comes_back() -> None:
     for number in victims:
         swarm.kill(peer_named(number), silent=True)
     swarm.run(3.2 * INTERVAL)
-    late = {number: len(swarm.knowing(peer_named(number))) for number in victims}
-    assert sum(late.values()) == 0, late
+    late = [number for number in victims if swarm.knowing(peer_named(number))]
+    assert late == []
 
 
 def test_a_node_that_lost_its_disk_and_its_clock_is_told_its_number() -> None:
@@ -147,42 +115,42 @@ def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
     """Both bootstrap peers refused one that had lied; all members asked whether it lives, and
     it knew none of them to the end (`storm`, seed 96)."""
     core = make_core(1000)
-    about_us = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    about_us = Suspect((heartbeat_of(core.peer, 1),))
     core.handle(Bootstrap((addr_of(2),)), 0.0)
     core.handle(Tick(), 0.0)
-    asked = sent(core.handle(Received(peer_named(5), about_us), 1.0))
+    asked = tell(core, peer_named(5), about_us)
     assert [(peer, type(said)) for peer, said in asked] == [
         (peer_named(5), Neighbor),
         (peer_named(5), Heartbeats),
     ]
-    # Three at once, then one a second, however many ask; and none twice while it is asked.
+    # None is asked twice while it is asked.
     asked = [
         peer
-        for number in (5, 6, 5, 7, 8, 9)
-        for peer, said in sent(core.handle(Received(peer_named(number), about_us), 1.1))
+        for number in (5, 6, 5)
+        for peer, said in tell(core, peer_named(number), about_us, 1.1)
         if isinstance(said, Neighbor)
     ]
-    assert asked == [peer_named(6), peer_named(7)]
-    agreed = encode_message(NeighborReply(True, heartbeat_of(peer_named(5), 1)))
-    core.handle(Received(peer_named(5), agreed), 1.2)
+    assert asked == [peer_named(6)]
+    tell(core, peer_named(5), NeighborReply(True, heartbeat_of(peer_named(5))), 1.2)
     assert core.neighbours == (peer_named(5),)
-    assert [type(said) for _, said in sent(core.handle(Received(ENEMY, about_us), 1.3))] == [
-        Heartbeats
-    ]
+    assert [type(said) for _, said in tell(core, ENEMY, about_us, 1.3)] == [Heartbeats]
 
 
 # What liars achieve.
 
 
-def test_a_forged_heartbeat_is_dropped_counted_and_penalised() -> None:
+@pytest.mark.parametrize("kind", [Heartbeats, Suspect])
+def test_a_forged_heartbeat_is_dropped_counted_and_penalised(kind: type[Message]) -> None:
     swarm = MembershipSwarm(5)
-    swarm.run(2 * INTERVAL)
+    swarm.run(3 * INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    before = node.core.members()
-    tell(swarm, node, Heartbeats((heartbeat_of(peer_named(2), 2**60, signer=ENEMY),)))
-    assert node.core.members() == before
+    before = {member.peer for member in node.core.members()}
+    send(swarm, node, kind((heartbeat_of(peer_named(2), 2**60, signer=ENEMY),)))
+    swarm.run(2 * INTERVAL)
+    assert {member.peer for member in node.core.members()} == before
     assert node.core.counters["forged"] == 1
     assert node.penalties[ENEMY] == 25
+    assert Change.DIED not in changes(node, peer_named(2))
 
 
 @pytest.mark.parametrize(
@@ -194,10 +162,10 @@ def test_heartbeats_from_another_time_are_dropped(off: float, reason: str) -> No
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
     signed = heartbeat_of(ENEMY, 7, expires=WALL + swarm.now + 1800 + off)
-    tell(swarm, node, Neighbor(False, signed))
+    send(swarm, node, Neighbor(False, signed))
     assert node.core.counters[reason] == 1
     assert ENEMY not in {member.peer for member in node.core.members()}
-    tell(swarm, node, Heartbeats((signed,)), source=peer_named(2))
+    send(swarm, node, Heartbeats((signed,)), source=peer_named(2))
     assert peer_named(2) not in node.penalties  # its clock, not its fault
 
 
@@ -205,7 +173,7 @@ def test_anothers_heartbeat_is_no_introduction() -> None:
     swarm = MembershipSwarm(3)
     swarm.run(INTERVAL)
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Neighbor(True, heartbeat_of(peer_named(77), 7)))
+    send(swarm, node, Neighbor(True, heartbeat_of(peer_named(77), 7)))
     assert ENEMY not in node.core.neighbours
     assert peer_named(77) not in node.core.neighbours
     assert node.penalties[ENEMY] == 25
@@ -218,7 +186,7 @@ def test_an_accusation_cannot_kill_the_living() -> None:
     for _ in range(5):
         for node in swarm.alive():
             if node is not victim and victim.peer not in node.core.neighbours:
-                tell(swarm, node, Suspect((victim.core._local.newest(),)))
+                send(swarm, node, Suspect((victim.core._local.newest(),)))
         swarm.run(INTERVAL)
     assert len(swarm.knowing(victim.peer)) == 29
     assert all(
@@ -235,30 +203,10 @@ def test_a_look_alike_of_the_last_words_is_not_passed_on() -> None:
     others = [each for each in swarm.alive()[1:] if each is not victim]
     node = next(each for each in others if victim.peer not in each.core.neighbours)
     (seqno,) = {entry.signed.seqno for entry in [node.core._members.get(victim.peer)]}
-    tell(swarm, node, Suspect((heartbeat_of(victim.peer, seqno, signer=ENEMY),)))
+    send(swarm, node, Suspect((heartbeat_of(victim.peer, seqno, signer=ENEMY),)))
     swarm.run(2 * INTERVAL)
     assert not any(each.penalties for each in swarm.alive())
     assert len(swarm.knowing(victim.peer)) == 29
-
-
-def linked_core(neighbours: int) -> MembershipCore:
-    core = make_core(1000)
-    core.handle(Tick(), 0.0)
-    for number in range(2, 2 + neighbours):
-        link = encode_message(Neighbor(True, heartbeat_of(peer_named(number), 1)))
-        core.handle(Received(peer_named(number), link), 0.0)
-    assert len(core.neighbours) == neighbours
-    while core.next_deadline < 1.0:
-        core.handle(Tick(), core.next_deadline)
-    return core
-
-
-def sent(effects: list[Effect]) -> list[tuple[PeerId, Message]]:
-    return [
-        (each.peer, decode_message_untrusted(each.data))
-        for each in effects
-        if isinstance(each, Send)
-    ]
 
 
 def test_a_refutation_goes_where_the_accusation_went() -> None:
@@ -270,7 +218,7 @@ def test_a_refutation_goes_where_the_accusation_went() -> None:
         Heartbeats((second,)),
         Suspect((first,)),
     ):
-        core.handle(Received(peer_named(2), encode_message(message)), 1.0)
+        tell(core, peer_named(2), message, 1.0)
         told = sent(core.handle(Tick(), core.next_deadline)) if core.next_deadline < 2 else []
         if message == Heartbeats((second,)):
             refuted = [(peer, said) for peer, said in told if isinstance(said, Heartbeats)]
@@ -278,7 +226,7 @@ def test_a_refutation_goes_where_the_accusation_went() -> None:
                 (peer_named(3), Heartbeats((second,))),
                 (peer_named(4), Heartbeats((second,))),
             ]
-    answer = sent(core.handle(Received(peer_named(3), encode_message(Suspect((first,)))), 1.0))
+    answer = tell(core, peer_named(3), Suspect((first,)), 1.0)
     assert answer == [(peer_named(3), Heartbeats((second,)))]
 
 
@@ -286,8 +234,8 @@ def who_is_told(
     core: MembershipCore, source: PeerId, message: Message, now: float
 ) -> list[PeerId]:
     """Who gets a message of the same kind at once, when ``source`` sends this."""
-    effects = core.handle(Received(source, encode_message(message)), now)
-    return [peer for peer, said in sent(effects) if type(said) is type(message)]
+    told = tell(core, source, message, now)
+    return [peer for peer, said in told if type(said) is type(message)]
 
 
 def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
@@ -302,10 +250,8 @@ def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
     for number, peer in enumerate(restarted):
         now, checks = 1.0 + number / 10, others[number % 4]
         who_is_told(core, hears, Suspect((heartbeat_of(peer, 1),)), now)
-        checked = core.handle(
-            Received(checks, encode_message(Suspect((heartbeat_of(peer, 2),)))), now
-        )
-        assert peer in [target for target, _ in sent(checked)]
+        checked = tell(core, checks, Suspect((heartbeat_of(peer, 2),)), now)
+        assert peer in [target for target, _ in checked]
         who_is_told(core, brings, Heartbeats((heartbeat_of(peer, 3 + RESTART),)), now)
     told = who_is_told(core, hears, Suspect((heartbeat_of(ENEMY, 1),)), 3.0)
     assert told
@@ -320,58 +266,40 @@ def test_only_a_silent_neighbour_that_was_started_again_is_one_no_longer(ahead: 
     core = linked_core(3)
     silent, brings, *_ = core.neighbours
     beat = Beat(True, heartbeat_of(silent, 2))
-    core.handle(Received(silent, encode_message(beat)), 1.0)
+    tell(core, silent, beat, 1.0)
     while core.next_deadline < 1.0 + 1.6 * INTERVAL:
         core.handle(Tick(), core.next_deadline)
     said = Heartbeats((heartbeat_of(silent, 2 + ahead),))
-    core.handle(Received(brings, encode_message(said)), 1.0 + 1.6 * INTERVAL)
+    tell(core, brings, said, 1.0 + 1.6 * INTERVAL)
     assert (silent in core.neighbours) == (ahead == 1)
     assert silent in [member.peer for member in core.members()]
 
 
 def test_nothing_said_before_an_accusation_is_a_sign_of_life() -> None:
     core = linked_core(3)
-    core.handle(
-        Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0
-    )
+    tell(core, peer_named(2), Suspect((heartbeat_of(ENEMY, 5),)), 1.0)
     for seqno in (4, 5, 6):
         words = heartbeat_of(ENEMY, seqno)
-        core.handle(Received(peer_named(3), encode_message(Newcomers((words.digest,)))), 1.1)
-        core.handle(Received(peer_named(3), encode_message(Heartbeats((words,)))), 1.2)
+        tell(core, peer_named(3), Newcomers((words.digest,)), 1.1)
+        tell(core, peer_named(3), Heartbeats((words,)), 1.2)
         known = [member.peer for member in core.members()]
         assert (ENEMY in known) == (seqno == 6)
 
 
 def test_who_is_accused_may_speak_for_itself_with_what_it_said_last() -> None:
     core = linked_core(3)
-    core.handle(
-        Received(peer_named(2), encode_message(Suspect((heartbeat_of(ENEMY, 5),)))), 1.0
-    )
-    core.handle(Received(ENEMY, encode_message(Neighbor(False, heartbeat_of(ENEMY, 5)))), 1.1)
+    tell(core, peer_named(2), Suspect((heartbeat_of(ENEMY, 5),)), 1.0)
+    tell(core, ENEMY, Neighbor(False, heartbeat_of(ENEMY, 5)), 1.1)
     assert ENEMY in [member.peer for member in core.members()]
 
 
 def test_who_takes_us_for_a_neighbour_without_being_ours_is_told() -> None:
     # the other seats are for those it chooses itself
     core = linked_core(MembershipConfig().active)
-    beat = encode_message(Beat(True, heartbeat_of(ENEMY, 5)))
-    assert sent(core.handle(Received(ENEMY, beat), 1.0)) == [(ENEMY, Disconnect())]
+    assert tell(core, ENEMY, Beat(True, heartbeat_of(ENEMY, 5))) == [(ENEMY, Disconnect())]
     assert ENEMY not in core.neighbours
-    core.handle(
-        Received(peer_named(2), encode_message(Beat(False, heartbeat_of(peer_named(2), 2)))),
-        1.0,
-    )
+    tell(core, peer_named(2), Beat(False, heartbeat_of(peer_named(2), 2)), 1.0)
     assert peer_named(2) not in core.neighbours
-
-
-def test_an_accusation_without_words_of_the_accused_is_forgery() -> None:
-    swarm = MembershipSwarm(5)
-    swarm.run(3 * INTERVAL)
-    node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Suspect((heartbeat_of(peer_named(2), 2**61, signer=ENEMY),)))
-    assert node.penalties[ENEMY] == 25
-    swarm.run(2 * INTERVAL)
-    assert Change.DIED not in changes(node, peer_named(2))
 
 
 def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
@@ -382,7 +310,7 @@ def test_the_unadmitted_are_neither_heard_nor_listed_nor_passed_on() -> None:
     assert swarm.knowing(ENEMY) == []
     assert stranger.core.members() == []
     node = swarm.nodes[peer_named(1)]
-    tell(swarm, node, Heartbeats((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
+    send(swarm, node, Heartbeats((heartbeat_of(ENEMY, 9),)), source=peer_named(2))
     assert swarm.knowing(ENEMY) == []
     assert not node.penalties
 
@@ -392,20 +320,14 @@ def test_of_two_peers_with_the_same_key_in_digests_the_second_is_not_taken_in() 
     second = PeerId.from_public_key(first.public_key[:KEY_BYTES] + bytes(24))
     core = linked_core(3)
     for peer in (first, second):
-        core.handle(Received(peer, encode_message(Neighbor(True, heartbeat_of(peer, 5)))), 1.0)
+        tell(core, peer, Neighbor(True, heartbeat_of(peer, 5)), 1.0)
     assert first in core
     assert second not in core
     assert core.counters["key taken"] == 1
-    core.handle(
-        Received(second, encode_message(Heartbeats((heartbeat_of(second, 6, leaving=True),)))),
-        1.1,
-    )
-    core.handle(
-        Received(first, encode_message(Heartbeats((heartbeat_of(first, 6, leaving=True),)))),
-        1.2,
-    )
+    tell(core, second, Heartbeats((heartbeat_of(second, 6, leaving=True),)), 1.1)
+    tell(core, first, Heartbeats((heartbeat_of(first, 6, leaving=True),)), 1.2)
     assert first not in core
-    core.handle(Received(second, encode_message(Neighbor(True, heartbeat_of(second, 7)))), 1.3)
+    tell(core, second, Neighbor(True, heartbeat_of(second, 7)), 1.3)
     # the dead keep their keys, too: old words must not pass for another's
     assert second not in core
 
@@ -416,23 +338,8 @@ def test_a_flood_is_cut_off_and_penalised() -> None:
     node = swarm.nodes[peer_named(1)]
     message = Heartbeats(tuple(heartbeat_of(peer_named(500 + index), 1) for index in range(32)))
     size = len(encode_message(message))
-    allowed = int(QUOTA_BURST / (1 + size / QUOTA_UNIT))
+    allowed = int(2000 / (1 + size / 256))
     for _ in range(allowed + 50):
-        tell(swarm, node, message)
+        send(swarm, node, message)
     assert node.core.counters["over quota"] == 50
     assert node.penalties[ENEMY] == 50
-
-
-# Determinism, numbers.
-
-
-def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> MembershipCore:
-    return MembershipCore(
-        FakeSigner(peer_named(1)),
-        MembershipConfig(),
-        Random(1),
-        verify=fake_verify,
-        may=lambda peer: True,
-        wall=wall,
-        seqno=seqno,
-    )

@@ -5,45 +5,32 @@ from __future__ import annotations
 from random import Random
 
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.dissemination import (
-    MEMORY,
-    Dissemination,
-)
+from p2p.membership.core.dissemination import MEMORY, Dissemination
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.pull import MAX_ASKED, Pull
-from p2p.membership.heartbeat import (
-    Digest,
-    Heartbeat,
-    Profile,
-    SignedHeartbeat,
-    key_of,
-    sign_heartbeat,
-)
-from tests.unit.core_swarm import FakeSigner, peer_named
-
-
-def words_of(number: int, seqno: int = 1) -> SignedHeartbeat:
-    peer = peer_named(number)
-    heartbeat = Heartbeat(peer=peer, seqno=seqno, expires=0, interval=5.0, profile=Profile())
-    return sign_heartbeat(heartbeat, FakeSigner(peer))
+from p2p.membership.heartbeat import Digest, key_of
+from tests.unit.core_swarm import peer_named
+from tests.unit.membership_swarm import heartbeat_of
 
 
 def test_a_rumour_is_not_remembered_for_ever() -> None:
-    dissemination = Dissemination(peer_named(1))
-    dissemination.flood(words_of(50), suspected=True, source=peer_named(2), now=0.0)
-    dissemination.flood(words_of(51), suspected=True, source=peer_named(2), now=MEMORY - 1)
-    assert dissemination.is_known(peer_named(50), 1, suspected=True, source=peer_named(3))
-    dissemination.flood(words_of(52), suspected=True, source=peer_named(2), now=2 * MEMORY + 1)
-    dissemination.flood(words_of(53), suspected=True, source=peer_named(2), now=4 * MEMORY)
-    assert not dissemination.is_known(peer_named(50), 1, suspected=True, source=peer_named(3))
-    assert dissemination.is_known(peer_named(52), 1, suspected=True, source=peer_named(3))
+    dissemination, others = Dissemination(peer_named(1)), (peer_named(2), peer_named(3))
+
+    def is_known(number: int) -> bool:
+        return dissemination.is_known(peer_named(number), 1, suspected=True, source=others[1])
+
+    for number, now in ((50, 0.0), (51, MEMORY - 1), (52, 2 * MEMORY + 1), (53, 4 * MEMORY)):
+        said = heartbeat_of(peer_named(number))
+        dissemination.flood(said, suspected=True, source=others[0], now=now)
+        assert is_known(50) is (number < 53)
+    assert is_known(52)
 
 
 def test_one_free_seat_is_offered_to_one_stranger() -> None:
     config = MembershipConfig(passive=10)
     view = MemberList(peer_named(1), config, Random(1))
     for number in range(2, 2 + config.capacity - 1):
-        view.admit(words_of(number), peer_named(2), 0.0)
+        view.admit(heartbeat_of(peer_named(number)), 0.0)
     pull = Pull(view, config)
     strangers = [Digest(key_of(peer_named(number)), 1, -1) for number in range(100, 120)]
     assert (

@@ -71,6 +71,7 @@ def test_the_signature_covers_every_byte_of_the_body() -> None:
         (5, [b"x"] * 5),
         (5, [b"garbage"]),
         (5, ["text"]),
+        (5, [Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KEY.peer_id).to_bytes()]),
         (6, ["r"] * 9),
         (6, [""]),
         (6, [b"bytes"]),
@@ -89,17 +90,6 @@ def test_a_field_out_of_range_is_refused(index: int, value: object) -> None:
     fields = unpack_untrusted(signed.wire[:-SIGNATURE_BYTES])
     assert isinstance(fields, list)
     fields[index] = value
-    with pytest.raises(BadMessage):
-        decode_heartbeat_untrusted(pack(fields) + signed.wire[-SIGNATURE_BYTES:])
-
-
-def test_an_address_that_names_another_peer_is_refused() -> None:
-    signed = typical()
-    fields = unpack_untrusted(signed.wire[:-SIGNATURE_BYTES])
-    assert isinstance(fields, list)
-    fields[5] = [
-        Multiaddr.parse("/ip4/1.2.3.4/tcp/1").with_peer(KeyPair(bytes(32)).peer_id).to_bytes()
-    ]
     with pytest.raises(BadMessage):
         decode_heartbeat_untrusted(pack(fields) + signed.wire[-SIGNATURE_BYTES:])
 

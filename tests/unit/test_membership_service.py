@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 import trio
 
+from p2p.host import AddrSource
 from p2p.identity import KeyPair, PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
-from p2p.membership.core.core import ADMISSION_BEATS
-from p2p.membership.service import FIND_TIMEOUT
+from p2p.membership.core.core import ADMISSION_BEATS, ANCHOR_BEATS, READDRESS_BEATS
+from p2p.membership.service import ANCHORS_PATH, FIND_TIMEOUT
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
+from sim.node.host import SimHost
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
 CONFIG = MembershipConfig(interval=1.0)
@@ -166,5 +169,62 @@ def test_a_peer_is_located_by_asking_who_knows_it() -> None:
         await asker.locate(nobody, [unknown[-1]])  # no connection: there is nobody to ask
         await asker.locate(unknown[0], [knows])
         assert swarm.simulation.now == began
+
+    play(body)
+
+
+def test_a_members_address_is_told_again_and_as_its_own_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[PeerId, AddrSource]] = []
+    add = SimHost.add_addrs
+
+    def note(
+        host: SimHost, peer: PeerId, addrs: Any, source: AddrSource = AddrSource.OWNER
+    ) -> None:
+        told.append((host.peer_id, source))
+        add(host, peer, addrs, source)
+
+    async def body(stage: Stage) -> None:
+        told.clear()
+        await stage.swarm.sleep(2 * READDRESS_BEATS)
+        again = [source for host, source in told if host == stage.swarm.nodes["n1"].peer_id]
+        assert len(again) >= 5  # before: never again
+        assert set(again) == {AddrSource.SIGNED}
+
+    monkeypatch.setattr(SimHost, "add_addrs", note)
+    play(body)
+
+
+def test_neighbours_are_protected(monkeypatch: pytest.MonkeyPatch) -> None:
+    protected: dict[PeerId, Sequence[PeerId]] = {}
+
+    def note(host: SimHost, purpose: str, peers: Sequence[PeerId]) -> None:
+        if purpose == "neighbours":
+            protected[host.peer_id] = peers
+
+    async def body(stage: Stage) -> None:
+        for name, service in stage.services.items():
+            peer = stage.swarm.nodes[name].peer_id
+            assert set(protected[peer]) == set(service.neighbours)
+
+    monkeypatch.setattr(SimHost, "protect", note)
+    play(body)
+
+
+def test_anchors_are_on_disk_and_bring_a_node_back_without_its_bootstrap() -> None:
+    async def body(stage: Stage) -> None:
+        swarm = stage.swarm
+        await swarm.sleep(ANCHOR_BEATS)
+        node = swarm.nodes["n3"]
+        written = (await node.world.disk.read(ANCHORS_PATH)).decode().splitlines()
+        assert 1 <= len(written) <= 2
+        swarm.kill("n3")
+        if str(swarm.nodes["n0"].addr) not in written:
+            swarm.kill("n0")
+        await swarm.sleep(20)
+        swarm.restart("n3")
+        await swarm.sleep(3)
+        assert stage.services["n3"].neighbours
 
     play(body)

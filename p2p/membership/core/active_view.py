@@ -13,11 +13,10 @@ In HyParView a request of high priority may not be refused, and evicts a random 
 minted identities had a node to themselves within ten seconds that way. So here a node *chooses*
 at least two neighbours, at random from its own view or as its operator told it, and no request
 of another peer displaces those. Of the other seats an asking peer gets one while one is free.
-An urgent one may get a *guest seat* beyond them, at a limited rate, and no peer or network
-twice in a row. A guest leaves its seat to the next, or, in quiet times, after two intervals; so
-guest seats are free when an attack begins, and a neighbour of longer standing never goes for a
-guest. The two chosen neighbours of longest standing are *anchors*: a node that restarts asks
-them first.
+An urgent one may get a *guest seat* beyond them, but no peer or network twice in a row. A guest
+leaves its seat to the next, or, in quiet times, after two intervals; so guest seats are free
+when an attack begins, and a neighbour of longer standing never goes for a guest. The two chosen
+neighbours of longest standing are *anchors*: a node that restarts asks them first.
 
 When both sides of a partition have declared each other dead, nothing would bring them together
 again. So each node now and then asks one peer that it declared dead, or a bootstrap peer that
@@ -36,7 +35,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from p2p.bounded import BoundedDict, RateLimit
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership import messages as msg
 from p2p.membership.config import HOPS, MembershipConfig
@@ -59,7 +58,7 @@ ANCHORS: Final = 2
 and three tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until an unanswered request for a link counts as refused. An answer takes a dial
-and a round trip, about half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are
+and a round trip, about half an interval (`failure_detector._check`), and machines are
 busy."""
 
 
@@ -101,17 +100,6 @@ class ActiveView:
         """Maps each peer with an open request to its deadline."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Peers in `_pending` that this node chose itself."""
-        # Intervals between two urgent requests for which a neighbour is pushed out, after the
-        # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
-        # enough if one in a hundred can grant it.
-        # Number of urgent requests that may be granted at once: the first of a crowd that
-        # starts through us, or half of a zone that returns after a partition. The others in a
-        # crowd of 1,000 find their neighbours by walks a second later.
-        self._grants = RateLimit(1 / (1.0 * config.interval), 256.0)
-        # Number of suspecting peers that a node without neighbours asks at once to be its
-        # neighbours; after that it asks one a second. A silent peer costs only one of these
-        # requests, so honest ones are reached.
-        self._ask_backs = RateLimit(1.0, 3.0)
         # Accusers remembered as asked: 13 may be in ten seconds.
         self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
         """Maps each suspecting peer that was asked to the time until which it is not asked
@@ -210,8 +198,8 @@ class ActiveView:
         # was known late (test_deaths_are_known_in_time_while_a_zone_comes_back).
         others = [other for other in self.neighbours if other != peer][: self._config.active]
         accepted = self._reply(peer, True, now)
-        network = self._members.prefix(peer)
-        if accepted is not None and self._quotas.may_walk(peer, network, now):
+        # A walk has twenty messages in all.
+        if accepted is not None and self._quotas.may_link(member.prefix, 20, now):
             for other in others:
                 self._send(other, msg.ForwardJoin(HOPS, member.signed))
         return accepted
@@ -222,7 +210,7 @@ class ActiveView:
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
         hops = min(message.hops, HOPS)
         if hops > 0 and onward:
-            if not self._quotas.forwarded_walks.take(source, now):
+            if not self._quotas.answers.take(source, now):
                 return
             self._send(self._rng.choice(onward), msg.ForwardJoin(hops - 1, message.heartbeat))
         elif newcomer in self._members and self._may_ask(newcomer):
@@ -245,7 +233,7 @@ class ActiveView:
         """
         if not self._bootstraps or self.neighbours or peer in self._pending:
             return
-        if self._asked_back.get(peer, -math.inf) <= now and self._ask_backs.allows(1, now):
+        if self._asked_back.get(peer, -math.inf) <= now:
             self._asked_back.renew(peer, now + PENDING * self._config.interval)
             self._send(peer, msg.Neighbor(True, self._own()))
 
@@ -356,7 +344,8 @@ class ActiveView:
         accepted = self._accepts(peer, urgent, now)
         if accepted:
             self.add(peer, now)
-        elif not self._quotas.may_refuse(self._members.prefix(peer), now):
+        # A refusal has 0.7 KB with the names of others. Who gets none takes silence for one.
+        elif not self._quotas.may_link(self._members.prefix(peer), 3, now):
             return None
         self._send(peer, msg.NeighborReply(accepted, self._own()))
         return accepted
@@ -380,9 +369,8 @@ class ActiveView:
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
-        # Neighbours of one network, where there are others to choose from
-        # (`member_list.OTHERS`): two of five, so that an attacker needs three networks for the
-        # whole view.
+        # Neighbours of one network, where there are others to choose from: two of five, so that
+        # an attacker needs three networks for the whole view.
         return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= 2
 
     def _grant(self, peer: PeerId, now: float) -> bool:
@@ -401,16 +389,13 @@ class ActiveView:
             return False
         if prefix is not None and granted.get(prefix, -math.inf) > lately:
             return False
-        if not self._grants.allows(1, now):
-            return False
         if len(self.neighbours) >= self._upper + GUEST_SEATS:
             self._evict(unchosen[-GUEST_SEATS:][0])
         for name in (peer.digest, prefix):
             if name is not None:
                 granted.pop(name, None)
                 granted[name] = now
-        # Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a
-        # burst of grants pushes out none of itself.
+        # Grants remembered, of peers and networks.
         while len(granted) > 1024 or granted[next(iter(granted))] <= lately:
             del granted[next(iter(granted))]
         return True

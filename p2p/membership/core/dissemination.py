@@ -8,7 +8,7 @@ newest heartbeat at 7: a suspicion (15) beats the heartbeat (14), the refutation
 (16), and the suspicion of 7 that a slow neighbour still brings (15) is dropped.
 
 Both ends of a link hear of a flood at about the same time, so it would cross most links twice.
-Therefore one end of each link passes it on at once, and the other only after `SECOND_WAVE`, and
+Therefore one end of each link passes it on at once, and the other only after `FLUSH_DELAY`, and
 only if it has not had it from there by then: 3.6 copies a node at 6.2 neighbours (200 nodes).
 Newcomers are announced in the same way, by digest: what a neighbour has named meanwhile, it is
 not told.
@@ -20,24 +20,19 @@ interval of 5 s, and digests do travel with the heartbeats; only these four do n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import filterfalse
-from typing import Final, TypeVar
+from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import MAX_INTERVAL, Digest, SignedHeartbeat, key_of
-from p2p.membership.messages import MAX_HEARTBEATS
-
-T = TypeVar("T")
+from p2p.membership.messages import MAX_HEARTBEATS, MAX_KEYS
 
 FLUSH_DELAY: Final = 0.2
-"""Seconds between two messages of floods. The first goes out at once; those of a disaster are
-collected."""
-SECOND_WAVE: Final = 0.2
-"""Seconds for which one end of each link waits in case the other end knows already. This is
-longer than a message takes."""
+"""Seconds between two messages of floods, for which those of a disaster are collected. So long
+one end of each link waits in case the other end knows already: longer than a message takes."""
 NEWCOMER_DELAY: Final = 0.75
 """Seconds for which newcomers are collected before they are announced. The end of a link that
 goes second waits twice as long and then has little left to send."""
@@ -45,8 +40,6 @@ MEMORY: Final = 1200.0
 """Minimum number of seconds for which a flood is remembered. A peer that missed a death may
 list the dead peer for `MembershipConfig.stale`, and a newcomer that it told for as long
 again."""
-MAX_NEWCOMERS: Final = 64
-"""Maximum number of newcomers announced at once, equal to the number that may be asked for."""
 MAX_FLOODS: Final = 4096
 """Peers whose last flood is remembered, in each of two generations. When 4,000 nodes drop at
 once, each is still flooded only once."""
@@ -138,19 +131,10 @@ class Dissemination:
             waiting.known_by[source] = None
         return True
 
-    def is_passing(self, peer: PeerId, seqno: int) -> bool:
-        """Return True if a heartbeat of ``peer`` with at least this number is being flooded.
-        Each neighbour got it less than `SECOND_WAVE` ago, or is about to get it."""
-        waiting = self._first.get(peer) or self._second.get(peer)
-        if waiting is None or waiting.suspected:
-            return False
-        return waiting.signed.seqno >= seqno
-
     def neighbour_heard(self, peer: PeerId, seqno: int, source: PeerId) -> None:
         """Note that ``source`` has heartbeat ``seqno`` of ``peer``, so that no waiting copy is
         sent to it. Without this, both ends of most links send the heartbeat to each other,
-        since `is_known` marks only the sender of a suspicion: 3.3 copies of refutations a node
-        (`accuse_flood`, 40 nodes)."""
+        since `is_known` marks only the sender of a suspicion."""
         waiting = self._first.get(peer) or self._second.get(peer)
         if waiting is not None and not waiting.suspected and waiting.signed.seqno <= seqno:
             waiting.known_by[source] = None
@@ -209,7 +193,7 @@ class Dissemination:
                 flood.known_by.update(dict.fromkeys(at_once))
                 if not all(map(flood.known_by.__contains__, neighbours)):
                     self._second[flood.signed.peer] = flood
-                    self._second_at = min(self._second_at, now + SECOND_WAVE)
+                    self._second_at = min(self._second_at, now + FLUSH_DELAY)
         self._arm()
         return taken
 
@@ -223,16 +207,16 @@ class Dissemination:
         self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[bytes]]]:
         """Return the keys of newcomers to announce now, with the neighbours to tell, oldest
-        first and at most `MAX_NEWCOMERS`."""
+        first and at most as many as may be asked for."""
         if self._newcomers_at > now:
             return []
         late, waiting = self._late_newcomers, list(self._newcomers.items())
         at_once = tuple(self._goes_first(neighbours))
         # A new dict: an emptied one keeps its size.
-        self._newcomers = dict(waiting[MAX_NEWCOMERS:])
+        self._newcomers = dict(waiting[MAX_KEYS:])
         self._late_newcomers = {
             key: (*known_by, *at_once)
-            for key, known_by in waiting[:MAX_NEWCOMERS]
+            for key, known_by in waiting[:MAX_KEYS]
             if not all([peer in at_once or peer in known_by for peer in neighbours])
         }
         self.has_newcomers = bool(self._newcomers or self._late_newcomers)
@@ -242,7 +226,7 @@ class Dissemination:
         for peer in neighbours:
             keys = [key for key, known_by in late.items() if peer not in known_by]
             if peer in at_once:
-                keys += [key for key, known in waiting[:MAX_NEWCOMERS] if peer not in known]
+                keys += [key for key, known in waiting[:MAX_KEYS] if peer not in known]
             if keys:
                 groups.setdefault(tuple(keys), []).append(peer)
         return [(peers, list(keys)) for keys, peers in groups.items()]
@@ -255,11 +239,18 @@ def _told(
     neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
     """Return the ``neighbours`` that lack some of the floods, grouped by the floods that they
-    lack."""
+    lack, so that each group's message is encoded once."""
     if len(floods) == 1:  # nearly always
         peers = list(filterfalse(floods[0].known_by.__contains__, neighbours))
         return [(peers, floods)] if peers else []
-    return _grouped(neighbours, floods, lambda flood, peer: peer not in flood.known_by)
+    groups: dict[tuple[int, ...], list[PeerId]] = {}
+    for peer in neighbours if floods else ():
+        lacking = [number for number, flood in enumerate(floods) if peer not in flood.known_by]
+        if lacking:
+            groups.setdefault(tuple(lacking), []).append(peer)
+    return [
+        (peers, [floods[number] for number in lacking]) for lacking, peers in groups.items()
+    ]
 
 
 def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Flood]]:
@@ -269,16 +260,3 @@ def _split(waiting: dict[PeerId, Flood]) -> tuple[list[Flood], dict[PeerId, Floo
         return floods, {}
     rest = floods[MAX_HEARTBEATS:]
     return floods[:MAX_HEARTBEATS], {flood.signed.peer: flood for flood in rest}
-
-
-def _grouped(
-    neighbours: Iterable[PeerId], items: list[T], is_for: Callable[[T, PeerId], bool]
-) -> list[tuple[list[PeerId], list[T]]]:
-    """Group the neighbours that get the same ``items``, so that each group's message is encoded
-    once."""
-    groups: dict[tuple[int, ...], list[PeerId]] = {}
-    for peer in neighbours if items else ():
-        meant = tuple([number for number, item in enumerate(items) if is_for(item, peer)])
-        if meant:
-            groups.setdefault(meant, []).append(peer)
-    return [(peers, [items[number] for number in meant]) for meant, peers in groups.items()]

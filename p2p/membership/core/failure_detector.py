@@ -9,8 +9,8 @@ The times are in `member_list`. The stages of a peer that sends us heartbeats it
 
 A suspicion carries the last signed heartbeat of the suspected peer. So a node that never heard
 of the peer can check it, and no node can repeat it once the peer has sent a newer one. A node
-that hears the peer directly does not pass the suspicion on, but probes the peer for the node
-that suspects it; a node that has a newer heartbeat answers with that; the peer itself refutes.
+that hears the peer directly asks the peer itself before it passes the suspicion on; a node that
+has a newer heartbeat answers with that; the peer itself refutes.
 
 Example, interval 5 s: the last heartbeat comes at 0 s. At 7.5 s the neighbour asks the peer, at
 10 s it floods the suspicion, at 14 s each node that lists the peer declares it dead.
@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
-from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
@@ -34,14 +32,6 @@ from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
 from p2p.offence import Offence
-
-CHECK_TIMEOUT: Final = 0.5
-"""Intervals within which a suspected peer must answer our check of a suspicion: 2.5 s at an
-interval of 5 s, enough for a dial and a round trip. Each node that checks adds this to the time
-until a death is known."""
-MAX_PROBED: Final = 64
-"""Maximum number of suspected peers whose next heartbeat is sent to the peers that suspect
-them: present and recent neighbours."""
 
 
 @dataclass(slots=True)
@@ -70,12 +60,6 @@ class FailureDetector:
         """Time of the next call to `confirm_unanswered`."""
         self._checks: dict[PeerId, PendingCheck] = {}
         """Pending checks by suspected peer, bounded by `FloodQuotas`."""
-        self._reporters: BoundedDict[PeerId, dict[PeerId, None]] = BoundedDict(MAX_PROBED)
-        """Maps each suspected peer that we hear directly to the peers that want its next
-        heartbeat."""
-        self._probed_at: dict[PeerId, float] = {}
-        """Maps each suspected peer that we hear directly to the time at which we asked it,
-        oldest first."""
         self._quotas = quotas
         self._effects = effects
         self._members = members
@@ -96,11 +80,7 @@ class FailureDetector:
             # offence. No honest peer lacks a newer heartbeat for so long.
             if member.seen < now - 3.0 * member.interval:
                 self._verifier.refuse("obsolete suspicion", source, Offence.OBSOLETE)
-            # Unless the refutation is on its way to `source` already, and its suspicion has
-            # crossed it: a fifth of the answers under `accuse_flood` were such second copies.
-            is_passing = self._dissemination.is_passing(peer, member.seqno)
-            if not (is_passing and source in self._active_view.neighbours):
-                self._effects.send(source, Heartbeats((member.signed,)))
+            self._effects.send(source, Heartbeats((member.signed,)))
             return
         if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
             return
@@ -110,59 +90,35 @@ class FailureDetector:
             signed = member.signed  # its signature was verified, that of a look-alike was not
         elif not self._verifier.is_genuine(signed, source):
             return
-        if member is None and source in self._active_view.neighbours:
+        if source not in self._active_view.neighbours:
+            # Honest suspicions come from neighbours.
+            self._verifier.counters["suspicion by a stranger"] += 1
+        elif member is None:
             if self._quotas.unchecked.take(source, now):
                 self._dissemination.flood(signed, suspected=True, source=source, now=now)
             else:
                 self._verifier.counters["strangers suspected"] += 1
-        elif member is None or source not in self._active_view.neighbours:
-            # Honest suspicions come from neighbours.
-            self._verifier.counters["suspicion by a stranger"] += 1
-        elif member.is_heard(now):
-            self._on_direct_suspected(member, source, now)
         else:
-            self._on_indirect_suspected(member, signed, source, now)
-
-    def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
-        """Ask a suspected peer that we hear directly, at most once an interval. Note ``source``
-        as waiting for the answer."""
-        reporters = self._reporters.get(member.peer)
-        if reporters is None:
-            reporters = self._reporters[member.peer] = {}
-        # Suspecting peers that get it: about as many as a node has neighbours, five aimed at
-        # and seven borne. Others learn of it from those.
-        if len(reporters) < 8:
-            reporters[source] = None
-        probed_at, expired = self._probed_at, now - member.interval
-        while probed_at and probed_at[next(iter(probed_at))] <= expired:
-            del probed_at[next(iter(probed_at))]
-        if member.peer not in probed_at and len(probed_at) < MAX_PROBED:
-            probed_at[member.peer] = now
-            self.probe(member)
-
-    def _on_indirect_suspected(
-        self, member: MemberState, signed: SignedHeartbeat, source: PeerId, now: float
-    ) -> None:
-        """Handle the suspicion of a member that we do not hear directly: pass it on, check it
-        first, or ignore it."""
-        # Intervals within which a second suspicion of one peer is checked instead of flooded,
-        # because a liar gets a fresh heartbeat from each refutation. This is shorter than
-        # `CHECK_TIMEOUT` by more than a flood takes, so that two honest suspicions of a death
-        # are not checked one after the other.
-        since = now - 0.4 * member.interval
-        was_suspected = self._dissemination.was_suspected(member.peer, since)
-        if self._quotas.trusts_suspicions(now) and not was_suspected:
-            self._members.record_heartbeat(member, signed, member.seen)
-            self._suspect(member, source, now)
-        elif member.peer not in self._checks and self._quotas.checks.take(source, now):
-            self._members.record_heartbeat(member, signed, member.seen)
-            self._check(member, source, now)
-        else:
-            self._verifier.counters["suspicion not checked"] += 1
+            # Intervals within which a second suspicion of one peer is checked instead of
+            # flooded, because a liar gets a fresh heartbeat from each refutation. This is
+            # shorter than a check (`_check`) by more than a flood takes, so that two honest
+            # suspicions of a death are not checked one after the other.
+            since = now - 0.4 * member.interval
+            is_doubtful = member.is_heard(now) or self._dissemination.was_suspected(peer, since)
+            if self._quotas.trusts_suspicions(now) and not is_doubtful:
+                self._members.record_heartbeat(member, signed, member.seen)
+                self._suspect(member, source, now)
+            elif peer not in self._checks and self._quotas.checks.take(source, now):
+                self._members.record_heartbeat(member, signed, member.seen)
+                self._check(member, source, now)
+            else:
+                self._verifier.counters["suspicion not checked"] += 1
 
     def _check(self, member: MemberState, source: PeerId, now: float) -> None:
         """Ask the suspected peer ourselves, and continue when the answer is overdue."""
-        until = now + CHECK_TIMEOUT * member.interval
+        # Intervals within which it must answer: 2.5 s at 5 s, enough for a dial and a round
+        # trip. Each node that checks adds this to the time until a death is known.
+        until = now + 0.5 * member.interval
         self._checks[member.peer] = PendingCheck(member.signed, source, until)
         self.checks_end = min(self.checks_end, until)
         self._effects.send(member.peer, Suspect((member.signed,)))
@@ -170,19 +126,16 @@ class FailureDetector:
     def on_sign_of_life(
         self, signed: SignedHeartbeat, now: float, *, counted: bool = False
     ) -> None:
-        """Send a peer's newer heartbeat to the peers that suspected it. ``counted`` is True if
-        a refutation was counted already."""
-        if not self._reporters and not self._checks:
+        """Send a peer's newer heartbeat to the neighbour whose suspicion of it we check.
+        ``counted`` is True if a refutation was counted already."""
+        check = self._checks.pop(signed.peer, None) if self._checks else None
+        if check is None:
             return  # nearly always
-        reporters = self._reporters.pop(signed.peer, {})
-        check = self._checks.pop(signed.peer, None)
-        if check is not None:
-            if not counted:
-                ahead = signed.seqno - check.signed.seqno
-                self._quotas.count_refutation(signed.peer, ahead, now)
-            reporters = {**reporters, check.source: None}
-        others = [peer for peer in reporters if peer != self._local.peer]
-        self._effects.send_all(others, Heartbeats((signed,)))
+        if not counted:
+            ahead = signed.seqno - check.signed.seqno
+            self._quotas.count_refutation(signed.peer, ahead, now)
+        if check.source != self._local.peer:
+            self._effects.send(check.source, Heartbeats((signed,)))
 
     def confirm_unanswered(self, now: float) -> None:
         """Pass on the suspicions that we checked and that no heartbeat refuted in time."""
@@ -265,8 +218,9 @@ class FailureDetector:
         self._members.record_heartbeat(
             member, member.signed, member.seen
         )  # not suspected any more
-        if member.peer not in self._checks and self._quotas.final_checks.allows(1, now):
-            self._check(member, self._local.peer, now)
+        local = self._local.peer
+        if member.peer not in self._checks and self._quotas.checks.take(local, now):
+            self._check(member, local, now)
 
     def _suspect(self, member: MemberState, source: PeerId, now: float) -> None:
         self._members.suspect(member, now)

@@ -5,7 +5,7 @@ Theory of operation
 The list holds HyParView's passive view, the neighbours, and peers that send us heartbeats
 because they are interested in us. It is bounded, and peers are cheap to invent, so the rules of
 `evictee` say which member goes when it is full: the young displace each other, and of a few
-drawn at random one goes whose network or introducer is the most frequent among them.
+drawn at random one goes whose network is the most frequent among them.
 
 A tombstone keeps a dead peer dead: without it an old heartbeat that another node still passes
 on would bring the peer back.
@@ -109,10 +109,8 @@ class MemberState:
     signed: SignedHeartbeat
     seen: float
     """Time at which its newest heartbeat was first seen."""
-    introducer: PeerId | None
-    """Peer that named it to us; None if it contacted us itself."""
     interval: float
-    """Seconds between its heartbeats by its own claim, limited by `config.PACE`."""
+    """Seconds between its heartbeats by its own claim, within `MembershipConfig.paced`."""
     since: float
     """Time at which the peer was first seen, at most an interval early. Many members share one
     number, which saves memory."""
@@ -183,7 +181,7 @@ class MemberState:
 
     def is_heard(self, now: float) -> bool:
         """Return True if the peer itself sent us a heartbeat within `PROBE` intervals.
-        Suspicions of such a peer are not believed."""
+        Suspicions of such a peer are checked first."""
         return now - self.direct_at < PROBE * self.interval
 
 
@@ -200,8 +198,6 @@ class Tombstone:
 YOUNG: Final = 120.0
 """Intervals for which a member counts as young: as long as a peer of which nothing is heard
 stays listed (`stale`). An older member has been heard of since it was added."""
-OTHERS: Final = 16
-"""Minimum number of members outside a network from which that network's share is limited."""
 
 
 class MemberList:
@@ -324,17 +320,14 @@ class MemberList:
         if member.policy != policy:
             self.name_next(member)
 
-    def admit(self, signed: SignedHeartbeat, source: PeerId, now: float) -> MemberState:
-        """Add a peer that is not listed as living; ``source`` named it."""
-        peer = signed.heartbeat.peer
-        key = key_of(peer)
+    def admit(self, signed: SignedHeartbeat, now: float) -> MemberState:
+        """Add a peer that is not listed as living."""
+        key = key_of(signed.heartbeat.peer)
         self._tombstones.pop(key, None)
         interval = self._config.paced(signed.heartbeat.interval)
         if now - self._era >= self._config.interval:
             self._era = now
-        member = MemberState(
-            signed, now, None if source == peer else source, interval, self._era
-        )
+        member = MemberState(signed, now, interval, self._era)
         self._members[key] = member
         if member.prefix is not None:
             self._prefixes[member.prefix] += 1
@@ -362,8 +355,9 @@ class MemberList:
         return None if member is None else member.prefix
 
     def is_one_of_many(self, prefix: bytes | None) -> bool:
-        """Return True if there are at least `OTHERS` members outside this network."""
-        return prefix is not None and len(self._members) - self._prefixes[prefix] >= OTHERS
+        """Return True if there are so many members outside this network that its share is
+        limited."""
+        return prefix is not None and len(self._members) - self._prefixes[prefix] >= 16
 
     def expect(self, peer: PeerId, now: float) -> bool:
         """Expect heartbeats from a living peer itself from now on. Return False if it is
@@ -475,9 +469,8 @@ class MemberList:
 
         A member of the newcomer's own network is evicted if that network exceeds its share.
         From a full view a young member is evicted if the young exceed their share, else any
-        member. Of a few members drawn at random, one is chosen whose network or introducer is
-        the most frequent among them. So neither a neighbour nor an address range gets more
-        places than by chance, whatever it names.
+        member. Of a few members drawn at random, one is chosen whose network is the most
+        frequent among them. So who has many identities in a few networks gets few places.
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
@@ -498,17 +491,16 @@ class MemberList:
         if self.has_audience and self._directs <= self._config.direct:
             pool = [member for member in pool if not member.direct]
         spared = {keep, *neighbours}
-        # Members drawn at random when one must go: it is of the network, or the introducer,
-        # that is the most frequent among them. Who named a third of the members is that nearly
-        # always.
         drawn = self._rng.choices(pool, k=24) if pool else []
-        return _most_crowded([one for one in drawn if one.peer not in spared], keep)
+        drawn = [member for member in drawn if member.peer not in spared]
+        crowds = Counter([member.prefix for member in drawn])
+        crowds[None] = 0
+        return max(drawn, key=lambda member: crowds[member.prefix]).peer if drawn else keep
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
         """Return the members in the network of ``peer`` if they exceed its share; else none."""
         prefix = self.prefix(peer)
-        # Share of a view that one network may have (`prefix`), where `OTHERS` are known outside
-        # it.
+        # Share of a view that one network may have, where many are known outside it.
         if prefix is None or self._prefixes[prefix] <= (1 / 4) * self._config.capacity:
             return []
         if not self.is_one_of_many(prefix):
@@ -564,28 +556,19 @@ class MemberList:
         They are drawn one by one, since one is nearly always enough. Shuffling all of them took
         4 % of a node's time.
         """
-        if self._prefixes:
-            yield from self._by_network(neighbours, now)
-            return
-        members = list(self._members.values())
+        near = {self.prefix(peer) for peer in neighbours} - {None}
+        members, later = list(self._members.values()), []
         while members:
             number = self._rng.randrange(len(members))
             members[number], member = members[-1], members[number]
             members.pop()
-            if member.peer not in neighbours and member.is_candidate(now):
+            if member.peer in neighbours or not member.is_candidate(now):
+                continue
+            if member.prefix in near:
+                later.append(member.peer)
+            else:
                 yield member.peer
-
-    def _by_network(self, neighbours: Mapping[PeerId, float], now: float) -> list[PeerId]:
-        peers = [
-            member.peer
-            for member in self._members.values()
-            if member.peer not in neighbours and member.is_candidate(now)
-        ]
-        self._rng.shuffle(peers)
-        near = Counter([self.prefix(peer) for peer in neighbours])
-        del near[None]
-        peers.sort(key=lambda peer: near[self.prefix(peer)])
-        return peers
+        yield from later
 
     def maybe_partitioned(self, since: float) -> list[PeerId]:
         """Return the peers that died since ``since`` and may live beyond a partition."""
@@ -639,21 +622,3 @@ class MemberList:
             # which is within 15 s of the death.
             end = min(end, watch.suspected_at + 0.8 * interval)
         return end
-
-
-def _most_crowded(drawn: list[MemberState], otherwise: PeerId) -> PeerId:
-    """Return a member of ``drawn`` whose network or introducer is the most frequent there."""
-    introducers: dict[PeerId | None, int] = {}
-    prefixes: dict[bytes, int] = {}
-    for member in drawn:
-        introducers[member.introducer] = introducers.get(member.introducer, 0) + 1
-        if member.prefix is not None:
-            prefixes[member.prefix] = prefixes.get(member.prefix, 0) + 1
-    most, evictee = 0, otherwise
-    for member in drawn:
-        crowd = introducers[member.introducer]
-        if member.prefix is not None:
-            crowd = max(crowd, prefixes[member.prefix])
-        if crowd > most:
-            most, evictee = crowd, member.peer
-    return evictee

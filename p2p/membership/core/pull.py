@@ -41,9 +41,6 @@ class Pull:
         # are fewer.
         self._unanswered = KeyedQuotas(1.0 / config.interval, 64.0)
         self._batch_at = -math.inf
-        # Unknown peers taken in per interval when the view is full: at 5 s, and if none dies,
-        # it is renewed within an hour.
-        self._unknown = RateLimit((1 / 4) / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
         """Return True if the heartbeat behind ``key`` was requested and has not come."""
@@ -76,7 +73,7 @@ class Pull:
         # is as good a sample.
         if room <= 2 and not is_batch and not self._members.is_sparse():
             room = 0
-        may_ask_unknown = is_batch and self._unknown.available(now) >= 1
+        may_ask_unknown = is_batch  # one each time: a full view is renewed within an hour
         plenty = self._budget.capacity / 2
         keys: list[bytes] = []
         for key, seqno, policy in digests:
@@ -87,7 +84,7 @@ class Pull:
                 if self._members.is_outdated(key, seqno):
                     continue
                 if room <= 0:
-                    may_ask_unknown = not self._unknown.allows(1, now)
+                    may_ask_unknown = False
                 room -= 1
             # Intervals after which a member's heartbeat is fetched again though nothing in its
             # digest changed: as long before it is `stale` (120), time for several neighbours to

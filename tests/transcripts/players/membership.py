@@ -27,15 +27,14 @@ from random import Random
 from p2p.events import Penalise, Received, Send, Tick
 from p2p.identity import PeerId
 from p2p.membership import messages as msg
-from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 from tests.transcripts import player
-from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.core_swarm import peer_named
+from tests.unit.membership_swarm import WALL, make_core
 
-WALL = 1_700_000_000.0
 FIRST_SEQNO = 1
 LATENCY = 0.05
 """Seconds between an effect and its arrival while time passes."""
@@ -86,14 +85,8 @@ class MembershipPlayer:
         for number, name in enumerate(names):
             peer = peer_named(number)
             self.names[peer] = name
-            self.cores[name] = MembershipCore(
-                FakeSigner(peer),
-                MembershipConfig(),
-                Random(number),
-                verify=fake_verify,
-                may=lambda _: True,
-                wall=lambda: WALL + self.now,
-                seqno=FIRST_SEQNO,
+            self.cores[name] = make_core(
+                FIRST_SEQNO, number, rng=Random(number), wall=lambda: WALL + self.now
             )
 
     def join(self, name: str, other: str) -> Iterator[str]:
